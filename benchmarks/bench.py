@@ -1,4 +1,4 @@
-"""The things that every scenario is given."""
+"""The context of a scenario."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass
 class Bench:
-    """A cluster, and how much to do."""
+    """A cluster, and the size of the work."""
 
     cluster: Cluster
     quick: bool
@@ -23,11 +23,11 @@ class Bench:
     _inputs: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def size(self, full: int, quick: int) -> int:
-        """How much to do."""
+        """The size of the work."""
         return quick if self.quick else full
 
     def some(self, cases: Sequence[T]) -> Sequence[T]:
-        """All of them, or the first."""
+        """All *cases*, or in a quick run the first."""
         return cases[:1] if self.quick else cases
 
     def input(self, records: int, customers: int) -> str:
@@ -39,5 +39,5 @@ class Bench:
         return self._inputs[records, customers]
 
     def say(self, text: str) -> None:
-        """What is going on."""
+        """Print progress."""
         print(f"  {text}", flush=True)

@@ -56,13 +56,13 @@ SLOW_S = 0.001
 
 
 def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
-    """The running total, as a function gives it that asks something else for each record."""
+    """The running total, as slow as a request for each record would make it."""
     time.sleep(SLOW_S)
     return add(total, order)
 
 
 def slow_totals(name: str, source: str, sink: str) -> Pipeline:
-    """`totals`, slow behind its shuffle."""
+    """`totals`, slow after its shuffle."""
     pipeline = Pipeline(name)
     (
         pipeline.source("in", KafkaSource(source, value=Order))
@@ -93,12 +93,12 @@ def after_shuffles(name: str, source: str, sink: str, shuffles: int, ms: float) 
 
 
 def pad(value: bytes) -> bytes:
-    """1,000 bytes of it."""
+    """*value* in 1,000 bytes."""
     return value.ljust(1_000)
 
 
 def padded(name: str, source: str, sink: str) -> Pipeline:
-    """Bytes, and more of them."""
+    """Bytes, padded."""
     pipeline = Pipeline(name)
     pipeline.source("in", KafkaSource(source, value=bytes)).map(pad).sink("out", KafkaSink(sink))
     return pipeline
@@ -138,7 +138,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def add_to_profile(profile: Profile | None, order: Order) -> tuple[Profile, Total]:
-    """The running total, beside what is known of the customer."""
+    """The running total, in a larger state."""
     street = f"Street of the Long Names {order.id % 997}, {order.id:08d} Upper and Lower Riverside"
     profile = profile or Profile(0, 0, f"{order.customer}, {street}")
     profile = Profile(profile.sum + order.total, profile.orders + 1, profile.address)

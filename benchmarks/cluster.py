@@ -1,6 +1,6 @@
-"""The cluster as a benchmark needs it: topics, quick feeding, and a count of what readers can see.
+"""The cluster of a benchmark: topics, quick feeding, and a count of visible records.
 
-Shares no code with the engine, so that its count is a second opinion.
+Shares no code with the engine, so that its count is independent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 PARTITIONS = 4
 LIMIT_S = 600.0
 QUIET = {"log_level": 2}
-"""The broker ends before its clients do: they need not say so."""
+"""The broker ends before its clients do: they need not log it."""
 READER = {"fetch.queue.backoff.ms": 10}
 """librdkafka's default starves a fast reader for a second at a time."""
 WRITER = {"queue.buffering.max.messages": 1_000_000}
@@ -26,10 +26,33 @@ WRITER = {"queue.buffering.max.messages": 1_000_000}
 
 
 class Digest(NamedTuple):
-    """What a topic shows to readers, whatever its order."""
+    """The visible records of a topic, whatever their order."""
 
     records: int
     checksum: int
+
+
+def reader(servers: str, topic: str, partitions: Iterable[int], **settings: object) -> Consumer:
+    """A read_committed consumer of *partitions* from their beginning, in a group of its own."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"benchmark-{time.time_ns()}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            **READER,
+            **settings,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+    return consumer
+
+
+def require_records(messages: list[Message]) -> None:
+    """Raise the first error among *messages*."""
+    if any(map(Message.error, messages)):
+        raise KafkaException(next(error for message in messages if (error := message.error())))
 
 
 class Cluster:
@@ -48,34 +71,35 @@ class Cluster:
         self._await(lambda shown: shown.issuperset(topics), f"{', '.join(topics)} did not appear")
 
     def _await(self, condition: Callable[[set[str]], bool], otherwise: str) -> None:
-        """Look at the topics that are shown until *condition* holds of them: brokers lag behind their answers."""
+        """Wait until *condition* holds of the listed topics: brokers lag behind their answers."""
         deadline = time.monotonic() + LIMIT_S
         while not condition(set(self._admin.list_topics(timeout=LIMIT_S).topics)):
             if time.monotonic() > deadline:
                 raise TimeoutError(otherwise)
 
     def delete(self, *topics: str) -> None:
-        """Delete topics, so that their pages leave the cache; returns when they are not shown any more."""
+        """Delete topics, so that their pages leave the cache; returns when no broker lists them."""
         for future in self._admin.delete_topics(list(topics)).values():
             future.result(LIMIT_S)
         self._await(lambda shown: shown.isdisjoint(topics), f"{', '.join(topics)} did not go")
 
     def pipeline(self) -> str:
-        """A name for a pipeline, whose checkpoints `clear` deletes."""
+        """The name of a new pipeline, whose checkpoints `clear` deletes."""
         name = f"pipeline-{uuid.uuid4().hex[:8]}"
         self._created.add(name)
         return name
 
     def clear(self) -> None:
-        """Delete all that is left of the topics created here, and the checkpoints of pipelines named here, or after
-        a topic."""
+        """Delete the topics created here, and the checkpoints of pipelines named here, or after a topic."""
         present = self._admin.list_topics(timeout=LIMIT_S).topics
         if left := [topic for topic in present if topic.removesuffix(".checkpoints") in self._created]:
             self.delete(*left)
 
     def producer(self) -> Producer:
-        """One for input."""
-        return Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, **WRITER, **QUIET})
+        """A producer for input."""
+        return Producer(
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "max.in.flight": 1, **WRITER, **QUIET}
+        )
 
     def feed(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
         """Write (key, value) pairs, in order; returns when all of them are durable."""
@@ -91,17 +115,7 @@ class Cluster:
 
     def digest(self, topic: str) -> Digest:
         """Count and checksum of the values that a read_committed reader sees."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": "benchmark-count",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                **READER,
-            }
-        )
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+        consumer = reader(self.servers, topic, range(PARTITIONS), **{"enable.partition.eof": True})
         unread, records, checksum = set(range(PARTITIONS)), 0, 0
         while unread:
             messages = consumer.consume(10_000, 0.1)

@@ -1,8 +1,8 @@
 """The running total on Kafka Streams and on Quix Streams, exactly once, beside ours: records a second of each.
 
-Each runs as a whole process on the same topics, with commits every 500 ms, one thread, and totals kept in memory (those
-of Quix on disk, it has no other way). All are measured from outside, alike: how fast what read_committed readers may
-see grows, from the first commit to the last. What each wrote is counted. Downloads what it compares with, once.
+Each runs as a whole process on the same topics, with commits every 500 ms, one thread, and totals in memory (those of
+Quix on disk, its only way). All are measured from outside: the growth of the visible records, from the first commit to
+the last. The output of each is counted. Downloads the others once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent / "others"
 LIMIT_S = 900.0
 LOOK_INTERVAL_S = 0.02
 SETTLED_S = 2.0
-"""How long nothing more may come at the end: longer than a commit interval."""
+"""Silence that counts as the end: longer than a commit interval."""
 QUIX = "quixstreams==3.28.1"
 
 Command = list[str]
@@ -61,15 +61,15 @@ def quix(servers: str, source: str, sink: str, folder: str) -> Command:
 
 @contextmanager
 def running(command: Command) -> Iterator[Callable[[], str | None]]:
-    """*command* as a process that is killed in the end; the function says what it said when it ended before."""
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+    """*command* as a process that is killed in the end; the function returns its output if it has ended before."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
 
         def failure() -> str | None:
             if process.poll() is None:
                 return None
-            said.seek(0)
-            return f"{command[0]} ended with {process.returncode}: {said.read()[-2000:]}"
+            output.seek(0)
+            return f"{command[0]} ended with {process.returncode}: {output.read()[-2000:]}"
 
         try:
             yield failure
@@ -81,23 +81,24 @@ def running(command: Command) -> Iterator[Callable[[], str | None]]:
 def growth(bench: Bench, sink: str, records: int, failure: Callable[[], str | None]) -> float:
     """Records a second of *sink* from the first commit to the last, until readers see *records* and no more come.
 
-    Offsets are looked at, so that markers are counted with records: a few for each commit.
+    Measured by offsets, so markers are counted with records: a few for each commit.
     """
-    reader = Consumer(
+    consumer = Consumer(
         {"bootstrap.servers": bench.cluster.servers, "group.id": "look", "isolation.level": "read_committed", **QUIET}
     )
+    partitions = [TopicPartition(sink, partition) for partition in range(PARTITIONS)]
     seen: list[tuple[float, int]] = []
     deadline = time.monotonic() + LIMIT_S
     while not seen or seen[-1][1] < records or time.monotonic() < seen[-1][0] + SETTLED_S:
-        if said := failure():
-            raise Failed(said)
+        if ended := failure():
+            raise Failed(ended)
         if time.monotonic() > deadline:
             raise Failed(f"{sink} has {seen[-1][1] if seen else 0} of {records} records after {LIMIT_S:.0f} s")
-        visible = sum(reader.get_watermark_offsets(TopicPartition(sink, each))[1] for each in range(PARTITIONS))
+        visible = sum(consumer.get_watermark_offsets(partition)[1] for partition in partitions)
         if visible > (seen[-1][1] if seen else 0):
             seen.append((time.monotonic(), visible))
         time.sleep(LOOK_INTERVAL_S)
-    reader.close()
+    consumer.close()
     if len(seen) < 3:
         raise Failed(f"{records} records are too few for three commits")
     (first_s, first), (last_s, last) = seen[0], seen[-1]
@@ -105,7 +106,7 @@ def growth(bench: Bench, sink: str, records: int, failure: Callable[[], str | No
 
 
 def measured(bench: Bench, name: str, source: str, records: int) -> float:
-    """Of one of them, or of ours."""
+    """Records a second of *name*: ours, or another."""
     sink = f"{name}-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
     try:
@@ -113,27 +114,28 @@ def measured(bench: Bench, name: str, source: str, records: int) -> float:
             with Job(bench.cluster.servers, "totals", name=sink, source=source, sink=sink):
                 rate = growth(bench, sink, records, lambda: None)
         else:
-            make = {"streams": streams, "quix": quix}[name]
-            with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder:
-                command = make(bench.cluster.servers, source, sink, folder)
-                with running(command) as failure:
-                    rate = growth(bench, sink, records, failure)
-        if (found := bench.cluster.digest(sink).records) != records:
-            raise Failed(f"{name} wrote {found} of {records} records")
+            command = {"streams": streams, "quix": quix}[name]
+            with (
+                tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder,
+                running(command(bench.cluster.servers, source, sink, folder)) as failure,
+            ):
+                rate = growth(bench, sink, records, failure)
+        if (written := bench.cluster.digest(sink).records) != records:
+            raise Failed(f"{name} wrote {written} of {records} records")
         return rate
     finally:
         bench.cluster.delete(sink)
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
-    """Ours against each, round by round; who is slower gets less to do."""
+    """Ours against the others, round by round; a slower one gets less to do."""
     ours = bench.size(3_000_000, 1_500_000)
     for name, title, records in (("streams", "Kafka Streams", ours), ("quix", "Quix Streams", ours // 15)):
         ratios, details = [], []
         for number in range(bench.rounds or bench.size(2, 1)):
             rates = {}
-            for each, count in sorted({"ours": ours, name: records}.items(), reverse=number % 2 == 1):
-                rates[each] = measured(bench, each, bench.input(count, 1_000), count)
+            for runner, count in sorted({"ours": ours, name: records}.items(), reverse=number % 2 == 1):
+                rates[runner] = measured(bench, runner, bench.input(count, 1_000), count)
             ratios.append(rates["ours"] / rates[name])
             details.append(f"{rates['ours']:,.0f} against {rates[name]:,.0f}")
             bench.say(f"round {number + 1}: {details[-1]} records/s: {ratios[-1]:.1f}")

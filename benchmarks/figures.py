@@ -1,4 +1,4 @@
-"""The figures that are measured, and what each must reach."""
+"""The measured figures, and their bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Bound(NamedTuple):
-    """What a figure must reach, and what it should."""
+    """The required value of a figure, and the aim."""
 
     required: float
     aim: float
@@ -31,7 +31,7 @@ class Figure(msgspec.Struct, frozen=True):
     value: float
     unit: str = ""
     detail: str = ""
-    """Where it comes from, in a few words."""
+    """The measurements behind it, in a few words."""
 
 
 BOUNDS = {
@@ -68,11 +68,11 @@ BOUNDS = {
     "commit of a checkpoint to MariaDB, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to Redis, p99": Bound(300, 150, at_least=False),
 }
-"""By the figure's name; the others are for information."""
+"""By the figure's name; figures without bounds are for information."""
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """For people."""
+    """The figures and their bounds as text."""
     rows = [("figure", "value", "required", "aim", "", "detail")]
     for figure in figures:
         bound = BOUNDS.get(figure.name)
@@ -88,13 +88,13 @@ def table(figures: Iterable[Figure]) -> str:
 
 
 def as_json(figures: Iterable[Figure]) -> list[dict[str, Any]]:
-    """For machines."""
-    found = []
+    """The figures and their bounds as JSON values."""
+    rows = []
     for figure in figures:
         bound = BOUNDS.get(figure.name)
         limits = {**bound._asdict(), "verdict": bound.verdict(figure.value)} if bound else {}
-        found.append({**msgspec.to_builtins(figure), **limits})
-    return found
+        rows.append({**msgspec.to_builtins(figure), **limits})
+    return rows
 
 
 def _number(value: float, unit: str) -> str:

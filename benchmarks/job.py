@@ -1,4 +1,4 @@
-"""`exactlyonce run` as a process, and what it says of itself."""
+"""`exactlyonce run` as a process, and its events."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Job:
         self._fresh.put(None)
 
     def next(self, wanted: Callable[[Event], bool]) -> Event:
-        """The next event that is wanted."""
+        """The next event for which *wanted* is true."""
         deadline = time.monotonic() + LIMIT_S
         try:
             while event := self._fresh.get(timeout=max(0.0, deadline - time.monotonic())):
@@ -83,15 +83,15 @@ class Job:
         raise Failed(f"the run ended with {self.process.wait()}: {''.join(self._text[-20:])}")
 
     def next_checkpoint(self, records: int = 0) -> Event:
-        """The next checkpoint after which *records* records in all have been read by this run."""
+        """The next checkpoint after which this run has read *records* records in all."""
         return self.next(lambda event: event["event"] == "checkpoint" and event["records_in"] >= records)
 
     def first_record_ms(self) -> int:
-        """When its first batch was processed: milliseconds since 1970."""
+        """The time of its first processed batch, in milliseconds since 1970."""
         return int(self.next(lambda event: event.get("step") == "first-record")["first_record_ms"])
 
     def finish(self) -> list[Event]:
-        """Wait for the clean end; all checkpoints."""
+        """Wait for the clean end; -> all checkpoints."""
         self.next(lambda event: event["event"] == "ended")
         if code := self.process.wait(LIMIT_S):
             raise Failed(f"the run ended with {code}")
@@ -99,21 +99,21 @@ class Job:
 
     @property
     def checkpoints(self) -> list[Event]:
-        """All so far."""
+        """The checkpoints so far."""
         return [event for event in self.events if event["event"] == "checkpoint"]
 
     def stop(self) -> list[Event]:
-        """Ask for a clean end; all checkpoints."""
+        """Ask for a clean end; -> all checkpoints."""
         self.process.send_signal(signal.SIGTERM)
         return self.finish()
 
     def worker_bytes(self) -> int:
-        """Resident, of the largest of its workers."""
+        """Resident memory of the largest of its workers."""
         deployed = next(event for event in self.events if event.get("step") == "deployed")
         return max(map(_resident_bytes, deployed["workers"]))
 
     def resident_bytes(self) -> int:
-        """Of all its processes."""
+        """Resident memory of all its processes."""
         pids = [self.process.pid]
         for event in self.events:
             if event.get("step") == "deployed":

@@ -1,6 +1,6 @@
 """Checkpoints a minute where records leave slowly: after shuffles, and into sinks that are held to a quota.
 
-Each run begins with a backlog that it does not come to the end of; the first checkpoints of it count, too.
+Each run begins with a backlog that it does not finish; its first checkpoints count, too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from exactlyonce.connectors.kafka.kafka_protocol import Wire
 
 SHUFFLES = (1, 2, 3)
 COSTS_MS = (1, 50)
-"""A record, after the last shuffle."""
+"""For each record, after the last shuffle."""
 QUOTAS = (50_000, 200_000, 1_000_000)
-"""Bytes a second, of all clients of the job; its sink writes 1,000 bytes a record."""
+"""Bytes a second for all clients of the job; its sink writes 1,000 bytes a record."""
 OPTIONS = ("--parallelism", "2")
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
-    """Both."""
+    """Checkpoints with slow records, and with quotas."""
     source = bench.input(bench.size(1_000_000, 300_000), 1_000)
     rates = {
         f"{shuffles}, {cost_ms} ms": _checkpoints_a_minute(
@@ -54,7 +54,7 @@ def _least(name: str, rates: dict[str, float]) -> Figure:
 def _checkpoints_a_minute(
     bench: Bench, seconds: int, pipeline: str, source: str, *options: str, **params: str
 ) -> float:
-    """From the moment when all workers are ready."""
+    """The rate from the moment when all workers are ready."""
     sink = f"{pipeline}-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
     names = {"name": sink, "source": source, "sink": sink}

@@ -1,4 +1,4 @@
-"""Resident memory of all processes of a job, early and late in its life, while its keys stay the same."""
+"""Resident memory of all processes of a job, early and late in its life, with the same keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERVAL_MS = 100
 CUSTOMERS, RATE = 10_000, 10_000
 EARLY, LATE = 30, 300
 AROUND = 5
-"""Checkpoints before and after, of which the median is taken."""
+"""Checkpoints before and after, for the median."""
 
 
 def resident(bench: Bench) -> Iterator[Figure]:

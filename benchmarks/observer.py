@@ -1,8 +1,9 @@
 """A reader of totals as they become visible, as a process of its own: `python observer.py SERVERS TOPIC WARM_UP_S`.
 
 Prints a line when it reads, reads until its standard input ends, then prints, as JSON, how long after it was produced
-each record was seen: both by the wall clock of this machine. What was produced in the first WARM_UP_S seconds is left
-out. It shares the machine with what it observes, so it counts times as bytes, of which a batch has few different ones.
+each record was seen, and the batches it read: both by the wall clock of this machine. Records of the first WARM_UP_S
+seconds are left out. It shares the machine with what it observes, so it counts times as bytes, of which a batch has
+few different ones.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ TS_DIGITS = slice(-17, -1)
 """Where a `Total` in JSON has its time."""
 
 
-def observe(servers: str, topic: str, warm_up_s: float) -> Counter[int]:
-    """How many records were seen how many microseconds after they were produced."""
+Batch = tuple[int, int]
+"""Microseconds since 1970: when it was seen, and when its oldest record was produced."""
+
+
+def observe(servers: str, topic: str, warm_up_s: float) -> tuple[Counter[int], list[Batch]]:
+    """How many records were seen how many microseconds after they were produced; and all batches."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -38,17 +43,22 @@ def observe(servers: str, topic: str, warm_up_s: float) -> Counter[int]:
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
     print("reading", flush=True)
     waits_us: Counter[int] = Counter()
+    batches: list[Batch] = []
     from_us = 0
     while not _ended():
         messages = consumer.consume(BATCH_RECORDS, WAIT_S)
         now_us = time.time_ns() // 1000
+        if not messages:
+            continue
         times = Counter([(message.value() or b"")[TS_DIGITS] for message in messages])
-        if times and not from_us:
-            from_us = min(map(int, times)) + int(warm_up_s * 1e6)
+        oldest_us = int(min(times))
+        from_us = from_us or oldest_us + int(warm_up_s * 1e6)
         for text, count in times.items():
             if int(text) >= from_us:
                 waits_us[now_us - int(text)] += count
-    return waits_us
+        if oldest_us >= from_us:
+            batches.append((now_us, oldest_us))
+    return waits_us, batches
 
 
 def _ended() -> bool:
@@ -68,9 +78,9 @@ def _shared_by(waits_us: Counter[int], percent: int) -> float:
 def main() -> None:
     """Observe and tell."""
     servers, topic, warm_up_s = sys.argv[1:]
-    waits_us = observe(servers, topic, float(warm_up_s))
+    waits_us, batches = observe(servers, topic, float(warm_up_s))
     shares = {f"p{percent}_ms": _shared_by(waits_us, percent) for percent in (50, 99, 100)}
-    print(json.dumps({"records": waits_us.total(), **shares}))
+    print(json.dumps({"records": waits_us.total(), **shares, "batches": batches}))
 
 
 if __name__ == "__main__":

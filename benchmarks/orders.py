@@ -10,7 +10,7 @@ import msgspec
 
 CHUNK_RECORDS = 10_000
 SPREAD = 2_654_435_761
-"""A prime: ranks times it are other numbers, one for each, unless customers are a multiple of it."""
+"""A prime: multiplied by it, ranks are other distinct numbers, unless the number of customers is a multiple of it."""
 CHEAP = 10
 """Orders below this are filtered out, where a scenario filters: nine in a hundred."""
 
@@ -42,7 +42,7 @@ class Priced(msgspec.Struct):
 
 
 def uniform(count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
-    """*count* orders, as (key, value), each of any of *customers*; the same ones in every run."""
+    """*count* orders, as (key, value), each of a random one of *customers*; the same in every run."""
     dice = random.Random(customers)
     for first in range(0, count, CHUNK_RECORDS):
         numbers = range(first, min(first + CHUNK_RECORDS, count))
@@ -50,7 +50,7 @@ def uniform(count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def zipf(count: int, customers: int) -> Iterator[tuple[bytes, bytes]]:
-    """*count* orders, as (key, value): the customer of rank *n* has some 1/n of what the first has, and any number."""
+    """*count* orders, as (key, value): the customer of rank *n* has 1/n as many as the first; numbers are mixed."""
     dice = random.Random(customers)
     for first in range(0, count, CHUNK_RECORDS):
         numbers = range(first, min(first + CHUNK_RECORDS, count))
@@ -64,7 +64,7 @@ def once_each(first: int, count: int, customers: int) -> Iterator[tuple[bytes, b
 
 
 def unfinished(count: int, customers: int) -> list[tuple[bytes, bytes]]:
-    """*count* orders of any of *customers*, as (key, value) without the end, which is their time and a brace."""
+    """`uniform` without the end of the values, which is their time and a brace."""
     return [(key, value[: value.rindex(b":") + 1]) for key, value in uniform(count, customers)]
 
 

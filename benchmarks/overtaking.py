@@ -1,7 +1,7 @@
-"""Checkpoints whose barriers overtake, against aligned ones: under back-pressure, and where there is none.
+"""Unaligned checkpoints against aligned ones: with back-pressure, and without.
 
-Under back-pressure both run behind a shuffle that is always full, for as long as it takes to get so many checkpoints;
-without, both process the same input to its end, and their outputs are compared. Who goes first takes turns.
+With it, both run after a shuffle that is always full, for a number of checkpoints; without, both process the same input
+to its end, and their outputs are compared. They take turns to go first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ UNALIGNED = ("--unaligned",)
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
-    """Both."""
+    """Checkpoints with back-pressure, and without."""
     yield from under_pressure(bench)
     yield from without_pressure(bench)
 
 
 def under_pressure(bench: Bench) -> Iterator[Figure]:
-    """From trigger to finalized, where 1 ms a record is spent behind full channels."""
+    """The time from trigger to finalized, with 1 ms a record after full channels."""
     source, rounds = bench.input(bench.size(1_000_000, 300_000), 1_000), bench.rounds or bench.size(3, 1)
     pairs = []
     for number in range(rounds):
-        found = {}
+        durations_ms = {}
         for mode in (ALIGNED, UNALIGNED) if number % 2 == 0 else (UNALIGNED, ALIGNED):
-            found[mode] = median(each["duration_ms"] for each in _slow(bench, source, mode))
-        pairs.append((found[ALIGNED], found[UNALIGNED]))
+            durations_ms[mode] = median(event["duration_ms"] for event in _slow(bench, source, mode))
+        pairs.append((durations_ms[ALIGNED], durations_ms[UNALIGNED]))
         bench.say(f"round {number + 1}: aligned {pairs[-1][0]:,.0f} ms, unaligned {pairs[-1][1]:,.0f} ms")
-    aligned, unaligned = (median(each) for each in zip(*pairs, strict=True))
+    aligned, unaligned = map(median, zip(*pairs, strict=True))
     detail = f"{aligned:,.0f} ms against {unaligned:,.0f} ms, {rounds} rounds"
     yield Figure("unaligned checkpoints under back-pressure, times sooner", median(a / u for a, u in pairs), "", detail)
 
@@ -50,20 +50,13 @@ def _slow(bench: Bench, source: str, mode: tuple[str, ...]) -> list[Event]:
     sink = f"totals-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
     arguments = ("--parallelism", str(PARALLELISM), *mode)
-    with Job(
-        bench.cluster.servers,
-        "slow_totals",
-        *arguments,
-        interval=f"{INTERVAL_MS}ms",
-        name=sink,
-        source=source,
-        sink=sink,
-    ) as job:
+    params = {"name": sink, "source": source, "sink": sink}
+    with Job(bench.cluster.servers, "slow_totals", *arguments, interval=f"{INTERVAL_MS}ms", **params) as job:
         for _ in range(SETTLING):
             job.next_checkpoint(1)
-        found = [job.next_checkpoint(1) for _ in range(bench.size(12, 5))]
+        checkpoints = [job.next_checkpoint(1) for _ in range(bench.size(12, 5))]
     bench.cluster.delete(sink)
-    return found
+    return checkpoints
 
 
 def without_pressure(bench: Bench) -> Iterator[Figure]:
@@ -71,16 +64,16 @@ def without_pressure(bench: Bench) -> Iterator[Figure]:
     records, rounds = bench.size(3_000_000, 1_000_000), bench.rounds or bench.size(4, 1)
     source, pairs, digests = bench.input(records, 1_000), [], set[Digest]()
     for number in range(rounds):
-        found = {}
+        rates = {}
         for mode in (ALIGNED, UNALIGNED) if number % 2 == 0 else (UNALIGNED, ALIGNED):
             sink = f"totals-{uuid.uuid4().hex[:8]}"
             bench.cluster.create(sink)
             arguments = ("--parallelism", str(PARALLELISM), "--until", "latest", *mode)
             with Job(bench.cluster.servers, "totals", *arguments, name=sink, source=source, sink=sink) as job:
-                found[mode] = rate_of(job.finish(), records)
+                rates[mode] = rate_of(job.finish(), records)
             digests.add(bench.cluster.digest(sink))
             bench.cluster.delete(sink)
-        pairs.append((found[UNALIGNED], found[ALIGNED]))
+        pairs.append((rates[UNALIGNED], rates[ALIGNED]))
         unaligned, aligned = pairs[-1]
         bench.say(f"round {number + 1}: unaligned {unaligned:,.0f} records/s, aligned {aligned:,.0f}")
     if len(digests) != 1:

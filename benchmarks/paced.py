@@ -3,8 +3,9 @@
 RATE is in records a second; `inf` is as many as the machine takes. Prints a line when it begins, feeds for SECONDS at
 least and until its standard input ends: who started it closes that once it has seen enough. Each order says when it was
 produced; a full queue is waited for, and what has become late meanwhile follows at once. Prints, as JSON, how many
-there were, and how late the turns were, by the pace: a feeder that cannot keep it measures itself. It shares the
-machine with what it feeds, so it does as little as it can.
+there were, how late the turns were, by the pace, and how long one record of each turn took to the broker and back: a
+feeder that cannot keep its pace measures itself. It shares the machine with what it feeds, so it does as little as it
+can.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import select
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster import LIMIT_S, Cluster
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -28,12 +29,24 @@ DIFFERENT_RECORDS = 100_000
 FULL_WAIT_S = 0.01
 
 
-def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: float) -> tuple[int, list[float]]:
-    """The number of records, and how many seconds late the first one of each turn was."""
+class Fed(NamedTuple):
+    """Records, in turns."""
+
+    records: int
+    late_s: list[float]
+    """How late the first record of each turn was."""
+    delivered_s: list[float]
+    """How long one record of each turn took to the broker and back."""
+
+
+def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: float) -> Fed:
+    """Feed for *seconds* at least, and until standard input ends."""
     different = max(DIFFERENT_RECORDS, customers // 5)
     producer, orders = cluster.producer(), itertools.cycle(unfinished(different, customers))
     print("feeding", flush=True)
-    sent, late_s, began = 0, [], time.monotonic()
+    sent, began = 0, time.monotonic()
+    late_s: list[float] = []
+    delivered_s: list[float] = []
     while (elapsed := time.monotonic() - began) < seconds or not _is_enough():
         late_s.append(elapsed - sent / rate)
         due = int(min(elapsed * rate, sent + TURN_RECORDS))
@@ -41,11 +54,14 @@ def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: flo
             batch = list(itertools.islice(orders, min(BATCH_RECORDS, due - sent)))
             _produce(producer, topic, batch)
             sent += len(batch)
+        if due > 0:
+            _produce_timed(producer, topic, next(orders), delivered_s)
+            sent += 1
         producer.poll(0)
         time.sleep(max(0.0, began + elapsed + TURN_S - time.monotonic()))
     if producer.flush(LIMIT_S):
         raise TimeoutError(f"{topic}: not everything could be written")
-    return sent, late_s
+    return Fed(sent, late_s, delivered_s)
 
 
 def _is_enough() -> bool:
@@ -53,14 +69,35 @@ def _is_enough() -> bool:
 
 
 def _produce(producer: Producer, topic: str, batch: list[tuple[bytes, bytes]]) -> None:
-    """All of *batch*, as of now."""
-    end = b"%d}" % (time.time_ns() // 1000)
+    """Send all of *batch*, as of now."""
+    end = _now()
     unsent: list[dict[str, Any]] = [{"key": key, "value": start + end} for key, start in batch]
     while unsent:
         producer.produce_batch(topic, unsent)
         unsent = [order for order in unsent if _is_refused(order.pop("_error", None))]
         if unsent:
             producer.poll(FULL_WAIT_S)
+
+
+def _produce_timed(producer: Producer, topic: str, order: tuple[bytes, bytes], delivered_s: list[float]) -> None:
+    """Send one *order*, as of now; appends to *delivered_s* how long it took."""
+    key, start = order
+    began, value = time.monotonic(), start + _now()
+
+    def delivered(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            raise KafkaException(error)
+        delivered_s.append(time.monotonic() - began)
+
+    while True:
+        try:
+            return producer.produce(topic, value, key, on_delivery=delivered)
+        except BufferError:
+            producer.poll(FULL_WAIT_S)
+
+
+def _now() -> bytes:
+    return b"%d}" % (time.time_ns() // 1000)
 
 
 def _is_refused(error: KafkaError | None) -> bool:
@@ -75,9 +112,13 @@ def _is_refused(error: KafkaError | None) -> bool:
 def main() -> None:
     """Feed and tell."""
     servers, topic, customers, rate, seconds = sys.argv[1:]
-    records, late_s = feed(Cluster(servers), topic, int(customers), float(rate), float(seconds))
-    late_s.sort()
-    print(json.dumps({"records": records, "p99_late_ms": late_s[len(late_s) * 99 // 100] * 1000}))
+    fed = feed(Cluster(servers), topic, int(customers), float(rate), float(seconds))
+    delays = {"p99_late_ms": _p99_ms(fed.late_s), "p99_delivered_ms": _p99_ms(fed.delivered_s)}
+    print(json.dumps({"records": fed.records, **delays}))
+
+
+def _p99_ms(seconds: list[float]) -> float:
+    return sorted(seconds)[len(seconds) * 99 // 100] * 1000
 
 
 if __name__ == "__main__":

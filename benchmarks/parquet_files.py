@@ -1,6 +1,6 @@
-"""Records to Parquet files in a folder: staged, published by rename with a ledger, against pyarrow and nothing else.
+"""Records to Parquet files in a folder: staged, published by rename with a ledger, against pyarrow alone.
 
-Both have the records in memory, and make columns of them; what pyarrow alone writes is one file that a crash may tear.
+Both have the records in memory, and convert them to columns; pyarrow alone writes one file that a crash may tear.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 
 class _Clients:
-    """A sink that needs no transaction needs a clock alone."""
+    """The clients of a sink without transactions: a clock."""
 
     clock = SystemClock()
 
@@ -41,7 +41,7 @@ def scenario(bench: Bench) -> Iterator[Figure]:
     decode = msgspec.json.Decoder(Order).decode
     records = [decode(value) for _, value in uniform(bench.size(1_000_000, 20_000), 1_000)]
     ratios, ours, theirs = [], [], []
-    for write in (_sink, _pyarrow):  # what is imported for the first time
+    for write in (_sink, _pyarrow):  # so that imports do not count
         _timed(write, records[:BATCH])
     for number in range(bench.rounds or ROUNDS):
         ours.append(len(records) / _timed(_sink, records))
@@ -65,8 +65,8 @@ def _timed(write: Any, records: Sequence[Order]) -> float:
 def _counted(folder: Path) -> int:
     import pyarrow.parquet as pq
 
-    published = (each for each in folder.rglob("*.parquet") if ".exactlyonce" not in each.parts)
-    return sum(pq.read_metadata(each).num_rows for each in published)
+    published = (path for path in folder.rglob("*.parquet") if ".exactlyonce" not in path.parts)
+    return sum(pq.read_metadata(path).num_rows for path in published)
 
 
 def _sink(folder: Path, records: Sequence[Order]) -> None:

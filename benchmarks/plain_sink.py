@@ -1,4 +1,4 @@
-"""The streaming sink without transactions: what `spark_sink` compares with. Sent to Spark's workers by value.
+"""The streaming sink without transactions, for `spark_sink` to compare with. Sent to Spark's workers by value.
 
 Invariant: the same columns, the same arguments of the same client, the same wait for the broker at the end.
 """
@@ -14,10 +14,8 @@ from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.rows import rows
-from exactlyonce.engines.spark.sink.streaming import StreamWriter
-from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, TaskTransaction
-from exactlyonce.engines.spark.sink.writer import TaskMessage
+from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, TaskTransaction, rows
+from exactlyonce.engines.spark.sink.writer import StreamWriter, TaskMessage
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlainWriter(StreamWriter):
-    """The sink, at least once: nobody decides anything."""
+    """The sink, at least once, without decisions."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -52,7 +50,7 @@ class PlainProducer(TaskTransaction):
     """Writes outside of transactions."""
 
     def initialise(self, topic: str) -> None:
-        from confluent_kafka import Producer  # a class of C, which cannot be sent along
+        from confluent_kafka import Producer  # a class of C, which cannot be pickled
 
         own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
         self._producer = Producer({**TUNING, **self.config.confluent(own)})

@@ -2,8 +2,8 @@
 
     python reading_by_hand.py SERVERS TOPIC END:PARTITION ...
 
-Says that it is ready, waits for a line, reads its partitions from the beginning up to the offset END of each, batch by
-batch, and prints a line of JSON: what it has read, to be compared.
+Prints that it is ready, waits for a line, reads its partitions from the beginning up to the offset END of each, batch
+by batch, and prints sums of the records as a line of JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from cluster import READER
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
+from cluster import reader, require_records
+from confluent_kafka import Message
 
 BATCH_RECORDS = 10_000
 WAIT_S = 0.02
@@ -38,22 +38,11 @@ def record_batch(messages: list[Message]) -> pa.RecordBatch:
 
 def read(servers: str, topic: str, ends: dict[int, int]) -> list[int]:
     """Records, their bytes and the sum of their offsets."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "reading-by-hand",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            **READER,
-        }
-    )
-    consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in ends])
+    consumer = reader(servers, topic, ends)
     left, seen = sum(ends.values()), [0, 0, 0]
     while left:
         messages = consumer.consume(min(BATCH_RECORDS, left), WAIT_S)
-        if any(map(Message.error, messages)):
-            raise KafkaException(next(error for message in messages if (error := message.error())))
+        require_records(messages)
         if messages:
             batch = record_batch(messages)
             sizes = [pc.sum(pc.binary_length(batch[name])).as_py() for name in ("key", "value")]
@@ -66,8 +55,7 @@ def read(servers: str, topic: str, ends: dict[int, int]) -> list[int]:
 def main() -> None:
     """See the module."""
     servers, topic, *ends = sys.argv[1:]
-    pairs = (each.split(":") for each in ends)
-    wanted = {int(partition): int(end) for end, partition in pairs}
+    wanted = {int(partition): int(end) for end, partition in (word.split(":") for word in ends)}
     record_batch([])
     print("ready", flush=True)
     if sys.stdin.readline().strip() == "without collections":

@@ -1,6 +1,6 @@
-"""The benchmarks of exactlyonce: `python benchmarks/run.py [SCENARIO ...]`. What they mean: docs/benchmarks.md.
+"""The benchmarks of exactlyonce: `python benchmarks/run.py [SCENARIO ...]`; docs/benchmarks.md explains them.
 
-Ends with 0 unless something crashed or an output was wrong; a figure that falls short is in the table.
+The exit code is 0 unless something crashed or an output was wrong; the table shows figures below their bounds.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "elsewhere": elsewhere.scenario,
 }
 ASKED_FOR = {"stores", "elsewhere"}
-"""Scenarios that run only when they are named: the three before them in one, and what downloads others' software."""
+"""Scenarios that run only when named: all stores in one, and the one that downloads other software."""
 
 
 @contextmanager
 def cluster(servers: str | None) -> Iterator[Cluster]:
-    """The one at *servers*, which is left as it was, or a broker that lives as long as the benchmarks."""
+    """The cluster at *servers*, which is left as it was, or a broker that lives as long as the benchmarks."""
     if servers:
-        found = Cluster(servers)
+        existing = Cluster(servers)
         try:
-            yield found
+            yield existing
         finally:
-            found.clear()
+            existing.clear()
         return
     with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder:
         broker = EmbeddedBroker(Path(folder), port=0, lifetime="process")
@@ -108,8 +108,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.scenario) - SCENARIOS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}; scenarios are {', '.join(SCENARIOS)}")
-    with cluster(arguments.bootstrap_servers) as each:
-        figures = measure(Bench(each, arguments.quick, arguments.rounds), arguments.scenario or default)
+    with cluster(arguments.bootstrap_servers) as kafka:
+        figures = measure(Bench(kafka, arguments.quick, arguments.rounds), arguments.scenario or default)
     print(f"\n{table(figures)}\n\npass* reaches the aim, too")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(as_json(figures), indent=1))

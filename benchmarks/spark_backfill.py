@@ -1,8 +1,8 @@
 """A running total over history on Spark: the backfill, against the local engine and against a job by hand.
 
-All three run at the same parallelism, over the same topic, and emit every update. The backfill is timed from its first
-task's launch to its last task's end, in a session that has done one before; so is the job by hand. The local engine is
-timed from its first commit to its last.
+All three run at the same parallelism, over the same topic, and emit every update. The backfill and the job by hand are
+timed from the first task's launch to the last task's end, in a session that is warm; the local engine from its first
+commit to its last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from throughput import rate_of
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session
@@ -42,7 +42,7 @@ ORDER = "id long, customer string, total long, ts long"
 
 
 class Quiet:
-    """A `Progress` that nobody sees."""
+    """A silent `Progress`."""
 
     def note(self, text: str) -> None:
         pass
@@ -63,7 +63,7 @@ def backfill(bench: Bench, submit: Submit, staging: Path, source: str, sink: str
     loaded = Loaded(load_reference(reference), reference)
     client = ClientConfig({"bootstrap.servers": bench.cluster.servers, **WRITER, **QUIET})
     options = RunOptions(client, parallelism=PARALLELISM)
-    done = CatchingUp(loaded, options, submit, staging, Quiet(), chunk_records=10 * records).run()
+    done = CatchUp(loaded, options, Quiet(), chunk_records=10 * records).lead(submit, staging)
     if done.records != records or done.records_out != records:
         raise Failed(f"{done.records} of {records} were read, {done.records_out} written")
     return records / done.work_ms * 1000.0
@@ -77,7 +77,7 @@ def local(bench: Bench, source: str, sink: str, records: int) -> float:
 
 
 def by_hand(spark: SparkSession, bench: Bench, source: str, sink: str, records: int) -> float:
-    """Records a second of what a person would write: our reader, a window, JSON, a producer without transactions."""
+    """Records a second of a job by hand: our reader, a window, JSON, a producer without transactions."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -101,15 +101,15 @@ def by_hand(spark: SparkSession, bench: Bench, source: str, sink: str, records: 
 
 
 def _produce(servers: str, topic: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """In the task."""
+    """Runs in the task."""
     import pyarrow
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": servers, **WRITER, **QUIET})
+    producer = Producer({"bootstrap.servers": servers, "max.in.flight": 1, **WRITER, **QUIET})
     count = 0
     for batch in batches:
-        keys, values = (batch.column(each).to_pylist() for each in (0, 1))
-        for key, value in zip(keys, values, strict=True):
+        keys = batch.column(0).to_pylist()
+        for key, value in zip(keys, batch.column(1).to_pylist(), strict=True):
             try:
                 producer.produce(topic, value, key)
             except BufferError:
@@ -130,8 +130,8 @@ class Rates(NamedTuple):
 
 
 def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rates]:
-    """Each of the three, in turns; what all of them wrote must be the same totals."""
-    from exactlyonce.engines.spark.data_source import register
+    """All three in turns; each must write one total for each order."""
+    from exactlyonce.spark import register
 
     with session(MASTER, {"spark.driver.memory": "3g"}, "benchmark") as spark, TemporaryDirectory() as folder:
         register(spark)
@@ -139,7 +139,7 @@ def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rate
         counts: set[tuple[int, int]] = set()
         for number in range(count + 1):
             topic, size = (source, records) if number else (warm, 100_000)
-            sinks = [f"{each}-{uuid.uuid4().hex[:8]}" for each in ("backfill", "local", "by-hand")]
+            sinks = [f"{runner}-{uuid.uuid4().hex[:8]}" for runner in ("backfill", "local", "by-hand")]
             bench.cluster.create(*sinks)
             rates = Rates(
                 backfill(bench, submit_to(spark), Path(folder), topic, sinks[0], size),
@@ -158,11 +158,11 @@ def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rate
 def scenario(bench: Bench) -> Iterator[Figure]:
     """The two ratios."""
     records = bench.size(5_000_000, 1_000_000)
-    found = list(rounds(bench, bench.input(records, CUSTOMERS), records, bench.rounds or bench.size(2, 1)))
-    spark = median(each.spark for each in found)
+    measured = list(rounds(bench, bench.input(records, CUSTOMERS), records, bench.rounds or bench.size(2, 1)))
+    spark = median(rates.spark for rates in measured)
     for name, against in (("local engine", "local"), ("by hand on Spark", "by_hand")):
         yield Figure(
             f"backfill on Spark, running total, against {name}",
-            median(each.spark / getattr(each, against) for each in found),
-            detail=f"{spark:,.0f} against {median(getattr(each, against) for each in found):,.0f} records/s",
+            median(rates.spark / getattr(rates, against) for rates in measured),
+            detail=f"{spark:,.0f} against {median(getattr(rates, against) for rates in measured):,.0f} records/s",
         )

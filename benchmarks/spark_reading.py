@@ -1,8 +1,8 @@
 """Reading through Spark against a plain loop of confluent-kafka in as many processes, in alternating rounds.
 
-Both fill the same Arrow columns and say what they have read, which is compared. Spark is timed in a session that has
-read before, from the action to its result: planning, the columns' way into the JVM and an aggregation are part of it.
-The loop is timed from the word go to the last process's result.
+Both fill the same Arrow columns and return sums of the records, which are compared. Spark is timed in a warm session,
+from the action to its result, with planning, the transfer of columns into the JVM and an aggregation. The loop is timed
+from the start signal to the last process's result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rates(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One way of reading all of the topic."""
+    """One read of the whole topic."""
 
     elapsed_s: float
     seen: list[int]
@@ -63,32 +63,32 @@ def by_hand(servers: str, topic: str, ends: dict[int, int], word: str) -> Run:
     """The loop, in processes that are waiting when the clock starts."""
     shares = [[f"{ends[p]}:{p}" for p in range(first, PARTITIONS, PROCESSES)] for first in range(PROCESSES)]
     commands = [[sys.executable, "reading_by_hand.py", servers, topic, *share] for share in shares]
-    loops = [subprocess.Popen(each, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HERE) for each in commands]
+    loops = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HERE) for command in commands]
     try:
-        _heard(loops)
+        _lines(loops)
         began_s = time.monotonic()
         for loop in loops:
             loop.stdin.write(f"{word}\n".encode())  # type: ignore[union-attr]  # it is a pipe
             loop.stdin.flush()  # type: ignore[union-attr]  # the same
-        seen = [json.loads(line) for line in _heard(loops)]
-        return Run(time.monotonic() - began_s, [sum(each) for each in zip(*seen, strict=True)])
+        seen = [json.loads(line) for line in _lines(loops)]
+        return Run(time.monotonic() - began_s, list(map(sum, zip(*seen, strict=True))))
     finally:
         for loop in loops:
             loop.kill()
             loop.communicate()
 
 
-def _heard(loops: list[subprocess.Popen[bytes]]) -> list[bytes]:
+def _lines(loops: list[subprocess.Popen[bytes]]) -> list[bytes]:
     """A line of each."""
     lines = [loop.stdout.readline() for loop in loops]  # type: ignore[union-attr]  # it is a pipe
     if not all(lines):
-        raise Failed("a loop by hand has ended early; what it says is above")
+        raise Failed("a loop by hand has ended early; its output is above")
     return lines
 
 
 def rounds(bench: Bench, topic: str, records: int, count: int) -> Iterator[Rates]:
-    """Each in turns, the first of Spark's left out."""
-    from exactlyonce.engines.spark.data_source import register
+    """All in turns, without Spark's first."""
+    from exactlyonce.spark import register
 
     servers = bench.cluster.servers
     topics = Topics(ClientConfig({"bootstrap.servers": servers}))
@@ -116,12 +116,12 @@ def rounds(bench: Bench, topic: str, records: int, count: int) -> Iterator[Rates
 def scenario(bench: Bench) -> Iterator[Figure]:
     """The ratio."""
     records = bench.size(5_000_000, 1_000_000)
-    found = list(rounds(bench, bench.input(records, CUSTOMERS), records, bench.rounds or bench.size(4, 1)))
-    spark = median(each.spark for each in found)
+    measured = list(rounds(bench, bench.input(records, CUSTOMERS), records, bench.rounds or bench.size(4, 1)))
+    spark = median(rates.spark for rates in measured)
     for name, against in (("", "by_hand"), (" without garbage collection", "without_collections")):
         yield Figure(
             f"reading through Spark, against a loop by hand{name}",
-            median(each.spark / getattr(each, against) for each in found),
-            detail=f"{spark:,.0f} against {median(getattr(each, against) for each in found):,.0f} records/s, "
-            f"{PROCESSES} processes, {len(found)} rounds",
+            median(rates.spark / getattr(rates, against) for rates in measured),
+            detail=f"{spark:,.0f} against {median(getattr(rates, against) for rates in measured):,.0f} records/s, "
+            f"{PROCESSES} processes, {len(measured)} rounds",
         )

@@ -1,7 +1,7 @@
 """The exactly-once sink of Structured Streaming against the same sink without transactions, in alternating rounds.
 
-Both write micro-batches of 200,000 rows, the lines of a text file, so that little but the sink costs anything. A batch
-counts from Spark's trigger to its end, commit included; the first of each query is left out.
+Both write micro-batches of 200,000 rows, the lines of a text file, so that the sink is most of the cost. A batch is
+timed from Spark's trigger to its end, commit included; the first of each query does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lines(folder: Path, batches: int) -> None:
     folder.mkdir()
     for number in range(batches):
         ids = range(number * ROWS, (number + 1) * ROWS)
-        orders = (f'{{"id":{each},"customer":"customer-{each % 1000}","total":{each % 997},"ts":17}}' for each in ids)
+        orders = (f'{{"id":{id_},"customer":"customer-{id_ % 1000}","total":{id_ % 997},"ts":17}}' for id_ in ids)
         (folder / f"{number}.txt").write_text("\n".join(orders))
 
 
@@ -48,8 +48,8 @@ def run(bench: Bench, spark: SparkSession, sink: str, source: Path, checkpoint: 
     writer = keyed.writeStream.format(sink).options(**options).option("checkpointLocation", str(checkpoint / topic))
     query = writer.trigger(availableNow=True).start()
     if not query.awaitTermination(LIMIT_S):
-        raise Failed(f"{topic}: the query has not ended in {LIMIT_S} s; the last it said is {query.lastProgress}")
-    done = [each for each in query.recentProgress if each["numInputRows"]]
+        raise Failed(f"{topic}: the query has not ended in {LIMIT_S} s; its last progress is {query.lastProgress}")
+    done = [progress for progress in query.recentProgress if progress["numInputRows"]]
     if bench.cluster.digest(topic).records != ROWS * len(done):
         raise Failed(f"{topic} has not the rows of {len(done)} batches")
     bench.cluster.delete(topic)
@@ -58,27 +58,27 @@ def run(bench: Bench, spark: SparkSession, sink: str, source: Path, checkpoint: 
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
-    """Ours and the plain one, who goes first taking turns."""
+    """Ours and the plain one, which take turns to go first."""
     import plain_sink
     from pyspark import cloudpickle
 
-    from exactlyonce.engines.spark.data_source import register
+    from exactlyonce.spark import register
 
     cloudpickle.register_pickle_by_value(plain_sink)  # type: ignore[no-untyped-call]  # workers do not find the file
     pairs: list[tuple[float, float]] = []
-    with session(f"local[{PARALLELISM}]", {}, "benchmark") as spark, TemporaryDirectory(prefix="exactlyonce-") as made:
+    with session(f"local[{PARALLELISM}]", {}, "benchmark") as spark, TemporaryDirectory(prefix="exactlyonce-") as place:
         register(spark)
         spark.dataSource.register(plain_sink.PlainSource)
-        folder = Path(made)
+        folder = Path(place)
         lines(folder / "warm", 2)
         lines(folder / "in", bench.size(11, 4))
         for sink in ("exactlyonce", "plain"):
             run(bench, spark, sink, folder / "warm", folder)
         for number in range(bench.rounds or bench.size(4, 2)):
-            found = {}
+            measured = {}
             for sink in ("exactlyonce", "plain") if number % 2 == 0 else ("plain", "exactlyonce"):
-                found[sink] = run(bench, spark, sink, folder / "in", folder)
-            ours, plain = found["exactlyonce"], found["plain"]
+                measured[sink] = run(bench, spark, sink, folder / "in", folder)
+            ours, plain = measured["exactlyonce"], measured["plain"]
             pairs.append((ours, plain))
             bench.say(f"round {number + 1}: {ours:,.0f} rows/s, plain {plain:,.0f}: {ours / plain:.2f}")
     rates = f"{median(ours for ours, _ in pairs):,.0f} against {median(plain for _, plain in pairs):,.0f} rows/s"

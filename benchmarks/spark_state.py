@@ -1,8 +1,8 @@
 """The share of the state that a bounded run reads, if the keys of its range lie in one key group.
 
 The local engine makes the state, a bounded run at another parallelism advances it. Its units run in this process, so
-that what is read of the checkpoint topic can be counted; Spark's tasks run the same units. Everything counts: indexes,
-and what the driver reads for retention.
+that reads of the checkpoint topic can be counted; Spark's tasks run the same units. All reads count: also indexes, and
+those of the driver for retention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.records.encoding import Block, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.keys import canonical_key, key_group
@@ -38,7 +38,7 @@ MADE_AT, ADVANCED_AT = "2", 3
 
 @contextmanager
 def counted() -> Iterator[list[BlockRef]]:
-    """The blocks that this process reads meanwhile."""
+    """The blocks that this process reads within."""
     read: list[BlockRef] = []
     fetch = BlockReader.fetch
 
@@ -55,7 +55,7 @@ def counted() -> Iterator[list[BlockRef]]:
 
 
 class LocalTotals:
-    """A running total of *keys* keys, made by the local engine."""
+    """A running total of *keys* keys, computed by the local engine."""
 
     def __init__(self, bench: Bench, keys: int) -> None:
         self.cluster = bench.cluster
@@ -78,8 +78,8 @@ class LocalTotals:
             job.finish()
 
     def advance(self, records: int, group: int) -> Manifest:
-        """A bounded run reads *records* orders of customers in one key group; the checkpoint that it begins with."""
-        customers = [each for each in range(self.keys) if key_group(canonical_key(f"c{each:07}"), GROUPS) == group]
+        """Read *records* orders of customers in one key group by a bounded run; -> the checkpoint it begins with."""
+        customers = [id_ for id_ in range(self.keys) if key_group(canonical_key(f"c{id_:07}"), GROUPS) == group]
         customers = (customers * (1 + records // len(customers)))[:records]
         self.cluster.feed(self.params["source"], encoded(range(self.fed, self.fed + records), customers))
         reference: dict[str, Any] = {
@@ -89,18 +89,18 @@ class LocalTotals:
         options, begun = RunOptions(client, parallelism=ADVANCED_AT), Begun()
         with TemporaryDirectory() as folder:
             loaded = Loaded(load_reference(reference), reference)
-            done = CatchingUp(loaded, options, in_process, Path(folder), begun).run()
+            done = CatchUp(loaded, options, begun).lead(in_process, Path(folder))
         if (done.records, done.records_out) != (records, records):
             raise Failed(f"{done.records} of {records} orders were read, {done.records_out} totals written")
         return begun.manifest
 
     def delete(self) -> None:
-        """Make room."""
+        """Delete the topics."""
         self.cluster.delete(*self.topics)
 
 
 class Begun(Quiet):
-    """A `Progress` that remembers where a bounded run began."""
+    """A `Progress` that keeps the first checkpoint of a bounded run."""
 
     manifest: Manifest
 
@@ -109,7 +109,7 @@ class Begun(Quiet):
 
 
 def touched_groups(bench: Bench) -> Iterator[Figure]:
-    """Of an image of all keys; then of what ten checkpoints, in each of which 1 % of the keys changed, leave of it."""
+    """The share of an image of all keys; then after ten checkpoints, each with 1 % of the keys changed."""
     state = LocalTotals(bench, bench.size(1_000_000, 100_000))
     state.grow(state.keys)
     yield _read(state, 77, f"state read for 1 of {GROUPS} key groups, {state.keys:,} keys")
@@ -122,8 +122,8 @@ def touched_groups(bench: Bench) -> Iterator[Figure]:
 def _read(state: LocalTotals, group: int, name: str) -> Figure:
     with counted() as read:
         manifest = state.advance(1_000, group)
-    held = sum(each.state_bytes for each in manifest.operators)
-    of_index = {ref for each in manifest.operators for refs in each.index for ref in refs}
+    held = sum(operator.state_bytes for operator in manifest.operators)
+    of_index = {ref for operator in manifest.operators for refs in operator.index for ref in refs}
     total, index = sum(ref.size for ref in read), sum(ref.size for ref in read if ref in of_index)
     detail = f"{total:,} bytes of {held:,}, {index:,} of them indexes; the manifest has {len(encode(manifest)):,}"
     return Figure(name, total / held * GROUPS, f"/ {GROUPS}", detail)

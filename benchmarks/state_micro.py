@@ -1,7 +1,7 @@
 """Figures of keyed state alone, without Kafka: `python benchmarks/state_micro.py [KEYS]`.
 
-Prints what a running total costs per record over a loop on one dict, and what snapshots and a restore of KEYS
-(1,000,000) integer states take. Times are of this thread's CPU, so that other processes do not show; the cyclic garbage
+Prints the cost of a running total per record, beside a loop on one dict, and of snapshots and a restore of KEYS
+(1,000,000) integer states. Times are of this thread's CPU, so that other processes do not count; the cyclic garbage
 collector is off, since its pauses would hide those of the snapshots.
 """
 
@@ -19,9 +19,9 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
-from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.restore import restore
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 GROUPS = 128
 BATCH = 1_000
@@ -36,7 +36,7 @@ def add(total: int | None, amount: int) -> tuple[int, int]:
 
 
 def batches(keys: list[bytes]) -> Iterator[list[bytes]]:
-    """As a source would give them."""
+    """Batches, as of a source."""
     return (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
 
 
@@ -51,7 +51,7 @@ def by_table(table: Table[int], keys: list[bytes]) -> tuple[float, float]:
 
 
 def by_hand(totals: dict[bytes, int], keys: list[bytes]) -> float:
-    """Seconds that the same takes on one dict."""
+    """Seconds of the same on one dict."""
     started = clock()
     for batch in batches(keys):
         outputs = []
@@ -96,11 +96,13 @@ def main() -> None:
     random.shuffle(keys)
 
     hot = random.choices(keys[:1_000], k=400_000)
-    table: Table[int] = KeyedTable("totals", int, range(GROUPS), GROUPS)
+    table: Table[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(GROUPS), max_parallelism=GROUPS)
+    )
     ours, hand = min(by_table(table, hot)[0] for _ in range(3)), min(by_hand({}, hot) for _ in range(3))
     print(f"apply, 1,000 keys: {ours / len(hot) * 1e9:.0f} ns a record; on a dict {hand / len(hot) * 1e9:.0f} ns")
 
-    table = KeyedTable("totals", int, range(GROUPS), GROUPS)
+    table = KeyedTable(StoredState(operator="totals", type=int, groups=range(GROUPS), max_parallelism=GROUPS))
     seconds, longest = by_table(table, keys)
     print(f"apply, {count:,} new keys at once: {seconds / count * 1e9:.0f} ns; longest batch {longest * 1e3:.1f} ms")
     begun = clock()

@@ -1,11 +1,11 @@
-"""Rows into a store without the engine, as fast as its driver takes them: what the engine is compared with.
+"""Rows into a store without the engine, as fast as its driver takes them, for comparison.
 
     python store_by_hand.py memory|loop postgres|mariadb|redis SERVERS INPUT PLACE COUNT
 
-`memory` reads all of INPUT first, and then writes the rows, which are Python objects by then, in one go: by one COPY,
-by INSERTs of many rows in one transaction, by a pipeline of SETs. Only the writing is timed. `loop`, for PostgreSQL,
-reads, decodes and writes by turns: a COPY of what came within half a second, committed. What it read may come twice or
-never after a crash. Prints a line of JSON.
+`memory` reads all of INPUT first, and then writes the rows, as Python objects, in one go: by one COPY, by INSERTs of
+many rows in one transaction, by a pipeline of SETs. Only the writing is timed. `loop`, for PostgreSQL, reads, decodes
+and writes by turns: a committed COPY every half second. After a crash its records may come twice or never. Prints a
+line of JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
-from cluster import PARTITIONS, READER
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from cluster import PARTITIONS, reader
 from orders import Order
 from store_servers import mysql_arguments
 
@@ -31,24 +31,14 @@ PIPELINE_ROWS = 10_000
 Row = tuple[int, str, int, int]
 
 
-def orders(servers: str, source: str, count: int) -> Iterator[list[Order]]:
+def read_orders(servers: str, source: str, count: int) -> Iterator[list[Order]]:
     """*count* orders, in batches as they come."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": f"by-hand-{time.time_ns()}",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            **READER,
-        }
-    )
-    consumer.assign([TopicPartition(source, each, OFFSET_BEGINNING) for each in range(PARTITIONS)])
+    consumer = reader(servers, source, range(PARTITIONS))
     decode = msgspec.json.Decoder(Order).decode
     while count:
-        found = [decode(message.value() or b"") for message in consumer.consume(BATCH_RECORDS, WAIT_S)]
-        count -= len(found)
-        yield found
+        batch = [decode(message.value() or b"") for message in consumer.consume(BATCH_RECORDS, WAIT_S)]
+        count -= len(batch)
+        yield batch
 
 
 def row_of(order: Order) -> Row:
@@ -60,11 +50,11 @@ COPY = "COPY orders (id, customer, total, ts) FROM STDIN"
 INSERT = "INSERT INTO orders (id, customer, total, ts) VALUES (%s, %s, %s, %s)"
 
 
-def to_postgres(place: str, found: list[Order]) -> float:
+def to_postgres(place: str, orders: list[Order]) -> float:
     """Seconds of one COPY, commit included."""
     import psycopg
 
-    rows = prepared(found, row_of)
+    rows = prepared(orders, row_of)
     with psycopg.connect(place) as connection:
         began = time.monotonic()
         with connection.cursor() as cursor, cursor.copy(COPY) as copy:
@@ -74,11 +64,11 @@ def to_postgres(place: str, found: list[Order]) -> float:
         return time.monotonic() - began
 
 
-def to_mariadb(place: str, found: list[Order]) -> float:
+def to_mariadb(place: str, orders: list[Order]) -> float:
     """Seconds of one transaction; the driver makes INSERTs of a megabyte."""
     import pymysql
 
-    rows = prepared(found, row_of)
+    rows = prepared(orders, row_of)
     connection = pymysql.connect(**mysql_arguments(place))
     began = time.monotonic()
     with connection.cursor() as cursor:
@@ -87,12 +77,12 @@ def to_mariadb(place: str, found: list[Order]) -> float:
     return time.monotonic() - began
 
 
-def to_redis(place: str, found: list[Order]) -> float:
+def to_redis(place: str, orders: list[Order]) -> float:
     """Seconds of a pipeline that is sent every `PIPELINE_ROWS`."""
     import redis
 
     encode = msgspec.json.Encoder().encode
-    pairs = prepared(found, lambda order: (f"order:{order.id}", encode(order)))
+    pairs = prepared(orders, lambda order: (f"order:{order.id}", encode(order)))
     pipeline = redis.Redis.from_url(place).pipeline(transaction=False)
     began = time.monotonic()
     for first in range(0, len(pairs), PIPELINE_ROWS):
@@ -102,9 +92,9 @@ def to_redis(place: str, found: list[Order]) -> float:
     return time.monotonic() - began
 
 
-def prepared(found: list[Order], of: Callable[[Order], Any]) -> list[Any]:
-    """What *of* makes of each; the collector looks at none of it any more."""
-    rows = [of(order) for order in found]
+def prepared(orders: list[Order], convert: Callable[[Order], Any]) -> list[Any]:
+    """The converted orders, out of the garbage collector's sight."""
+    rows = list(map(convert, orders))
     gc.collect()
     gc.freeze()
     return rows
@@ -115,18 +105,18 @@ def loop_to_postgres(place: str, batches: Iterator[list[Order]]) -> float:
     import psycopg
 
     with psycopg.connect(place) as connection, connection.cursor() as cursor:
-        rows = list(map(row_of, next(found for found in batches if found)))
+        rows = list(map(row_of, next(batch for batch in batches if batch)))
         began = commit_s = time.monotonic()
-        for found in batches:
-            rows += map(row_of, found)
+        for batch in batches:
+            rows += map(row_of, batch)
             if time.monotonic() >= commit_s + INTERVAL_S:
-                _copied(connection, cursor, rows)
+                _copy(connection, cursor, rows)
                 rows, commit_s = [], time.monotonic()
-        _copied(connection, cursor, rows)
+        _copy(connection, cursor, rows)
         return time.monotonic() - began
 
 
-def _copied(connection: Any, cursor: Any, rows: list[Row]) -> None:
+def _copy(connection: Any, cursor: Any, rows: list[Row]) -> None:
     with cursor.copy(COPY) as copy:
         for row in rows:
             copy.write_row(row)
@@ -137,13 +127,13 @@ WRITERS = {"postgres": to_postgres, "mariadb": to_mariadb, "redis": to_redis}
 
 
 def main() -> None:
-    """Write and tell."""
+    """Write and print."""
     way, store, servers, source, place, count = sys.argv[1:]
-    batches = orders(servers, source, int(count))
+    batches = read_orders(servers, source, int(count))
     if way == "loop":
         elapsed_s = loop_to_postgres(place, batches)
     else:
-        elapsed_s = WRITERS[store](place, [order for found in batches for order in found])
+        elapsed_s = WRITERS[store](place, list(chain.from_iterable(batches)))
     print(json.dumps({"rate": int(count) / elapsed_s}))
 
 

@@ -1,6 +1,6 @@
-"""Servers of other stores for the benchmarks: the machine's own programs, on loopback, on data that go with them.
+"""Servers of stores for the benchmarks: the machine's own programs, on loopback, with temporary data.
 
-They are as durable as their makers ship them, but Redis, which is given the log without which the sink refuses it.
+They have the default durability, except that Redis gets the log that the sink requires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DRIVERS = {"postgres": "psycopg", "mariadb": "pymysql", "redis": "redis"}
 
 
 def missing(store: str) -> str:
-    """What is not installed that *store* needs, in a sentence; or nothing."""
+    """A sentence about programs that *store* needs and that are not installed, or empty."""
     lacking = [name for name in _PROGRAMS[store] if _path(name) is None]
     if lacking:
         return f"{', '.join(lacking)} is not installed (Debian: {PACKAGES[store]}), so {store} is left out"
@@ -58,7 +58,7 @@ def running(store: str) -> Iterator[str]:
 
 
 _Server = tuple[list[str], str | None, str, Callable[[str], bool]]
-"""The command, who runs it (None: we), the URL, and whether a server answers there."""
+"""The command, the user that runs it (None: this one), the URL, and whether a server answers there."""
 
 
 def _postgres(folder: Path, port: int) -> _Server:
@@ -105,7 +105,7 @@ def _mariadb_answers(url: str) -> bool:
 
 
 def mysql_arguments(url: str) -> dict[str, object]:
-    """What PyMySQL is given for *url*."""
+    """PyMySQL's arguments for *url*."""
     host, port = url.split("@")[1].split("/")[0].split(":")
     return {"host": host, "port": int(port), "user": "root", "database": "test", "ssl_disabled": True}
 
@@ -134,13 +134,13 @@ def _path(name: str) -> str | None:
 
 
 def _program(name: str) -> list[str]:
-    found = _path(name)
-    assert found is not None
-    return [found]
+    path = _path(name)
+    assert path is not None
+    return [path]
 
 
 def _given_to(user: str, folder: Path) -> str | None:
-    """Root runs no database: *folder* becomes *user*'s, who does."""
+    """The user that runs a database, None: this one. Root must not: *folder* then becomes *user*'s."""
     if os.geteuid():
         return None
     os.chown(folder, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)

@@ -1,8 +1,8 @@
-"""The sinks of PostgreSQL, MariaDB and Redis: how fast they are, and how long the commit of a checkpoint takes.
+"""The sinks of PostgreSQL, MariaDB and Redis: throughput, and the time of a checkpoint's commit.
 
-Each scenario starts the machine's own server; where that is not installed it says so, and has no figures. Throughput is
-that of the whole way from Kafka into the store, exactly once, against the plain way of the same rows into the same
-table by the store's driver, which has them in memory: it reads nothing, decodes nothing, and may lose or double them.
+Each scenario starts the machine's own server; if that is not installed it says so, and has no figures. Throughput is
+that from Kafka into the store, exactly once, against the same rows from memory into the same table by the store's
+driver, which reads and decodes nothing, and may lose or double them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from visibility import await_line, script, told
 
 HERE = Path(__file__).parent
 ROWS = 10_000
-"""A second, and so in a checkpoint whose commit is timed."""
+"""Rows a second, and so in a checkpoint whose commit is timed."""
 INTERVAL_MS = 1_000
 CUSTOMERS = 1_000
 LOOP = "a loop from Kafka, COPY and commit every 0.5 s"
@@ -35,7 +35,7 @@ COMMITS = "only from decided to finalized counts"
 
 
 class Place(NamedTuple):
-    """A server that runs."""
+    """A running server."""
 
     store: str
     target: Target
@@ -58,13 +58,13 @@ def redis(bench: Bench) -> Iterator[Figure]:
 
 
 def all_of_them(bench: Bench) -> Iterator[Figure]:
-    """All of them."""
+    """All stores."""
     for store in TARGETS:
         yield from scenario(bench, store)
 
 
 def scenario(bench: Bench, store: str) -> Iterator[Figure]:
-    """One store; nothing where its server is not installed."""
+    """One store; no figures if its server is not installed."""
     if lacking := missing(store):
         bench.say(lacking)
         return
@@ -75,7 +75,7 @@ def scenario(bench: Bench, store: str) -> Iterator[Figure]:
 
 
 def throughput(bench: Bench, place: Place) -> Iterator[Figure]:
-    """Rows a second from Kafka into the store, over those of each way by hand, who goes first taking turns."""
+    """Rows a second from Kafka into the store, over those of each way by hand, which take turns to go first."""
     target = place.target
     records = bench.size(target.records, target.records // 5)
     source, ways = bench.input(records, CUSTOMERS), ("ours", *target.ways)
@@ -91,12 +91,13 @@ def throughput(bench: Bench, place: Place) -> Iterator[Figure]:
                 rates[way].append(by_hand(bench, place, way, source, records))
             seen.add(target.rows(place.url))
         _require_same(seen, records)
-        bench.say(f"round {number + 1}, rows/s: " + ", ".join(f"{way} {each[-1]:,.0f}" for way, each in rates.items()))
+        shown = ", ".join(f"{way} {of_way[-1]:,.0f}" for way, of_way in rates.items())
+        bench.say(f"round {number + 1}, rows/s: {shown}")
     yield from _compared(target, rates)
 
 
 def _compared(target: Target, rates: dict[str, list[float]]) -> Iterator[Figure]:
-    """The figures of rates by way, each with one for each round."""
+    """The figures of the rates of each way and round."""
     for name, mine, other, words in (
         (f"Kafka to {target.title}, ratio", "ours", "memory", target.plain),
         (f"Kafka to {target.title}, against a loop by hand", "ours", "loop", LOOP),
@@ -113,11 +114,11 @@ def ours(bench: Bench, place: Place, source: str, records: int) -> tuple[float, 
     """Rows a second of `exactlyonce run`: from its first record to the end of its last checkpoint; and while a decided
     checkpoint is committed."""
     with _job(bench, place, source, "--until", "latest") as job:
-        first_ms, found = job.first_record_ms(), job.finish()
-    if found[-1]["records_in"] != records:
-        raise Failed(f"{records} records were not all read: {found[-1]}")
+        first_ms, checkpoints = job.first_record_ms(), job.finish()
+    if checkpoints[-1]["records_in"] != records:
+        raise Failed(f"{records} records were not all read: {checkpoints[-1]}")
     whole_ms = max(_steps(job, "finalized").values()) - first_ms
-    return records / whole_ms * 1000, records / sum(_commit_ms(job, found)) * 1000
+    return records / whole_ms * 1000, records / sum(_commit_ms(job, checkpoints)) * 1000
 
 
 def by_hand(bench: Bench, place: Place, way: str, source: str, records: int) -> float:
@@ -149,11 +150,11 @@ def commits(bench: Bench, place: Place) -> Iterator[Figure]:
         job.stop()
     bench.cluster.delete(source)
     expected = min(fed["records"], DIFFERENT_RECORDS) if place.target.keyed else fed["records"]
-    if (found := place.target.rows(place.url)).number != expected:
-        raise Failed(f"{expected} rows are to be there, and there are {found.number}")
-    whole = [each for each in job.checkpoints if each["records_committed"] >= ROWS * 0.9]
+    if (count := place.target.rows(place.url).number) != expected:
+        raise Failed(f"{expected} rows are to be there, and there are {count}")
+    whole = [event for event in job.checkpoints if event["records_committed"] >= ROWS * 0.9]
     times_ms = sorted(_commit_ms(job, whole))
-    rows = f"{median(each['records_committed'] for each in whole):,.0f}"
+    rows = f"{median(event['records_committed'] for event in whole):,.0f}"
     yield Figure(
         f"commit of a checkpoint to {place.target.title}, p99",
         times_ms[len(times_ms) * 99 // 100],
@@ -168,13 +169,12 @@ def _job(bench: Bench, place: Place, source: str, *arguments: str, interval: str
 
 
 def _commit_ms(job: Job, checkpoints: list[Event]) -> list[int]:
-    """From decided to finalized, of those that have rows."""
+    """The times from decided to finalized, of checkpoints with rows."""
     decided, finalized = _steps(job, "decided"), _steps(job, "finalized")
-    numbers = [each["checkpoint"] for each in checkpoints if each["records_committed"]]
+    numbers = [event["checkpoint"] for event in checkpoints if event["records_committed"]]
     return [finalized[number] - decided[number] for number in numbers]
 
 
 def _steps(job: Job, step: str) -> dict[int, int]:
-    """By checkpoint, when it came to *step*, in milliseconds."""
-    found: list[Event] = [event for event in job.events if event.get("step") == step]
-    return {event["checkpoint"]: event["at_ms"] for event in found}
+    """By checkpoint, the time of *step*, in milliseconds."""
+    return {event["checkpoint"]: event["at_ms"] for event in job.events if event.get("step") == step}

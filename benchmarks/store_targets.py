@@ -1,4 +1,4 @@
-"""The targets of the benchmarks in each store: emptied by the plain driver, and counted by it."""
+"""The targets of the benchmarks in each store, emptied and counted by the plain driver."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _AT_ONCE = 10_000
 
 
 class Rows(NamedTuple):
-    """What the store shows to readers, whatever its order."""
+    """The visible rows of a store, whatever their order."""
 
     number: int
     total: int
 
 
 class Target(ABC):
-    """Where rows go."""
+    """The target of rows in a store."""
 
     title: str
     plain: str
-    """What the engine is compared with, in words."""
+    """The plain way, in words."""
     ways: tuple[str, ...] = ("memory",)
-    """Those of `store_by_hand.py` that there are."""
+    """Those of `store_by_hand.py`."""
     records = 500_000
-    """How many are written in a round: some seconds' worth."""
+    """For each round: some seconds' worth."""
     keyed = False
-    """Whether an order of the same number takes the place of the one before."""
+    """Whether an order replaces the one before of the same number."""
 
     @abstractmethod
     def empty(self, place: str) -> None:
-        """Make it anew at the address *place*."""
+        """Create it anew at the address *place*."""
 
     @abstractmethod
     def rows(self, place: str) -> Rows:
-        """What is there."""
+        """The rows in it."""
 
 
 class PostgresTarget(Target):
@@ -69,7 +69,7 @@ class PostgresTarget(Target):
 
 
 class MariaDBTarget(Target):
-    """A table without an index but its hidden one."""
+    """A table with only its hidden index."""
 
     title = "MariaDB"
     plain = "PyMySQL executemany of tuples in memory in one transaction"

@@ -1,7 +1,7 @@
 """Records a second of our engine against those of the loop by hand, on the same input, in alternating rounds.
 
-Both are whole processes, and both are timed from their first commit to their last, so that start-up does not count.
-What both wrote is counted and compared.
+Both are whole processes, timed from their first commit to their last, so that start-up does not count. Their outputs
+are counted and compared.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ def by_hand(bench: Bench, pipeline: str, source: str, sink: str, records: int) -
 def ours(bench: Bench, pipeline: str, source: str, sink: str, records: int) -> Result:
     """Our engine."""
     with Job(bench.cluster.servers, pipeline, "--until", "latest", name=sink, source=source, sink=sink) as job:
-        found = job.finish()
-    return Result(rate_of(found, records), max(each["longest_gap_ms"] for each in found[1:]))
+        checkpoints = job.finish()
+    return Result(rate_of(checkpoints, records), max(event["longest_gap_ms"] for event in checkpoints[1:]))
 
 
 def rate_of(checkpoints: list[Event], records: int) -> float:
     """Records a second of a job that read *records*, from its first commit to its last."""
-    committing = [each for each in checkpoints if each["records_committed"]]
+    committing = [event for event in checkpoints if event["records_committed"]]
     if len(committing) < 2 or checkpoints[-1]["records_in"] != records:
         raise Failed(f"{records} records are too few for two commits, or were not all read: {checkpoints[-1:]}")
     first, *rest = committing
-    committed = sum(each["records_committed"] for each in rest)
+    committed = sum(event["records_committed"] for event in rest)
     share = committed / (first["records_committed"] + committed)
     return float(records * share / (rest[-1]["at_ms"] - first["at_ms"]) * 1000)
 
 
 def compare(bench: Bench, pipeline: str, source: str, records: int, rounds: int) -> Iterator[tuple[Result, Result]]:
-    """Pairs of (our engine, by hand), who goes first taking turns."""
+    """Pairs of (our engine, by hand), which take turns to go first."""
     digests: set[Digest] = set()
     for number in range(rounds):
-        found = {}
+        results = {}
         for runner in (ours, by_hand) if number % 2 == 0 else (by_hand, ours):
             sink = f"{runner.__name__.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
             bench.cluster.create(sink)
-            found[runner] = runner(bench, pipeline, source, sink, records)
+            results[runner] = runner(bench, pipeline, source, sink, records)
             digests.add(bench.cluster.digest(sink))
             bench.cluster.delete(sink)
-        a, b = found[ours], found[by_hand]
+        a, b = results[ours], results[by_hand]
         bench.say(f"round {number + 1}: {a.rate:,.0f} records/s, by hand {b.rate:,.0f}: {a.rate / b.rate:.2f}")
         yield a, b
     if len(digests) != 1:

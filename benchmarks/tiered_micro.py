@@ -1,7 +1,7 @@
 """Figures of the RocksDB tier alone, without Kafka: `python benchmarks/tiered_micro.py [KEYS] [BUDGET_MB] [FOLDER]`.
 
-The state is the profile of `large-state`. Prints, for each step, what a key takes of this thread's CPU, and of the
-other threads' (RocksDB's flushes and compactions); wall time only where it says so. Blocks lie in memory.
+The state is the profile of `large-state`. Prints, for each step, the CPU time of a key in this thread, and in the other
+threads (RocksDB's flushes and compactions); wall time is marked as such. Blocks are in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from exactlyonce.state.tiered.backend import RocksDBBackend
 
 GROUPS = 128
 CHANGED = 25_000
-"""By checkpoint, as a worker of two has them at 50,000 a second."""
+"""Keys by checkpoint, as in one of two workers at 50,000 a second."""
 
 
 def add(profile: Profile | None, amount: int) -> tuple[Profile, int]:
@@ -37,7 +37,7 @@ def add(profile: Profile | None, amount: int) -> tuple[Profile, int]:
 
 @contextmanager
 def measured(title: str, count: int) -> Iterator[None]:
-    """Print what the block took, by key of *count*."""
+    """Print the time of the block, for each of *count* keys."""
     thread, process, wall = time.thread_time(), time.process_time(), time.monotonic()
     yield
     own = time.thread_time() - thread
@@ -55,7 +55,7 @@ def _status(field: str) -> float:
 
 
 def apply(table: Any, keys: Sequence[bytes]) -> None:
-    """All of *keys*, in batches."""
+    """Apply all of *keys*, in batches."""
     for batch in batches(list(keys)):
         table.apply(add, batch, range(len(batch)))
 
@@ -107,7 +107,7 @@ def _steps(count: int, budget: int, folder: Path) -> None:
     print(f"snapshots of {CHANGED:,} uniform keys, with images: {figures}")
     backend = RocksDBBackend(folder / "b", budget)
     again: Any = restore("profiles", Profile, range(GROUPS), GROUPS, checkpoint, index, fetch, backend=backend)
-    with measured(f"restore, {len(again._stored.chain.blocks)} blocks", count):
+    with measured(f"restore, {len(again._groups._stored.chain.blocks)} blocks", count):
         while again.fetch():
             pass
 

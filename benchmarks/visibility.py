@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import budget
 from bench import Bench
 from figures import Figure
 from job import Event, Failed, Job
@@ -41,6 +42,7 @@ class Load(NamedTuple):
     """Running totals under load, and what they looked like to a reader."""
 
     fed: dict[str, Any]
+    events: list[Event]
     checkpoints: list[Event]
     """Those with records that were completed while the feeder fed, `CHECKPOINTS_MIN` at least."""
     seen: dict[str, Any]
@@ -49,20 +51,22 @@ class Load(NamedTuple):
 def visible(bench: Bench) -> Iterator[Figure]:
     """Running totals under a steady load."""
     rate, seconds = _sustained(bench) / 2, bench.size(65, 10)
-    fed, checkpoints, seen = _load(bench, rate, seconds, INTERVAL_MS)
+    fed, events, checkpoints, seen = _load(bench, rate, seconds, INTERVAL_MS)
     bench.say(f"{fed['records']:,} records fed; {seen['records']:,} of them timed")
     durations = sorted(each["duration_ms"] for each in checkpoints)
     load = f"{rate:,.0f} records/s, interval {INTERVAL_MS} ms, {seconds} s"
     latest = f"at most {seen['p100_ms'] - INTERVAL_MS:,.0f} ms; p99 of the feeder's delays {fed['p99_late_ms']:.0f} ms"
+    latest += f", from it to the broker and back {fed['p99_delivered_ms']:.0f} ms"
     yield Figure("p50 visibility minus the interval", seen["p50_ms"] - INTERVAL_MS, "ms", load)
     yield Figure("p99 visibility minus the interval", seen["p99_ms"] - INTERVAL_MS, "ms", latest)
     yield Figure("duration of its checkpoints", durations[len(durations) // 2], "ms", f"at most {durations[-1]} ms")
+    yield from budget.figures(list(budget.stages(events, seen["batches"], INTERVAL_MS)))
 
 
 def dense(bench: Bench) -> Iterator[Figure]:
     """Running totals with many checkpoints a second: what a checkpoint costs shows, and hardly what a record does."""
     seconds = bench.size(35, 10)
-    fed, checkpoints, seen = _load(bench, DENSE_RATE, seconds, DENSE_INTERVAL_MS)
+    fed, _, checkpoints, seen = _load(bench, DENSE_RATE, seconds, DENSE_INTERVAL_MS)
     durations = sorted(each["duration_ms"] for each in checkpoints)
     latest = f"p50 {seen['p50_ms']:,.0f} ms, at most {seen['p100_ms']:,.0f} ms; {seen['records']:,} records timed"
     yield Figure("p99 from produce to visible, interval 100 ms", seen["p99_ms"], "ms", latest)
@@ -97,7 +101,7 @@ def _load(bench: Bench, rate: float, seconds: float, interval_ms: int) -> Load:
         job.stop()
         seen = told(observer)
     bench.cluster.delete(source, sink)
-    return Load(fed, checkpoints, seen)
+    return Load(fed, job.events, checkpoints, seen)
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""The seam between engines and what keeps their blocks: put, get many, list since, drop.
+"""The seam between engines and block storages: put, get many, list since, drop.
 
-Invariants: a block is put once, under a key that no other block has, and that it is there means nothing: only a
-manifest makes it part of a checkpoint. A reference names the bytes by their SHA-256: whoever gets a block gets exactly
-these, or `DamagedBlock`. A block that may not be durable never gives a reference. A storage that is away is waited for,
-and never in the way of whoever puts. Decisions are not kept here: their log is Kafka's. `testing/storage_contract/`
-asks all of it of any storage.
+Invariants: a block is put once, under a key that no other block has; only a manifest makes it part of a checkpoint. A
+reference names the bytes by their SHA-256: a reader gets exactly these, or `DamagedBlock`. A block that may not be
+durable never gives a reference. A storage that is away is waited for, without blocking writers. Decisions are not kept
+here: their log is Kafka's. `testing/storage_contract/` tests any storage.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, require
 
 CHECKPOINTS_KNOWN = 8
-"""A writer knows the keys that it has written for so many checkpoints before the newest."""
+"""A writer remembers its keys for so many checkpoints before the newest."""
 
 
 class DamagedBlock(DamagedRecord):
-    """A block that a manifest refers to is missing, or is not what was written."""
+    """A block that a manifest refers to is missing or damaged."""
 
     def __init__(self, message: str, ref: BlockRef) -> None:
         super().__init__(message, ref)
@@ -34,7 +33,7 @@ class DamagedBlock(DamagedRecord):
 
 
 class UnreadableBlock(ConfigError):
-    """A block that its storage refuses to read, for want of a right, or because something else has its place."""
+    """A block that its storage refuses to read: a right is missing, or something else is in its place."""
 
     def __init__(self, message: str, ref: BlockRef) -> None:
         super().__init__(message, ref)
@@ -45,7 +44,7 @@ class UnreadableBlock(ConfigError):
 
 
 class Ticket:
-    """A block on its way to the storage, which tells it once what became of it."""
+    """A block on its way to the storage, which reports its fate once."""
 
     __slots__ = ("_failure", "_ref", "_sha256", "_size", "key")
 
@@ -57,7 +56,7 @@ class Ticket:
 
     @property
     def ref(self) -> BlockRef | None:
-        """Where the block lies; None until that is known. `BrokerUnavailable` if it may not have been written."""
+        """The reference to the block; None until it is durable. `BrokerUnavailable` if it may not have been written."""
         if self._failure:
             raise BrokerUnavailable(
                 f"Block {self.key} may not have been written: {self._failure}. Its checkpoint cannot complete."
@@ -70,42 +69,40 @@ class Ticket:
         return self._ref is not None or bool(self._failure)
 
     def at(self, partition: int, offset: int) -> BlockRef:
-        """The reference that it has once it is durable at this place."""
+        """The reference once the block is durable at this place."""
         return BlockRef(partition, offset, self.key, self._size, self._sha256)
 
     def written(self, partition: int, offset: int) -> None:
-        """It is durable, at this place."""
         self._ref = self.at(partition, offset)
 
     def failed(self, reason: str) -> None:
-        """It may be durable, or not."""
+        """The block may be durable, or not."""
         self._failure = reason
 
 
 class KeysWritten:
-    """The keys of one writer: one that is written twice would name two blocks. Those of checkpoints that are long over
-    are forgotten."""
+    """The keys of one writer, to find one that is written twice; those of old checkpoints are forgotten."""
 
     def __init__(self) -> None:
         self._keys: dict[int, set[BlockKey]] = {}
 
     def add(self, key: BlockKey) -> None:
-        """*key* is about to be written; `InvariantViolation` if it was, or is no key."""
+        """*key* is about to be written; `InvariantViolation` if it was before, or is malformed."""
         require(BlockKey.parse(str(key)) == key, f"{key} is a well-formed key")
         if key.checkpoint not in self._keys:
-            for older in [each for each in self._keys if each < key.checkpoint - CHECKPOINTS_KNOWN]:
+            for older in [known for known in self._keys if known < key.checkpoint - CHECKPOINTS_KNOWN]:
                 del self._keys[older]
         known = self._keys.setdefault(key.checkpoint, set())
         require(key not in known, f"A block is written once, under a key that no other has: {key}")
         known.add(key)
 
     def forget(self, key: BlockKey) -> None:
-        """It was not written after all."""
+        """*key* was not written after all."""
         self._keys[key.checkpoint].discard(key)
 
 
 def verified_value(ref: BlockRef, value: bytes, named: str) -> Block:
-    """The block that *value* is; `DamagedBlock`, which calls it *named*, unless it is the one that was written."""
+    """The block in *value*; `DamagedBlock`, which calls it *named*, unless it is the one that was written."""
     if len(value) != ref.size or hashlib.sha256(value).digest() != ref.sha256:
         raise DamagedBlock(f"{named} is damaged: its bytes are not those that were written.", ref)
     try:
@@ -116,15 +113,12 @@ def verified_value(ref: BlockRef, value: bytes, named: str) -> Block:
 
 @dataclass(frozen=True)
 class Scanned:
-    """The findings of a scan of what is kept."""
-
     blocks: tuple[BlockRef, ...]
     end_offsets: tuple[int, ...]
-    """How far it went."""
     unreadable: tuple[str, ...] = ()
-    """Damaged places, which it has skipped."""
+    """Damaged places, which were skipped."""
     written_at_ms: Mapping[str, int] = field(default_factory=dict)
-    """By key, when a block was put, for people; none of a storage that does not say so."""
+    """The times at which blocks were put, by key, for people; empty if the storage does not know."""
 
 
 class AttemptBlocks(Protocol):
@@ -132,69 +126,69 @@ class AttemptBlocks(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many blocks are on their way."""
+        """The number of blocks on their way."""
 
     @property
     def waiting(self) -> str:
-        """Where blocks cannot be put at the moment and why, for people; empty: nothing is waited for, or it is the
-        broker, of which others tell."""
+        """Where and why blocks cannot be put at the moment, for people; empty if they can, or for a broker, which
+        others report."""
 
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
         """Put *block*, once for every (operator, checkpoint, key group, part), and return at once.
 
-        `BrokerUnavailable` where there is no room for more, `InvariantViolation` for one that is put twice, or larger
-        than `BLOCK_SIZE_MAX`.
+        Raises `BrokerUnavailable` if there is no room for more, `InvariantViolation` for a block that is put twice, or
+        is larger than `BLOCK_SIZE_MAX`.
         """
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
+        """Let tickets learn their fate; returns how many are pending. Called now and then while any is."""
 
     def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
-        """Poll until at most *left* blocks are pending, at most *timeout_s*; then `BrokerUnavailable`.
+        """Poll until at most *left* blocks are pending; `BrokerUnavailable` after *timeout_s*.
 
-        *look* is called again and again meanwhile, and may raise what ends it. Where `wait` raises, no thread of the
-        writer goes on trying.
+        *look* is called again and again meanwhile, and may raise to end it. If `wait` raises, no thread of the writer
+        goes on trying.
         """
 
 
 class Blocks(Protocol):
-    """Where blocks are read by reference."""
+    """Reads blocks by reference."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
-        """Every one of *refs* once, with its block; `DamagedBlock`, which names the first that is not what was written,
-        or is gone, or `UnreadableBlock`. Those of one key group that are given in the order in which they were put come
-        in that order."""
+        """Every one of *refs* once, with its block; blocks of one key group in the order of *refs*.
+
+        Raises `DamagedBlock`, which names the first that is damaged or gone, or `UnreadableBlock`.
+        """
 
 
 class BlockStorage(Blocks, Protocol):
-    """Where the blocks of one pipeline are kept. `StorageUnavailable`, of any call: it is away, and asking again may
-    help."""
+    """Keeps the blocks of one pipeline. Any call may raise `StorageUnavailable`: it is away, and a retry may help."""
 
     def check(self, *, in_use: bool = False) -> None:
-        """Raise unless blocks can be put here: `ConfigError` says what is missing. Asked before anything is fenced.
+        """Raise `ConfigError` unless blocks can be put here. Called before anything is fenced.
 
-        *in_use*: manifests name blocks that lie here, so that an empty place is another one, or not mounted:
-        `StorageUnavailable`, and nothing is made there."""
+        *in_use*: manifests name blocks here. So an empty place is another one, or not mounted: `StorageUnavailable`,
+        and nothing is created there.
+        """
 
     def begin(self, incarnation: int, attempt: int) -> AttemptBlocks:
         """Puts this process's blocks of *attempt*; the storage has answered. No two processes share a key."""
 
     def since(self, ends: Iterable[int]) -> Scanned:
-        """The blocks that were put behind *ends*, which an earlier `Scanned` or a manifest has noted, and were not
-        dropped, whoever has put them and whether or not a checkpoint ever completed. A storage that knows no order has
-        ends of zeros, and gives all that there are: whoever asks knows what manifests stand on."""
+        """The blocks put after *ends*, noted by an earlier `Scanned` or a manifest, and not dropped, of any writer.
+
+        A storage without order has ends of zeros, and returns all its blocks.
+        """
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        """A transaction of the decision log that drops *refs* is durable: they are removed, unless that has done so: by
-        tombstones, where they lie in the checkpoint topic.
+        """Remove *refs*, which a durable transaction of the decision log drops; tombstones do so in the topic.
 
-        It may be asked again, after a failure or by a process that had the same to drop, however late: no key is ever
-        used again. What a crash leaves is found by whoever looks in `since`, and dropped again.
+        It may be called again, however late: no key is ever used again. Blocks that a crash leaves are found by a later
+        `since`, and dropped again.
         """
 
     def erase(self) -> None:
-        """Remove every block, whoever put it and whatever needs it: the pipeline is to be forgotten. What lies in the
-        checkpoint topic goes with the topic."""
+        """Remove every block, for a pipeline that is deleted. Blocks in the checkpoint topic go with the topic."""
 
     def close(self) -> None:
-        """Let go of the connection, if there is one; a call that comes later connects again."""
+        """Close the connection, if there is one; a later call connects again."""

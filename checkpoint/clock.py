@@ -1,4 +1,4 @@
-"""Time as an argument: whoever depends on time is given a `Clock`, so that a test can give one that it moves itself."""
+"""Time as an argument: code that depends on time is given a `Clock`, so that a test can give a simulated one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two times in milliseconds: one that people set, one that only grows."""
+    """Wall-clock and monotonic time, in milliseconds."""
 
     def now_ms(self) -> int:
-        """Since 1970, by the wall clock. It may jump either way: for what people read, never for timeouts."""
+        """Since 1970, by the wall clock. It may jump either way: for people, never for timeouts."""
 
     def monotonic_ms(self) -> int:
-        """Since an unnamed instant. It never goes back: for intervals and timeouts."""
+        """A time that never goes back, for intervals and timeouts."""

@@ -1,7 +1,7 @@
 """The decision: check, manifest, commit, finalize; and how a decided checkpoint is finished after a crash.
 
 Invariants: nothing of checkpoint *n* is committed before its manifest is durable; at most the highest manifest is
-unfinalized. What a commit is, each family of sinks knows: see `commits.protocol`.
+unfinalized. Each family of sinks has its own commit: see `commits.protocol`.
 Every function is a procedure (see `requests`): it can be stopped between any two requests and run again.
 """
 
@@ -10,32 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Check, CommitProtocol, Planned, Refuse, gravest, objection
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.encoding import TooLarge
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoredBlock
-from exactlyonce.checkpoint.requests import (
-    Append,
-    Appended,
-    KnownOutputs,
-    Outputs,
-    Procedure,
-    Reached,
-    concurrently,
-)
+from exactlyonce.checkpoint.requests import Outputs, Procedure, concurrently
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import Undetermined, require
 from exactlyonce.pipeline.names import setting
 
 Dropped = tuple[tuple[int, ...], tuple[StoredBlock, ...]]
-"""Checkpoints whose manifests may go, and blocks that may."""
+"""Checkpoints whose manifests are to be dropped, and blocks."""
 Expire = Callable[[Manifest], Procedure[Dropped]]
-"""Told that a manifest is about to be finalized: what may go in the same transaction."""
+"""Given a manifest that is about to be finalized: what to drop in the same transaction."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The manifest is durable; finalized too, unless the commit of something was refused or its fate is unknown."""
+    """The manifest is durable; finalized too, unless a commit was refused or its fate is unknown."""
 
     manifest: Manifest
     fates: Mapping[str, str] = field(default_factory=dict)
@@ -50,13 +43,13 @@ class Decided:
 
 @dataclass(frozen=True)
 class Unresolved:
-    """It is unknown whether the manifest is durable: the process must end; the next incarnation reads what is true."""
+    """It is unknown whether the manifest is durable: the process must end, and the next incarnation reads the log."""
 
     checkpoint: int
 
 
 def keep_all(manifest: Manifest) -> Procedure[Dropped]:
-    """The `Expire` of whoever drops nothing."""
+    """The `Expire` that drops nothing."""
     yield from ()
     return (), ()
 
@@ -72,28 +65,28 @@ def decide(
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize *plan*.
 
-    *checks* must hold once all have acknowledged; they are asked for separately, at the same time. The manifest is
-    produced while they are under way; only its commit waits for them. *expire* is told that the manifest is durable and
-    all of it committed.
+    *checks* must hold once all have acknowledged. The manifest is produced while they are under way, and only its
+    commit waits for them. *expire* is called once all of the manifest is committed.
     """
-    for each in protocols:
-        refusal = yield from each.prepare(plan, checks)
+    for protocol in protocols:
+        refusal = yield from protocol.prepare(plan, checks)
         if refusal is not None:
             return refusal
     manifest: Manifest | Refuse | None = None
     while manifest is None:
-        manifest = yield from _produced(log, (*(each.check(plan) for each in protocols), *checks()), make_manifest)
+        conditions = [*(protocol.check(plan) for protocol in protocols), *checks()]
+        manifest = yield from _produced(log, conditions, make_manifest)
     if isinstance(manifest, Refuse):
         return manifest
-    yield Reached("coordinator-checked")
+    yield ask.Reached("coordinator-checked")
     if (yield from log.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)
-    yield Appended((manifest,))
+    yield ask.Appended((manifest,))
     fates, unsettled = dict[str, str](), dict[str, str]()
-    for each in protocols:
-        found = yield from each.commit(manifest)
-        fates.update(found.known)
-        unsettled.update(found.unsettled)
+    for protocol in protocols:
+        committed = yield from protocol.commit(manifest)
+        fates.update(committed.known)
+        unsettled.update(committed.unsettled)
     decided = Decided(manifest, fates, unsettled)
     if decided.finalized:
         dropped = yield from expire(manifest)
@@ -104,9 +97,11 @@ def decide(
 def _produced(
     log: DecisionLog, checks: Iterable[Check], make_manifest: Callable[[Outputs], Manifest]
 ) -> Procedure[Manifest | Refuse | None]:
-    """The manifest, produced into its transaction while *checks* are under way; or, taken back, what one of them says
-    against it. None: they have found that an output has more partitions than it says, so that another is to be made."""
-    outputs: Outputs = yield KnownOutputs()
+    """Produce the manifest into its transaction while *checks* are under way; take it back if one of them refuses.
+
+    None: the checks have found more partitions of an output than the manifest says, so another one is needed.
+    """
+    outputs: Outputs = yield ask.KnownOutputs()
     manifest = make_manifest(outputs)
     try:
         producing = log.produce(manifest)
@@ -118,7 +113,7 @@ def _produced(
         problem = problem or Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}")
     elif problem is not None:
         yield from log.take_back(str(problem))
-    elif (yield KnownOutputs()) == outputs:
+    elif (yield ask.KnownOutputs()) == outputs:
         return manifest
     else:
         yield from log.take_back("a topic of its sinks has more partitions")
@@ -128,12 +123,12 @@ def _produced(
 
 
 def _no_room(manifest: Manifest, why: TooLarge) -> str:
-    """Why there is no checkpoint of all that *manifest* names: a restart carries nothing over, and may do better."""
-    written = sum(len(each.written) for each in manifest.committables)
+    """The reason for a refusal; a restart, which carries nothing over, may do better."""
+    written = sum(len(committable.written) for committable in manifest.committables)
     return (
         f"checkpoint {manifest.checkpoint} names more than a manifest has room for: {why}. It has "
         f"{len(manifest.committables)} transactions in {written} output partitions, rows for {len(manifest.staged)} "
-        f"commits to stores, the state of {sum(each.parallelism for each in manifest.operators)} subtasks, "
+        f"commits to stores, the state of {sum(operator.parallelism for operator in manifest.operators)} subtasks, "
         f"{len(manifest.order_logs)} order logs and {len(manifest.offsets)} input partitions. If that happens again, "
         f"use a lower {setting('parallelism')} or {setting('tolerable_failed')}, or output topics with fewer partitions"
     )
@@ -147,11 +142,11 @@ def finalize(
     manifests_dropped: tuple[int, ...] = (),
     blocks_dropped: tuple[StoredBlock, ...] = (),
 ) -> Procedure[None]:
-    """Write that every committable of *manifest* is known to be committed, and clean what it made superfluous."""
+    """Record that every committable of *manifest* is committed, and drop what it made superfluous."""
     known = manifest.decided <= set(fates)
     require(known, "a checkpoint is finalized only when the fate of every committable is known")
     mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())))
-    outcome = yield Append((mark,), manifests_dropped, blocks_dropped)
+    outcome = yield ask.Append((mark,), manifests_dropped, blocks_dropped)
     if outcome is not Outcome.DONE:
         raise Undetermined(
             f"Checkpoint {manifest.checkpoint} is complete and committed, but the mark that says so could not be "
@@ -169,14 +164,14 @@ def finish(
     *,
     accept_loss: bool = False,
 ) -> Procedure[dict[str, str]]:
-    """Bring a decided checkpoint to its end: commit, prove or repair every committable, then finalize.
+    """Commit, prove or repair every committable of a decided checkpoint, then finalize it.
 
     No sink of this pipeline may be running, and *repairs* must have been read from the log since this procedure last
-    ran. Raises Halt where a committable is lost and cannot be made again.
+    ran. Raises Halt if a committable is lost and cannot be written again.
     """
     fates, known = dict[str, str](), tuple(repairs)
-    for each in protocols:
-        fates.update((yield from each.finish(manifest, known, accept_loss=accept_loss)))
+    for protocol in protocols:
+        fates.update((yield from protocol.finish(manifest, known, accept_loss=accept_loss)))
     dropped = yield from expire(manifest)
     yield from finalize(manifest, fates, incarnation, at_ms, *dropped)
     return fates

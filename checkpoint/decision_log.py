@@ -1,10 +1,9 @@
-"""The decision log: partition 0 of the checkpoint topic, as one incarnation of a coordinator writes it. Pure.
+"""The decision log: partition 0 of the checkpoint topic, as one incarnation of a coordinator writes it.
 
 Only the transactional producer of the newest coordinator writes here. Its initialisation, once per incarnation, fences
-every older coordinator before the log is read, so what is read is final, and whatever is appended later is appended by
-this incarnation. An append is one transaction: all of it, or nothing, or, when that cannot be known, the end of this
-incarnation; the next one reads what is true. No transaction is ever ended by closing a client. Every function that asks
-is a procedure (see `requests`).
+every older coordinator before the log is read. So what is read is final, and only this incarnation appends to it. An
+append is one transaction: all of it, or nothing; if its outcome is unknown, this incarnation ends, and the next one
+reads the log. No transaction is ever ended by closing a client.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode
@@ -27,19 +27,9 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import tombstones
 from exactlyonce.checkpoint.requests import (
-    Append,
-    Appended,
-    DescribeProducers,
-    DescribeTransactions,
     Ends,
-    FirstOffsets,
-    LogEnds,
     LogRead,
-    LookOnce,
-    Pause,
     Procedure,
-    ReadLog,
-    RemoveBlocks,
     Request,
     Unreadable,
     Write,
@@ -57,27 +47,25 @@ R = TypeVar("R")
 DECISIONS = 0
 """The partition of the decision log."""
 APPEND_TIMEOUT_MS = 120_000
-"""How long an append, what is asked beside it, and a coordinator's other requests outlast a broker that is away."""
+"""How long an append, and a coordinator's other requests, wait for a broker that is away."""
 STABLE_TIMEOUT_MS, STABLE_PAUSE_MS = 10_000, 2
 LOOK_WAIT_MS = 250
 """How long the first look waits: markers take some 10 ms, on a busy machine some 100."""
 STABLE_PAUSE_SHARE = 10
-"""Later pauses are this fraction of what was waited: markers take milliseconds, or do not come."""
+"""Later pauses are this fraction of the time waited so far: markers take milliseconds, or do not come."""
 SUCCESSOR_TIMEOUT_MS = 3_000
-"""How long a fenced incarnation waits for the first record of the one that fenced it, to say who it is."""
+"""How long a fenced incarnation waits for its successor's first record, to name it."""
 SUCCESSOR_PAUSE_MS = 100
 HEARTBEAT_DUE_MS = 5_000
 """An append carries a heartbeat if the last one is older."""
 INCARNATIONS_KEPT = 10
 TOMBSTONES_REMEMBERED = 100_000
-"""The newest ones. Only a defect could name a tombstoned block again, and it would name a recent one."""
+"""Only a defect could name a tombstoned block again, and it would name a recent one."""
 DIGEST_HEADER = "sha256"
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The records of one append, and the history that they lead to."""
-
     history: History
     writes: tuple[Write, ...]
     incarnation: Incarnation | None
@@ -88,7 +76,7 @@ class Staged:
 class DecisionLog:
     """The decision log of *pipeline*, as one incarnation of its coordinator writes it. For one thread at a time.
 
-    Before `open`, whatever older incarnations have left is to be settled (`checkpoint.transactions.settling`).
+    Before `open`, transactions of older incarnations must be settled (`checkpoint.transactions.settling`).
     """
 
     def __init__(
@@ -118,13 +106,12 @@ class DecisionLog:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is an `incarnation`."""
         return self._incarnation is not None
 
     # --- opening
 
     def open(self) -> Procedure[History]:
-        """Fence every older coordinator of the pipeline, then read what they have decided."""
+        """Fence every older coordinator of the pipeline, then read their decisions."""
         require(not self._opened, "A decision log is opened once: a second initialisation would fence itself")
         self._opened = True
         yield from self._writer.open()
@@ -134,32 +121,32 @@ class DecisionLog:
         return self._history
 
     def peek(self) -> Procedure[History | None]:
-        """The decisions so far, for whoever may not need to `open`: fences nobody; None if something is undecided."""
-        ends: Ends = yield LogEnds()
+        """The decisions so far, without fencing anybody; None if something is undecided."""
+        ends: Ends = yield ask.LogEnds()
         return (yield from self._read(ends.end)) if ends.stable == ends.end else None
 
     def peek_at_stable(self) -> Procedure[History]:
-        """Those before whatever is undecided, which say who leads."""
-        return (yield from self._read((yield LogEnds()).stable))
+        """The decisions before anything undecided: they name the leader."""
+        return (yield from self._read((yield ask.LogEnds()).stable))
 
     def begin(
         self, host: str, process: int, above: int = 0, *, machine: str = "", bounded: bool = False, storage: str = TOPIC
     ) -> Procedure[Incarnation]:
         """Write this incarnation's first record, which gives it its number; forget all but the last ones.
 
-        It is above all in the log and *above*, the highest that a transactional id names. *storage* is where it
-        writes blocks: whoever comes later knows that before there is any.
+        The number is above all in the log, and above *above*, the highest in a transactional id. The record names
+        *storage* before this incarnation writes any block there.
         """
         require(self._opened and self._incarnation is None, "An incarnation begins once, after the log is opened")
         now_ms = self._clock.now_ms()
         number = max(self._history.incarnation_latest, above) + 1
-        fenced_below = max((each.fenced_below for each in self._history.incarnations.values()), default=0)
+        fenced_below = max((life.fenced_below for life in self._history.incarnations.values()), default=0)
         first = Incarnation(
             incarnation=number, host=host, process=process, started_at_ms=now_ms, heartbeat_ms=now_ms,
             fenced_below=fenced_below, bounded=bounded, storage=storage, machine=machine,
         )  # fmt: skip
         kept = number - INCARNATIONS_KEPT
-        forgotten = [DecisionKey(Incarnation, each) for each in self._history.incarnations if each <= kept]
+        forgotten = [DecisionKey(Incarnation, older) for older in self._history.incarnations if older <= kept]
         outcome = yield from self._append(self._staged([first], forgotten, []))
         if outcome is not Outcome.DONE:
             raise BrokerUnavailable(
@@ -169,7 +156,7 @@ class DecisionLog:
         return first
 
     def resume(self, incarnation: int) -> Incarnation:
-        """Go on with one that another process of it has begun; `Fenced` if it is not the newest any more."""
+        """Continue an incarnation that another process has begun; `Fenced` if it is not the newest any more."""
         require(self._opened and self._incarnation is None, "An incarnation is taken up once, after the log is opened")
         newest = self._history.newest_incarnation
         if newest is None or newest.incarnation != incarnation:
@@ -178,15 +165,16 @@ class DecisionLog:
         return newest
 
     def _read(self, end: int) -> Procedure[History]:
-        read: LogRead = yield ReadLog(end)
+        read: LogRead = yield ask.ReadLog(end)
         return history_of(self.pipeline, self.topic.name, read)
 
     def _stable_end(self) -> Procedure[int]:
         """The end of the log; nothing in it is undecided."""
-        ends: Ends = yield LogEnds()
+        ends: Ends = yield ask.LogEnds()
         stable = yield from self._stable(ends)
         if stable < ends.end:
-            if held_by(self._writer.producer.producer_id, (yield DescribeProducers(((self.topic.name, DECISIONS),)))):
+            producers = yield ask.DescribeProducers(((self.topic.name, DECISIONS),))
+            if held_by(self._writer.producer.producer_id, producers):
                 raise BrokerUnavailable(
                     f"The broker has ended a transaction of an older coordinator in {self.topic.name} and lost the "
                     f"marker that shows it. Nothing is lost: run it again, the next incarnation sees to it first."
@@ -200,26 +188,25 @@ class DecisionLog:
         return ends.end
 
     def _stable(self, ends: Ends) -> Procedure[int]:
-        """How far readers get, once that is as far as *ends* goes, or the markers that are missing do not come."""
+        """How far readers get, once it is as far as *ends* goes, or missing markers do not come."""
         began_ms, end, now = self._clock.monotonic_ms(), ends.end, ends
         while now.stable < end and (yield from self._paused(began_ms)):
-            now = yield LogEnds()
+            now = yield ask.LogEnds()
         return now.stable
 
     def _paused(self, since_ms: int) -> Procedure[bool]:
-        """Wait a little for markers; False: they do not come, after so long."""
+        """Wait a little for markers; False: they have not come for too long."""
         waited_ms = self._clock.monotonic_ms() - since_ms
         if waited_ms > STABLE_TIMEOUT_MS:
             return False
-        yield Pause(max(STABLE_PAUSE_MS, waited_ms // STABLE_PAUSE_SHARE))
+        yield ask.Pause(max(STABLE_PAUSE_MS, waited_ms // STABLE_PAUSE_SHARE))
         return True
 
-    def _is_visible(self, look: LookOnce) -> Procedure[bool]:
-        """Whether readers see what was just committed; False also if the broker stays away.
+    def _is_visible(self, look: ask.LookOnce) -> Procedure[bool]:
+        """Whether readers see the last commit; False also if the broker stays away.
 
-        Only then may anything rely on it, and another transaction begin: a broker may lose the markers of the last one
-        (see `settling`), and the end of the next would decide it. That readers get past it proves nothing: whoever
-        slept here may have been fenced, and what lacked its markers may have been aborted for it.
+        Only then may anything rely on it, and another transaction begin. That readers get past it proves nothing: this
+        process may have slept and been fenced, and the transaction without markers aborted.
         """
         began_ms = self._clock.monotonic_ms()
 
@@ -247,18 +234,18 @@ class DecisionLog:
     def append(
         self, *records: Decision, manifests_dropped: Iterable[int] = (), blocks_dropped: Iterable[StoredBlock] = ()
     ) -> Procedure[Outcome]:
-        """Write *records* and tombstone what is dropped, in one transaction; blocks elsewhere are removed behind it.
+        """Write *records* and tombstone dropped ones in one transaction; blocks elsewhere are removed after it.
 
         A dropped manifest goes with its finalized mark and repairs. `NOT_WRITTEN` is certain: the commit was never
         asked for. After `UNKNOWN` the log refuses all further use: this incarnation must end. Raises `Fenced` when a
-        newer coordinator has taken over; what became of the append is then the newer one's to read.
+        newer coordinator has taken over, which then reads the fate of the append.
         """
         return (yield from self._append(self._admitted(records, manifests_dropped, blocks_dropped)))
 
     def heartbeat(
         self, fenced_below: int | None = None, *, ended: bool = False, cancelled: str = "", condemned: bool = False
     ) -> Procedure[Outcome]:
-        """Show that this incarnation goes on, or has *ended*; all others are fields of `Incarnation`."""
+        """Write this incarnation's record again; the arguments are its fields."""
         require(self._incarnation is not None, "An incarnation must have begun")
         below = self.incarnation.fenced_below if fenced_below is None else fenced_below
         beat = msgspec.structs.replace(
@@ -273,17 +260,17 @@ class DecisionLog:
         return (yield from self.commit())
 
     def recording(self, procedure: Procedure[R]) -> Procedure[R]:
-        """*procedure*, whose every `Append` is written here; whoever watches is told by `Appended`."""
+        """*procedure*, with every `Append` written here, and announced by `Appended`."""
         return relayed(procedure, self._answered)
 
     def _answered(self, request: Request) -> Procedure[Any]:
-        if not isinstance(request, Append):
+        if not isinstance(request, ask.Append):
             return (yield request)
         outcome = yield from self._append(
             self._admitted(request.records, request.manifests_dropped, request.blocks_dropped)
         )
         if outcome is Outcome.DONE:
-            yield Appended(request.records)
+            yield ask.Appended(request.records)
         return outcome
 
     # --- an append in its steps
@@ -291,14 +278,14 @@ class DecisionLog:
     def produce(self, *records: Decision) -> Procedure[bool]:
         """Bring *records* into a transaction, which waits for `commit` or `take_back`; False: it was not written.
 
-        The call itself raises `InvariantViolation` if they must not be, `TooLarge` for one that is over its limit.
+        The call itself raises `InvariantViolation` if they must not be written, `TooLarge` for one over its limit.
         """
         return self._produce(self._admitted(records))
 
     def commit(self) -> Procedure[Outcome]:
-        """Decide what was produced: `DONE` once readers see it, or `UNKNOWN`.
+        """Commit the produced records: `DONE` once readers see them, or `UNKNOWN`.
 
-        A look waits at the brokers while the commit is asked for, and is answered as soon as the markers are there.
+        A look waits at the brokers during the commit, and is answered as soon as the markers are there.
         """
         assert self._produced is not None, "it was produced"
         staged, look = self._produced, self._writer.look
@@ -315,14 +302,13 @@ class DecisionLog:
             return Outcome.UNKNOWN
         if outcome is Outcome.DONE:
             self._history = staged.history
-            self._remember_tombstones(each.ref.key for each in staged.dropped)
+            self._remember_tombstones(block.ref.key for block in staged.dropped)
             self._incarnation = staged.incarnation or self._incarnation
-            if elsewhere := tuple(each for each in staged.dropped if each.storage != TOPIC):
-                yield RemoveBlocks(elsewhere)
+            if elsewhere := tuple(block for block in staged.dropped if block.storage != TOPIC):
+                yield ask.RemoveBlocks(elsewhere)
         return outcome
 
     def take_back(self, why: str) -> Procedure[None]:
-        """Abort what was produced: it was never decided."""
         yield from self._unless_fenced(self._writer.take_back(why))
 
     def _produce(self, staged: Staged) -> Procedure[bool]:
@@ -330,7 +316,7 @@ class DecisionLog:
         return (yield from self._unless_fenced(self._writer.produce(staged.writes, staged.deadline_ms)))
 
     def _unless_fenced(self, procedure: Procedure[R]) -> Procedure[R]:
-        """*procedure*; where this coordinator was fenced, the error says by whom."""
+        """*procedure*; if this coordinator was fenced, the error names its successor."""
         try:
             return (yield from procedure)
         except Fenced as error:
@@ -342,7 +328,7 @@ class DecisionLog:
         manifests_dropped: Iterable[int] = (),
         blocks_dropped: Iterable[StoredBlock] = (),
     ) -> Staged:
-        """What an append of *records* writes, as the history admits it; a heartbeat goes with it when one is due."""
+        """The append of *records*, as the history admits them; a heartbeat goes with it when one is due."""
         require(self._incarnation is not None, "Nothing is appended before the incarnation has begun")
         dropped = [key for checkpoint in manifests_dropped for key in self._history.keys_of(checkpoint)]
         blocks = list(blocks_dropped)
@@ -357,7 +343,7 @@ class DecisionLog:
         staged.forget(dropped)
         needed = staged.references() if blocks else set()
         require(not any(ref.key in needed for _, ref in blocks), "A block that a manifest names must not be dropped")
-        newest = next((each for each in records if isinstance(each, Incarnation)), None)
+        newest = next((record for record in records if isinstance(record, Incarnation)), None)
         require(all(ref.partition != DECISIONS for _, ref in blocks), "Blocks do not lie among the decisions")
         writes = (*_writes(records, dropped), *tombstones(blocks))
         return Staged(staged, writes, newest, tuple(blocks), self._deadline_ms())
@@ -383,20 +369,20 @@ class DecisionLog:
             require(own, "An incarnation writes only decisions of its own")
 
     def _fenced(self) -> Procedure[ExactlyOnceError]:
-        """`Fenced` by a newer coordinator, as far as it can be learnt by which; or `Undetermined`: by the broker.
+        """`Fenced` by a newer coordinator, named if it is known; or `Undetermined`: by the broker.
 
-        It ends a transaction that takes too long, as where this process stood still in one. Nobody has initialised the
-        id since then; a newer coordinator does so within milliseconds of ending what it finds.
+        The broker ends a transaction that takes too long, for instance of a suspended process. Then nobody has
+        initialised the id since; a newer coordinator does so within milliseconds of ending an open transaction.
         """
         own = self._incarnation.incarnation if self._incarnation else self._history.incarnation_latest
         newest, deadline_ms = (yield from self._newest()), self._clock.monotonic_ms() + SUCCESSOR_TIMEOUT_MS
         while (newest is None or newest.incarnation <= own) and self._clock.monotonic_ms() < deadline_ms:
-            yield Pause(SUCCESSOR_PAUSE_MS)
+            yield ask.Pause(SUCCESSOR_PAUSE_MS)
             newest = yield from self._newest()
         if newest is None or newest.incarnation <= own:
             name = self._writer.transactional_id
             with suppress(BrokerUnavailable):
-                state: TransactionState | None = (yield DescribeTransactions((name,)))[name]
+                state: TransactionState | None = (yield ask.DescribeTransactions((name,)))[name]
                 if state is not None and state.state == "CompleteAbort":
                     return Undetermined(
                         f"The broker has ended a transaction in {self.topic.name} that took too long. This incarnation "
@@ -414,15 +400,15 @@ class DecisionLog:
     # --- beside the log
 
     def dead(self, refs: Iterable[BlockRef]) -> Procedure[list[BlockRef]]:
-        """Those of *refs*, in the storage of this incarnation, that a manifest must not name: they may be gone.
+        """Those of *refs*, in the storage of this incarnation, that may be gone, so that no manifest may name them.
 
-        A block goes in three ways: this incarnation drops it (older ones are fenced, and dropped only what a manifest
-        that this one has read no longer names); of the topic, somebody deletes the first records of a partition, or
-        the topic. A key is never written twice, so no other record can replace it.
+        This incarnation may have dropped a block; older ones are fenced, and dropped only blocks that no manifest read
+        here names. Or somebody deleted the topic, or the first records of a partition. A key is never written twice, so
+        no other record can replace a block.
         """
 
         def attempt(_: int) -> Procedure[tuple[int, ...] | None]:
-            firsts: tuple[int, ...] | None = yield FirstOffsets()
+            firsts: tuple[int, ...] | None = yield ask.FirstOffsets()
             return firsts
 
         firsts = yield from retrying(attempt, self._clock, self._deadline_ms())
@@ -434,14 +420,14 @@ class DecisionLog:
     def close(self) -> None:
         """Write nothing more, and end no transaction.
 
-        After `DONE` and `NOT_WRITTEN` none is open. After `UNKNOWN` one may be: aborting it would contradict a decision
-        that the next incarnation may read, so it is left to that one's initialisation.
+        Only after `UNKNOWN` one may be open. Aborting it might contradict a decision that the next incarnation reads,
+        so it is left to that one's initialisation.
         """
         self._writer.end(BrokerUnavailable(f"The decision log of {self.pipeline} is closed."))
 
 
-def _waited(look: LookOnce) -> Procedure[bool]:
-    """Whether readers see it before a short time is over; not to know is no."""
+def _waited(look: ask.LookOnce) -> Procedure[bool]:
+    """Whether readers see the commit within a short time; False if that is unknown."""
     try:
         fates: dict[int, Fate | None] = yield msgspec.structs.replace(look, wait_ms=LOOK_WAIT_MS)
     except BrokerUnavailable:
@@ -450,7 +436,7 @@ def _waited(look: LookOnce) -> Procedure[bool]:
 
 
 def fenced(pipeline: str, own: int, newest: Incarnation | None) -> Fenced:
-    """The error of an incarnation that is not the newest any more; its facts say which is, as far as it can be read."""
+    """The error of an incarnation that is not the newest any more; its facts name the newest, if it can be read."""
     if newest is None or newest.incarnation <= own:
         return Fenced(superseded(pipeline, own, newest))
     by: Facts = {"by_incarnation": newest.incarnation, "by_host": newest.host, "by_process": newest.process}
@@ -458,7 +444,7 @@ def fenced(pipeline: str, own: int, newest: Incarnation | None) -> Fenced:
 
 
 def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
-    """The text for an incarnation that is not the newest any more; *newest* as far as it can be read."""
+    """The text of that error; *newest* if it can be read."""
     if newest is None or newest.incarnation <= own:
         return (
             f"Incarnation {own} of {pipeline} was fenced: a newer instance is starting. This one ends; nothing is lost."
@@ -470,17 +456,17 @@ def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
 
 
 def take_in(history: History, read: LogRead) -> None:
-    """Go on with *history* by what *read* found behind it."""
-    for each in read.items:
-        if isinstance(each, Unreadable):
-            history.skip(each.first, each.behind)
+    """Add the items of *read* to *history*."""
+    for item in read.items:
+        if isinstance(item, Unreadable):
+            history.skip(item.first, item.behind)
         else:
-            history.read(each.key, each.value, each.digest)
+            history.read(item.key, item.value, item.digest)
     history.finish_reading()
 
 
 def history_of(pipeline: str, topic: str, read: LogRead) -> History:
-    """The history that *read*, of the decision log of *pipeline*, gives; Halt if its beginning is missing."""
+    """The history in *read*, of the decision log of *pipeline*; Halt if its beginning is missing."""
     history = History(pipeline)
     take_in(history, read)
     if read.start > 0 and history.latest is None:
@@ -493,7 +479,7 @@ def history_of(pipeline: str, topic: str, read: LogRead) -> History:
 
 
 def _frozen(topic: TopicInfo, partitions: int) -> TopicInfo:
-    """*topic* with the partition count that its manifests were written with: blocks stay where they are looked for."""
+    """*topic* with the partition count in its manifests: blocks of a key group stay in one partition."""
     if topic.partitions < partitions:
         raise Halt(
             f"Topic {topic.name} has {topic.partitions} partitions, but its manifests speak of {partitions}: it is not "

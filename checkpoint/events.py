@@ -1,7 +1,7 @@
 """The vocabulary of the coordinator's core: acknowledgements, the events it takes, the effects it asks for.
 
-Invariants: all of them are immutable values but `PendingCheckpoint`, which the coordinator alone changes. Its state
-moves as the table in `checkpoint.states` allows; once `Decide` hands it out, its acknowledgements stay as they are.
+Invariants: all are immutable values except `PendingCheckpoint`, which only the coordinator changes. Its state moves as
+the table in `checkpoint.states` allows; once `Decide` hands it out, its acknowledgements do not change.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class Ack(msgspec.Struct, frozen=True):
     operators: tuple[OperatorAck, ...] = ()
     order_log: OrderLog | None = None
     channel_log: ChannelLog | None = None
-    """None: nothing was on its way, or the checkpoint is aligned."""
+    """None: there were no in-flight records, or the checkpoint is aligned."""
     on_their_way: tuple[BlockRef, ...] = ()
-    """All blocks that `channel_log` lists, where it is indexed."""
+    """All blocks that `channel_log` lists, if it is indexed."""
     precommits: tuple[Precommit, ...] = ()
     staged: tuple[StagedAck, ...] = ()
     written: tuple[BlockRef, ...] = ()
     """Blocks that this checkpoint wrote."""
     declined: str = ""
-    """Why the subtask has no snapshot: the checkpoint cannot complete, and what else it acknowledges is carried on."""
+    """Why the subtask has no snapshot: the checkpoint is aborted, and the rest of this acknowledgement carried on."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed. Nothing follows from the texts: they are for who reads why something is late."""
+    """Time has passed. The texts are for people, to explain why something is late."""
 
     hanging: str = ""
-    """The workers that do not come back from something, or are not ready yet: which, from what, and for how long."""
+    """The workers that hang, or are not ready yet: which, where, and for how long."""
     slow: str = ""
     """The operators that take most of their workers' time."""
 
@@ -75,27 +75,23 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class ProducerGranted(msgspec.Struct, frozen=True):
-    """A sink subtask has one more producer ready: the one it writes with now counts, and the one to come after it."""
+    """A sink subtask has one more producer ready, counting the one that it writes with now."""
 
     sink: str
     subtask: int
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """A subtask acknowledged."""
-
     ack: Ack
 
 
 class Concluded(msgspec.Struct, frozen=True):
-    """The decision procedure ended."""
-
     checkpoint: int
     verdict: Decided | Refuse | Unresolved
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A worker died, or something it needs failed; *error* where no restart can help."""
+    """A worker died, or something it needs failed; *error* if no restart can help."""
 
     reason: str
     error: ExactlyOnceError | None = None
@@ -108,10 +104,10 @@ class SourcesFinished(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Whether the state of a worker finds room on its disk."""
+    """Whether a worker's disk has room for its state."""
 
     worker: int
-    found: bool
+    has_room: bool
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -122,14 +118,14 @@ OfWorkers = Deployed | ProducerGranted | Acknowledged | Room | SourcesFinished
 
 
 class SavepointAsked(msgspec.Struct, frozen=True):
-    """Somebody asks for a savepoint; *stop*: and for a clean stop behind it. Asked again, it is the same request."""
+    """The user asked for a savepoint; *stop*: and for a clean stop after it. It may be asked again."""
 
     request: str
     stop: bool = False
 
 
 class CancelAsked(msgspec.Struct, frozen=True):
-    """Somebody asks the run to end as cancelled: without a last checkpoint. Asked again, it is the same request."""
+    """The user asked to cancel the run, without a last checkpoint. It may be asked again."""
 
     request: str
 
@@ -146,9 +142,9 @@ class Trigger(msgspec.Struct, frozen=True):
     base: int
     final: bool
     savepoint: bool = False
-    """Whether it is one: aligned whatever the mode, and its state is written whole."""
+    """Whether it is a savepoint: aligned in every mode, with its state written whole."""
     overtakes_after_ms: int | None = None
-    """How long from now it waits behind the records before it; None: however long that takes, it must be aligned."""
+    """How long the barrier waits before it overtakes records; None: it never overtakes."""
 
 
 class Decide(msgspec.Struct, frozen=True):
@@ -172,7 +168,7 @@ class Hold(msgspec.Struct, frozen=True):
 class Restart(msgspec.Struct, frozen=True):
     """Kill all workers, wait for them, finish what was decided, fence older attempts; then `Recovered`.
 
-    *reason* is empty where nothing failed: a stop was asked for while workers were starting, or the job is cancelled.
+    *reason* is empty if nothing failed: a stop came while workers were starting, or the job is cancelled.
     """
 
     attempt: int
@@ -193,14 +189,12 @@ class End(msgspec.Struct, frozen=True):
     manifest: Manifest | None
     error: ExactlyOnceError | None
     cancelled: str = ""
-    """The request by which it was cancelled; empty: it was not."""
+    """The request that cancelled it; empty: it was not cancelled."""
     short: str = ""
     """Why a stop got no last checkpoint; empty: it got one, or needed none."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something the log should say."""
-
     text: str
 
 
@@ -209,7 +203,7 @@ Effect = Trigger | Decide | AnnounceFinalized | Hold | Restart | Deploy | End | 
 
 @dataclass(kw_only=True)
 class PendingCheckpoint:
-    """A checkpoint in flight: what has been acknowledged for it."""
+    """A checkpoint in flight, with its acknowledgements."""
 
     checkpoint: int
     base: int
@@ -217,16 +211,15 @@ class PendingCheckpoint:
     final: bool
     triggered_ms: int
     attempt: int
+    deciding_since_ms: int = 0
     requests: tuple[str, ...] = ()
-    """It is the savepoint that these ask for; none: it is no savepoint."""
+    """The requests that this savepoint serves; empty: it is none."""
     state: CheckpointState = CheckpointState.TRIGGERED
     acks: dict[Subtask, Ack] = field(default_factory=dict)
     precommits: list[Precommit] = field(default_factory=list)
-    """All that its manifest will carry: its own and those of aborted checkpoints before it."""
+    """The output that its manifest will carry, also that of aborted checkpoints before it; so in the next two."""
     staged: list[StagedAck] = field(default_factory=list)
-    """Likewise."""
     order_logs: list[OrderLog] = field(default_factory=list)
-    """Likewise."""
     ages_ms: dict[str, int] = field(default_factory=dict)
     """How long each precommit's transaction has been open, by transactional id."""
 

@@ -1,9 +1,9 @@
-"""One incarnation of a coordinator: what it does from its first request to its last. Pure procedures.
+"""One incarnation of a coordinator, from its first request to its last. Pure procedures.
 
-The local engine, bounded work, Spark's sink and the simulator run these lines; who drives them answers the requests.
-Invariants: a constructor fences nobody and asks nobody; nothing is decided before everything older was fenced, and what
-older incarnations decided is finished; no sink producer is made before `recover` or `begin_attempt` has returned; the
-decisions come one by one. For one thread at a time, but `acknowledged`, which hands over what `decide` absorbs.
+The local engine, bounded work, Spark's sink and the simulator run these lines, and answer the requests.
+Invariants: a constructor fences nobody and asks nobody; nothing is decided before all older incarnations are fenced and
+their decisions finished; no sink producer is made before `recover` or `begin_attempt` has returned; decisions come one
+by one. For one thread at a time, except `acknowledged`, which hands over to `decide`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved
 from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
+from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
@@ -34,46 +34,23 @@ from exactlyonce.checkpoint.records.manifest import (
     skips_between,
 )
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
-from exactlyonce.checkpoint.requests import (
-    CheckContinuity,
-    CreateOutputs,
-    GoOnFrom,
-    KnownOutputs,
-    ListTransactions,
-    LookAtInputs,
-    LookAtTopics,
-    Outputs,
-    Pause,
-    Procedure,
-    R,
-    Reached,
-    RestoreSavepoint,
-    StartOffsets,
-)
+from exactlyonce.checkpoint.requests import Outputs, Procedure, R
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
 from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
 
 UPKEEP_INTERVAL_S = 10.0
-"""How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
+"""Between two calls of `upkeep`; `history.SILENCE_MS` is three times as long."""
 WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
-"""Before one that the broker refused is tried again."""
+"""Before a refused heartbeat is tried again."""
 
 Verdict = Decided | Refuse | Unresolved
 
 
-@dataclass
-class _Arrived:
-    """Acknowledgements that were not absorbed yet, from another thread; and the bytes of blocks by checkpoint."""
-
-    acknowledged: deque[Ack] = field(default_factory=deque)
-    bytes: dict[int, int] = field(default_factory=dict)
-
-
 class Leader:
-    """Leads the pipeline of *config*; see the module. *note* is told what a person should know."""
+    """Leads the pipeline of *config*; see the module. *note* takes texts for people."""
 
     def __init__(
         self, config: LeaderConfig, log: DecisionLog, retention: Retention, clock: Clock, note: Callable[[str], None]
@@ -82,7 +59,10 @@ class Leader:
         self.attempt = config.attempt
         self._clock, self._note = clock, note
         self._watched_ms = self._beaten_ms = clock.monotonic_ms()
-        self._arrived = _Arrived()
+        self._arrived = deque[Ack]()
+        """Acknowledgements from another thread that are not absorbed yet."""
+        self._written_bytes = dict[int, int]()
+        """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
             pipeline=config.pipeline,
             cluster_id=config.cluster_id,
@@ -99,48 +79,47 @@ class Leader:
             attempt=config.attempt,
         )
         self._protocols: tuple[CommitProtocol, ...] = (self.transactions, self._stores)
-        """Those that cannot wait come first."""
+        """Transactions cannot wait, and come first."""
 
     @property
     def incarnation(self) -> Incarnation:
-        """The record of this incarnation."""
         return self.log.incarnation
 
     @property
     def manifest(self) -> Manifest:
-        """The newest one; there is one once `recover` has returned."""
+        """The newest manifest; there is one once `recover` has returned."""
         newest = self.log.history.latest
         assert newest is not None
         return newest
 
     def run(self, procedure: Procedure[R]) -> Procedure[R]:
-        """*procedure*, whose appends go to the log."""
+        """*procedure*, with its appends going to the log."""
         return self.log.recording(procedure)
 
     # --- beginning ----------------------------------------------------------------------------------------------
 
     def begin(self) -> Procedure[History]:
-        """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
+        """Fence every older incarnation, read their decisions, refuse damaged ones, and write the first record."""
         history = yield from self.open()
-        listed = yield ListTransactions(transaction_prefix(self.config.pipeline))
+        listed = yield ask.ListTransactions(transaction_prefix(self.config.pipeline))
         newest = incarnation_latest(listed)
-        erased = max((erased_incarnation(self.config.pipeline, each.transactional_id) for each in listed), default=0)
+        erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
-        yield CreateOutputs(history.latest)
+        yield ask.CreateOutputs(history.latest)
         config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
             config.host, config.process, above, machine=config.machine, bounded=config.bounded, storage=config.storage
         )
         self._begun(begun)
-        yield Reached("coordinator-opened")
+        yield ask.Reached("coordinator-opened")
         return self.log.history
 
     def _refuse_lost_topic(self, incarnation: int) -> Procedure[None]:
         """The log was empty, though transactions of *incarnation* are known: it was deleted, or has been begun since.
 
-        Whoever writes under such an id has begun before, so that a log that is still empty now was deleted.
+        A writer under such an id has begun before, so a log that is still empty was deleted.
         """
         now: History | None = yield from self.log.peek()
         if now is None or now.incarnation_latest:
@@ -148,15 +127,15 @@ class Leader:
         raise Halt(self.config.topic_lost(self.log.topic.name, incarnation))
 
     def resume(self, incarnation: int) -> None:
-        """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
+        """Continue *incarnation*, which another process has begun; after `open`."""
         self._begun(self.log.resume(incarnation))
 
     def _begun(self, incarnation: Incarnation) -> None:
-        for each in self._protocols:
-            each.begin(incarnation, self.config.fenced_below(incarnation), self.log.topic.topic_id)
+        for protocol in self._protocols:
+            protocol.begin(incarnation, self.config.fenced_below(incarnation), self.log.topic.topic_id)
 
     def open(self) -> Procedure[History]:
-        """Fence every other process that writes decisions, and read what is decided; refuse what is damaged."""
+        """Fence every other process that writes decisions, read the decisions, and refuse damaged ones."""
         topic = self.log.topic
         yield from settle(
             coordinator_id(self.config.pipeline), [(topic.name, partition) for partition in range(topic.partitions)]
@@ -170,14 +149,14 @@ class Leader:
     # --- recovery -----------------------------------------------------------------------------------------------
 
     def recover(self) -> Procedure[Manifest]:
-        """Finish what older incarnations decided, abort what they did not, and find where to start."""
+        """Finish the decisions of older incarnations, abort the rest, and find where to start."""
         latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
         yield from self._fence()
         restores = self.config.goes_on_from_savepoint(latest)
         if latest is None and not restores:
             yield from self._first_manifest()
         elif latest is not None and not restores:
-            yield CheckContinuity(latest)
+            yield ask.CheckContinuity(latest)
         if unfinalized is not None:
             yield from self.finish(unfinalized, lambda _: self._claimed())
         if restores:
@@ -189,69 +168,68 @@ class Leader:
             if manifests or blocks:
                 outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
                 self._require(outcome)
-        yield GoOnFrom(self.manifest)
-        yield Reached("coordinator-swept")
+        yield ask.GoOnFrom(self.manifest)
+        yield ask.Reached("coordinator-swept")
         return self.manifest
 
     def finish_decided(self) -> Procedure[dict[str, str]]:
-        """For whoever leads no run: bring what older incarnations decided to its end; the fate of each committable.
+        """Without a run: finish the decisions of older incarnations; returns the fate of each committable.
 
-        What they did not decide is left to the next run, unless its readers have to get past it here; and nothing is
-        noted as fenced, for all older ids were not.
+        Undecided transactions are left to the next run, unless readers have to get past them here. Nothing is noted as
+        fenced, since not all older ids were.
         """
         yield from self._fence()
         unfinalized = self.log.history.unfinalized
         return {} if unfinalized is None else (yield from self.finish(unfinalized, lambda _: self._claimed()))
 
     def _fence(self) -> Procedure[None]:
-        """Let no older incarnation commit what nobody decided, as far as that can be done before `finish`."""
+        """Let no older incarnation commit undecided transactions, as far as that can be done before `finish`."""
         history = self.log.history
-        for what, why in history.damaged.items():
-            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
-        latest, unfinalized = history.latest, history.unfinalized
-        finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
+        for record, why in history.damaged.items():
+            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {record}: {why}")
+        unfinalized = history.unfinalized
         if self.config.staging and unfinalized is not None:
-            for each in self._protocols:
-                yield from each.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
-        for each in self._protocols:
-            yield from each.fence(latest, finalized)
+            for protocol in self._protocols:
+                yield from protocol.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
+        for protocol in self._protocols:
+            yield from protocol.fence(history.latest, history.latest_finalized)
 
     def _claimed(self) -> Procedure[Dropped]:
         return self.retention.recover(self.log.history, self.incarnation.incarnation)
 
     @property
     def _beginning(self) -> tuple[int, ...]:
-        """Of every partition of the checkpoint topic."""
+        """The first offset of every partition of the checkpoint topic."""
         return (0,) * self.log.topic.partitions
 
     def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
-        start_offsets = yield StartOffsets()
+        start_offsets = yield ask.StartOffsets()
         first = PendingCheckpoint(
             checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
-        self.retention.nothing_yet(self._beginning)  # a savepoint whose restore was broken off may have left blocks
-        manifest = self._manifest(first, (yield KnownOutputs()), kind="initial")
+        self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
+        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
 
     def _restored_manifest(self, latest: Manifest | None) -> Procedure[None]:
-        """The manifest that goes on from a savepoint, behind *latest*, the newest; it has nothing to commit.
+        """Write the manifest that continues from a savepoint, after *latest*, the newest; it has nothing to commit.
 
-        Its blocks lie behind the ends that it notes, as what an earlier try may have left: both are looked at.
+        Its blocks lie after the ends that it notes, and so do blocks of an earlier try: both are searched.
         """
         number = latest.checkpoint + 1 if latest is not None else 0
-        restored: Restored = yield RestoreSavepoint(number, self.incarnation.incarnation)
-        yield Reached("savepoint-written")
+        restored: Restored = yield ask.RestoreSavepoint(number, self.incarnation.incarnation)
+        yield ask.Reached("savepoint-written")
         plan = PendingCheckpoint(
             checkpoint=number, base=number, previous=latest.checkpoint if latest is not None else 0, final=False,
             triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
             acks={("", 0): Ack("", 0, number, restored.offsets)},
         )  # fmt: skip
-        self.retention.nothing_yet(latest.block_end_offsets if latest is not None else self._beginning)
-        manifest = self._manifest(plan, (yield KnownOutputs()), kind=RESTORED)
+        self.retention.start_at(latest.block_end_offsets if latest is not None else self._beginning)
+        manifest = self._manifest(plan, (yield ask.KnownOutputs()), kind=RESTORED)
         manifest = msgspec.structs.replace(
             manifest, operators=restored.operators, origin=restored.origin, channel_logs=restored.channel_logs
         )
@@ -259,7 +237,7 @@ class Leader:
         yield from self.run(finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms()))
 
     def finish(self, manifest: Manifest, expire: Expire) -> Procedure[dict[str, str]]:
-        """Bring *manifest*, which is decided and not finalized, to its end; the fate of each of its committables."""
+        """Finish *manifest*, which is decided and not finalized; returns the fate of each of its committables."""
         self._note(f"finishing checkpoint {manifest.checkpoint}, which was decided but not finalized")
         repairs = self.log.history.repairs_of(manifest.checkpoint)
         fates = yield from self.run(
@@ -279,13 +257,13 @@ class Leader:
         return fates
 
     def _clean(self) -> Procedure[None]:
-        """All that was decided is committed: whoever belongs to an older attempt is fenced, and what it left goes."""
-        for each in self._protocols:
-            yield from each.clean()
+        """All decisions are committed: fence older attempts, and drop what they left."""
+        for protocol in self._protocols:
+            yield from protocol.clean()
         self._watched_ms = self._clock.monotonic_ms()
 
     def _require(self, outcome: Outcome) -> None:
-        """Raise unless an append was `DONE`: its outcome is unknown, or the broker takes no records."""
+        """Raise unless an append was `DONE`."""
         if outcome is Outcome.UNKNOWN:
             raise Undetermined(
                 f"Whether the broker wrote a record to {self.log.topic.name} is not known. This instance ends; nothing "
@@ -300,14 +278,14 @@ class Leader:
     # --- attempts -----------------------------------------------------------------------------------------------
 
     def begin_attempt(self, attempt: int, *, killed: bool = True) -> Procedure[Manifest]:
-        """Before the next attempt, all workers being dead: finish what was decided, abort what was not.
+        """Before the next attempt, with all workers dead: finish what was decided, abort what was not.
 
-        *killed*: they were killed while they wrote.
+        *killed*: the workers were killed while they wrote.
         """
         yield from self._confirm_leading()
         self.attempt = attempt
-        for each in self._protocols:
-            each.begin_attempt(attempt)
+        for protocol in self._protocols:
+            protocol.begin_attempt(attempt)
         unfinished = self.log.history.unfinalized
         if unfinished is not None:
             yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
@@ -317,40 +295,40 @@ class Leader:
         return self.manifest
 
     def _confirm_leading(self) -> Procedure[None]:
-        """Return once a heartbeat is written, which only the newest can; a broker that refuses is asked again."""
+        """Write a heartbeat, which only the newest incarnation can; a broker that refuses is asked again."""
         deadline_ms = self._clock.monotonic_ms() + self.log.append_timeout_ms
         while (outcome := (yield from self.log.heartbeat())) is Outcome.NOT_WRITTEN:
             if self._clock.monotonic_ms() >= deadline_ms:
                 break
-            yield Pause(HEARTBEAT_PAUSE_MS)
+            yield ask.Pause(HEARTBEAT_PAUSE_MS)
         self._require(outcome)
 
     def look_at_inputs(self) -> Procedure[None]:
-        """Raise Halt if an input was deleted or made anew; partitions that were added are read from here on."""
-        yield LookAtInputs(self.manifest)
-        yield GoOnFrom(self.manifest)
+        """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
+        yield ask.LookAtInputs(self.manifest)
+        yield ask.GoOnFrom(self.manifest)
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def acknowledged(self, ack: Ack) -> None:
-        """Blocks were written. From any thread, before `decide` is told of the checkpoint."""
-        self._arrived.acknowledged.append(ack)
+        """A subtask has acknowledged. From any thread, before `decide` is called for the checkpoint."""
+        self._arrived.append(ack)
 
     def count_acknowledged(self) -> Procedure[None]:
-        """Take in what has been acknowledged by now, and count what the sinks have flushed for it.
+        """Absorb the acknowledgements so far, and count the records that their sinks have flushed.
 
-        To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
-        checked there.
+        Called as acknowledgements come, so that the decision need not wait for it. Transactions that cannot be counted
+        yet are checked there.
         """
-        outputs: Outputs = yield KnownOutputs()
-        arrived = self._absorb()
-        for each in self._protocols:
-            yield from each.acknowledged(arrived, outputs)
+        outputs: Outputs = yield ask.KnownOutputs()
+        precommits = self._absorb()
+        for protocol in self._protocols:
+            yield from protocol.acknowledged(precommits, outputs)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
-        """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
+        """Run the decision procedure for *plan*; *pinned* are the bases of checkpoints in flight.
 
-        Raises Halt, before anything is decided, if what was acknowledged may have been read from another topic.
+        Raises Halt, before anything is decided, if the acknowledged records may be those of another topic.
         """
         yield from self.count_acknowledged()
         verdict = yield from self.run(
@@ -368,24 +346,21 @@ class Leader:
         return verdict
 
     def _keep_alive(self) -> Procedure[None]:
-        """While a store is waited for: a heartbeat, whenever one is due."""
+        """Write a heartbeat if one is due, while waiting for a store."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._beaten_ms >= UPKEEP_INTERVAL_S * 1000:
             self._beaten_ms = now_ms
             yield from self.beat()
 
     def beat(self) -> Procedure[None]:
-        """A heartbeat. One that the broker did not take is due again next time; after one whose outcome is unknown this
-        incarnation must end."""
+        """Write a heartbeat. After one with an unknown outcome this incarnation must end."""
         outcome = yield from self.log.heartbeat()
         if outcome is not Outcome.NOT_WRITTEN:
             self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
-        yield GoOnFrom(verdict.manifest)
-        sizes = self._arrived.bytes
-        for n in [each for each in sizes if each <= plan.checkpoint]:
-            del sizes[n]
+        yield ask.GoOnFrom(verdict.manifest)
+        self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
 
@@ -394,32 +369,31 @@ class Leader:
         self.retention.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
 
     def _check_topics(self) -> Procedure[None]:
-        """Raise Halt unless the topics that were read and written are those they were."""
+        """Raise Halt if an input or output topic was replaced."""
         if self.log.history.latest is not None:
-            yield LookAtTopics(self.manifest)
-            yield GoOnFrom(self.manifest)
+            yield ask.LookAtTopics(self.manifest)
+            yield ask.GoOnFrom(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
-        """Refuse the checkpoint if a block of state, of records on their way, or of what is staged is not there."""
+        """Refuse the checkpoint if a block of state, in-flight records or staged rows is missing."""
         refs = [*listed_by(plan)]
         refs += [ref for ack in plan.acks.values() if ack.channel_log is not None for ref in ack.channel_log.blocks]
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
-    def _absorb(self) -> list[Ack]:
-        """Take in what was acknowledged since the last time, and return it."""
-        written, arrived = self._arrived, list[Ack]()
-        while written.acknowledged:
-            ack = written.acknowledged.popleft()
+    def _absorb(self) -> list[Precommit]:
+        """Take in the acknowledgements since the last time, and return their precommits."""
+        precommits, sizes = list[Precommit](), self._written_bytes
+        while self._arrived:
+            ack = self._arrived.popleft()
             self.retention.written(ack.checkpoint, ack.written)
-            size = sum(ref.size for ref in ack.written)
-            written.bytes[ack.checkpoint] = written.bytes.get(ack.checkpoint, 0) + size
-            arrived.append(ack)
-        return arrived
+            sizes[ack.checkpoint] = sizes.get(ack.checkpoint, 0) + sum(ref.size for ref in ack.written)
+            precommits += ack.precommits
+        return precommits
 
     def _manifest(self, plan: PendingCheckpoint, outputs: Outputs, kind: str = "") -> Manifest:
-        config, now_ms, sizes = self.config, self._clock.now_ms(), self._arrived.bytes
+        config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
             pipeline=config.pipeline,
@@ -448,18 +422,20 @@ class Leader:
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
         )
-        for each in self._protocols:
-            manifest = each.entered(manifest, plan, self.log.history.latest)
+        for protocol in self._protocols:
+            manifest = protocol.entered(manifest, plan, self.log.history.latest)
         return config.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
+        """See `Retention.expire`; *manifest* is durable."""
         self._retain(plan, manifest)
         return (yield from self.retention.expire(manifest, pinned))
 
     def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Procedure[None]:
-        """*checkpoint*, a savepoint, is wanted no more: it goes now, or, while it is pinned or the newest, with a later
-        one. Between two decisions; nothing is done for what is no savepoint."""
+        """Drop *checkpoint*, if it is a savepoint: now, or later while it is pinned or the newest.
+
+        Called between two decisions.
+        """
         manifest = self.log.history.manifests.get(checkpoint)
         if manifest is None or not manifest.is_savepoint:
             return
@@ -472,20 +448,22 @@ class Leader:
     # --- upkeep, end --------------------------------------------------------------------------------------------
 
     def upkeep(self) -> Procedure[None]:
-        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
+        """Every `UPKEEP_INTERVAL_S`: write a heartbeat; every `WATCH_INTERVAL_MS`: fence zombies that came back."""
         yield from self.beat()
         if self._clock.monotonic_ms() - self._watched_ms >= WATCH_INTERVAL_MS:
-            for each in self._protocols:
-                yield from each.watch()
+            for protocol in self._protocols:
+                yield from protocol.watch()
             self._watched_ms = self._clock.monotonic_ms()
 
     def conclude(self, cancelled: str = "") -> Procedure[None]:
-        """After a clean stop, or one by the request *cancelled*: all that the last checkpoints committed is visible to
-        readers, and this one is over. Only then may what there is be condemned; a savepoint keeps all of it."""
-        for each in self._protocols:
-            yield from each.conclude(self.manifest.checkpoint)
+        """End this incarnation after a clean stop, or one by the request *cancelled*, once all output is visible.
+
+        Only then may its checkpoints be condemned; a savepoint keeps all of them.
+        """
+        for protocol in self._protocols:
+            yield from protocol.conclude(self.manifest.checkpoint)
         condemned = bool(cancelled) and self.config.deletes and not self.log.history.savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
-            if cancelled:  # whoever asked waits for this record; a clean end is one without it, too
+            if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)

@@ -1,4 +1,4 @@
-"""The configuration of a leader, and the rule by which it keeps checkpoints: its callers give both."""
+"""The configuration of a leader, and its rule for keeping checkpoints: its callers give both."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 class Retention:
-    """The rule which checkpoints and blocks stay, and which may go; this one keeps all, where there are no blocks."""
+    """The rule for which checkpoints and blocks are dropped; this one drops none, and there are no blocks."""
 
     def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """The manifests and blocks that older incarnations have left and that may go."""
+        """The manifests and blocks of older incarnations that may be dropped."""
         yield from ()
         return (), ()
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
-        """Look for what the attempt before has left since *newest*."""
+        """Search for blocks that the previous attempt left after *newest*."""
         yield from ()
 
-    def nothing_yet(self, ends: tuple[int, ...]) -> None:
+    def start_at(self, ends: tuple[int, ...]) -> None:
         """The pipeline is new, and its block partitions end there."""
 
     def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
@@ -38,13 +38,13 @@ class Retention:
         """*blocks* were written for *checkpoint*."""
 
     def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
-        """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
+        """*checkpoint* is decided, and refers to *blocks*; *keep*: it is a savepoint, which never expires."""
 
     def release(self, checkpoint: int) -> None:
-        """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
+        """Let *checkpoint*, a savepoint, expire."""
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """The manifests and blocks that may go in the transaction that finalizes *manifest*."""
+        """The manifests and blocks to drop in the transaction that finalizes *manifest*."""
         yield from ()
         return (), ()
 
@@ -65,40 +65,39 @@ class LeaderConfig:
     cluster_id: str = ""
     transaction_version: int = 0
     accept_loss: int | None = None
-    """The checkpoint whose lost output the user goes on without."""
+    """The checkpoint whose lost output the user gives up."""
     attempt: int = 0
     """The first one."""
     staging: Mapping[str, StagingSink] = field(default_factory=dict)
     """The sinks that write to stores with a ledger."""
     store_timeout_ms: int = 0
-    """For how long such a store is waited for, if it does not answer."""
+    """How long to wait for such a store that does not answer."""
     storage: str = TOPIC
-    """Where its blocks are kept; see `Manifest.storage`."""
+    """See `Manifest.storage`."""
     skips: tuple[RecordPlace, ...] = ()
-    """The records of its inputs that the user has it leave out."""
+    """The input records that the user has it leave out."""
     deletes: bool = False
-    """Whether its checkpoints go when it is cancelled."""
+    """Whether its checkpoints are deleted when it is cancelled."""
     bounded: bool = False
-    """Whether it does bounded work."""
     restores: str = ""
-    """The origin of the savepoint that it is to go on from, unless it has done so already; empty: of none."""
+    """The origin of the savepoint to continue from, unless it has done so already; empty: none."""
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """(incarnation, attempt) below which all transactional ids were fenced when *incarnation* began."""
         return incarnation.fenced_below, 0
 
     def filled(self, manifest: Manifest) -> Manifest:
-        """*manifest* with the fields that only its kind of pipeline knows."""
+        """*manifest* with the fields that only this kind of pipeline has."""
         return manifest
 
     def goes_on_from_savepoint(self, newest: Manifest | None) -> bool:
-        """Whether it is to begin from a savepoint, and *newest* shows that it has not done so yet."""
+        """Whether to begin from a savepoint; not if *newest* shows that this has been done."""
         return bool(self.restores) and (newest is None or newest.origin != self.restores)
 
     def require_same_storage(self, newest: Manifest | None) -> None:
-        """ConfigError where the blocks of *newest*, which the pipeline goes on from, are kept elsewhere.
+        """Raise ConfigError if the pipeline continues from *newest*, and its blocks are kept elsewhere.
 
-        A savepoint is written anew, whole, so that whoever goes on from one needs no block of where it was kept.
+        A run that begins from a savepoint writes it anew, so it needs no block of the former storage.
         """
         if newest is None or newest.storage == self.storage or self.goes_on_from_savepoint(newest):
             return
@@ -115,7 +114,7 @@ class LeaderConfig:
         )
 
     def require_not_condemned(self, history: History) -> None:
-        """ConfigError where a run that was cancelled has left all that there is to be deleted."""
+        """Raise ConfigError if a cancelled run has left its checkpoints to be deleted."""
         if history.condemned:
             raise ConfigError(
                 f"The checkpoints of {self.pipeline} are to be deleted: its run was cancelled, with retention "
@@ -124,7 +123,7 @@ class LeaderConfig:
             )
 
     def topic_lost(self, topic: str, incarnation: int) -> str:
-        """The text of the halt where *topic* is empty, but the broker knows of transactions of *incarnation*."""
+        """The text of the halt if *topic* is empty, but the broker knows of transactions of *incarnation*."""
         return (
             f"The checkpoint topic {topic} is empty, but transactions of incarnation {incarnation} of this pipeline "
             f"are known to the broker: the topic was deleted. Beginning anew would write all output again.\n"

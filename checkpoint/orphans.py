@@ -1,19 +1,15 @@
-"""Orphans: the blocks of a pipeline that no manifest stands on, and that may go.
+"""Orphans: blocks of a pipeline that no manifest refers to, and that may be dropped (docs/design/orphans.md).
 
-A worker that dies, a coordinator that dies between a manifest and its mark, a checkpoint that never completes: each
-leaves blocks that nobody knows of any more. They are looked for where blocks are kept, in the topic itself or outside
-of it, and the next transaction of the decision log that drops anything drops them.
+They are searched for in every storage, and dropped by the next transaction of the decision log that drops anything.
 
-Invariants: a checkpoint writes nothing before it is triggered, but for what sinks set aside, and that not before the
-one before it is triggered. A trigger comes after the decision of the checkpoint's base, so that its blocks lie behind
-all that was known at that decision. A manifest notes ends behind which all blocks lie that may be orphans once it is
-finalized; an incarnation looks from there, and while the newest manifest is not finalized from the ends that the one
-before it notes, for what older incarnations knew of orphans ended with them; the transaction that finalizes a
-checkpoint drops all orphans that are known by then. Where checkpoints were moved to another storage, those that the
-pipeline has left are looked at as well, as long as a manifest or an incarnation that is remembered names them; one that
-cannot be looked at is let be for the rest of this life, for what manifests need of it is unknown then: it is asked
-nothing more, and nothing of it is dropped, though it comes back between two questions. Whatever asks is a procedure
-(see `requests`).
+Invariants: a checkpoint writes nothing before it is triggered, except staged rows, which it writes no earlier than the
+trigger of the previous one. A trigger comes after the decision on the base, so its blocks lie after all blocks known at
+that decision. A manifest notes ends after which all blocks lie that may be orphans once it is finalized. An incarnation
+searches from there; while the newest manifest is not finalized, it searches from the ends in the previous one, since
+the knowledge of older incarnations died with them. The transaction that finalizes a checkpoint drops all orphans known
+by then. Former storages are searched as well, as long as a manifest or a remembered incarnation names them. A former
+storage that cannot be read is left alone for the rest of this incarnation: it is asked nothing more, and nothing in it
+is dropped, even if it comes back, since what manifests need there is unknown.
 """
 
 from __future__ import annotations
@@ -27,125 +23,121 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
-from exactlyonce.checkpoint.retention import Ledger, all_that_may_be_of
+from exactlyonce.checkpoint.retention import Ledger, possible_needs
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.names import checkpoint_topic
 
 Offsets = tuple[int, ...]
-"""One for each partition of the checkpoint topic. They speak of blocks in the topic, wherever those of today are kept:
-a storage outside of it knows no order, and all that lies there is looked at."""
+"""One for each partition of the checkpoint topic. A storage outside of the topic has no order and is scanned whole."""
 
 
 class KnownBlocks(Retention):
     """The blocks that one incarnation of a coordinator knows of."""
 
     def __init__(self, settings: CheckpointSettings, *, staging: bool = False) -> None:
-        """*staging*: sinks write blocks before the checkpoint that they belong to is triggered. All blocks of this
-        incarnation lie in the storage that *settings* name."""
+        """*staging*: sinks write blocks before their checkpoint is triggered."""
         self.ledger = Ledger(settings.num_retained)
         self.unrestorable: dict[int, str] = {}
-        """Older checkpoints whose blocks are damaged, and how: nothing can be restored from them."""
+        """Older checkpoints that cannot be restored, each with the damage to its blocks."""
         self.unreachable: dict[str, str] = {}
-        """Storages that the pipeline has left and that cannot be looked at, and why: what lies there stays."""
+        """Former storages that cannot be read, each with the reason; their blocks stay."""
         self.unreadable: dict[str, None] = {}
-        """Places of the block partitions that cannot be read; what lies there is skipped and never dropped."""
+        """Damaged places of the block partitions; their blocks are skipped and never dropped."""
         self._storage = settings.storage
-        self._left: tuple[str, ...] = ()
+        self._former: tuple[str, ...] = ()
         """Other storages, in which older incarnations may have kept blocks."""
         self._ahead = staging or settings.max_concurrent > 1
         self._ends: dict[int, Offsets] = {}
-        """By completed checkpoint that may be a base, ends behind which everything lies that builds on it."""
+        """Ends after which all blocks lie that build on a checkpoint, by checkpoint that may be a base."""
         self._attempt = (0, 0)
         self._begun_at: Offsets = ()
         self._seen_to: Offsets = ()
-        """Ends behind which nothing is known of, which only grow: what is written later lies there."""
-        self._behind = -1
+        """Ends after which no block is known. They only grow; later blocks lie after them."""
+        self._newest_before = -1
         """The newest checkpoint when the attempt began."""
-        self._look_again = False
+        self._search_again = False
         self._own_too = False
 
     # --- before an attempt, while nobody writes blocks
 
     def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """What the retained manifests stand on stays, all other blocks that an incarnation may have left are orphans.
+        """Keep the blocks that retained manifests refer to; all others that an incarnation may have left are orphans.
 
-        What a damaged older checkpoint needs is unknown: until it expires, which a savepoint never does, it keeps all
-        that was written for it or for one before it, and nothing of what came later. The
-        newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
-        is damaged, it is tombstoned as it expires. What zombies send yet is looked for as in `begin_attempt`, also
-        after a clean end: those of incarnations before that one may live on.
+        A damaged older checkpoint keeps, until it expires, every block written for it or an earlier one. Raises Halt if
+        the newest one is damaged. A damaged decision is tombstoned when it expires. Late blocks of zombies are searched
+        for as in `begin_attempt`, also after a clean end: zombies of incarnations before that one may live on.
         """
         newest = history.latest
         assert newest is not None
-        self._left = tuple(each for each in history.storages if each != self._storage)
+        self._former = tuple(storage for storage in history.storages if storage != self._storage)
         beginning = (0,) * newest.block_partitions
         if unknown := history.damaged_checkpoints():
-            everything = yield from self._everything(beginning)
+            everything = yield from self._scan_all(beginning)
             for checkpoint in unknown:
-                self.ledger.completed(checkpoint, all_that_may_be_of(checkpoint, everything), known=False)
+                self.ledger.completed(checkpoint, possible_needs(checkpoint, everything), known=False)
         for manifest in history.retained:
-            found = yield from self._references(manifest, needed=manifest is newest)
-            known = not isinstance(found, str)
-            if isinstance(found, str):
+            references = yield from self._references(manifest, needed=manifest is newest)
+            known = not isinstance(references, str)
+            if isinstance(references, str):
                 if manifest is newest:
-                    raise beyond_repair(newest, found)
-                self.unrestorable[manifest.checkpoint] = found
-                there = yield from self._scanned(beginning, manifest.storage)
-                if not there and manifest.storage in self._left:
-                    self._leave(manifest.storage, found)
-                blocks = all_that_may_be_of(manifest.checkpoint, there)
+                    raise beyond_repair(newest, references)
+                self.unrestorable[manifest.checkpoint] = references
+                stored = yield from self._scan(beginning, manifest.storage)
+                if not stored and manifest.storage in self._former:
+                    self._leave_alone(manifest.storage, references)
+                blocks = possible_needs(manifest.checkpoint, stored)
             else:
-                blocks = {manifest.storage: list(found)}
+                blocks = {manifest.storage: list(references)}
             self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint, known=known)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool = True) -> Procedure[None]:
-        """Look for what the attempt before has left behind *newest*.
+        """Search for blocks that the previous attempt left after *newest*.
 
-        *late*: workers were killed, and what they had sent may yet arrive: it is looked for once more when the first
-        checkpoint of this attempt is complete.
+        *late*: its workers were killed, and blocks that they had sent may still arrive. So the search is repeated when
+        the first checkpoint of this attempt is complete.
         """
         yield from self._begin(newest, newest.block_end_offsets, (incarnation, attempt), late=late)
 
     def _begin(self, newest: Manifest, start: Offsets, attempt: tuple[int, int], *, late: bool) -> Procedure[None]:
         self._begun_at = start
-        self.ledger.written(newest.checkpoint, (yield from self._everything(start)))
+        self.ledger.written(newest.checkpoint, (yield from self._scan_all(start)))
         self._ends = {newest.checkpoint: self._begun_at}
         self._seen_to = self._begun_at
-        self._attempt, self._behind, self._look_again, self._own_too = attempt, newest.checkpoint, late, False
+        self._attempt, self._newest_before, self._search_again, self._own_too = attempt, newest.checkpoint, late, False
 
     def _references(self, manifest: Manifest, *, needed: bool) -> Procedure[frozenset[BlockRef] | str]:
-        """Every block that *manifest* stands on, or why that is not known; see `FindReferences`."""
+        """See `FindReferences`."""
         if not needed and manifest.storage in self.unreachable:
             return self.unreachable[manifest.storage]
-        found: frozenset[BlockRef] | str = yield FindReferences(manifest, needed=needed)
-        return found
+        references: frozenset[BlockRef] | str = yield FindReferences(manifest, needed=needed)
+        return references
 
-    def _everything(self, start: Offsets) -> Procedure[list[StoredBlock]]:
-        """All that lies in any storage; in the topic, behind *start*."""
-        found: list[StoredBlock] = []
-        for storage in (self._storage, *self._left):
-            found += yield from self._scanned(start, storage)
-        return found
+    def _scan_all(self, start: Offsets) -> Procedure[list[StoredBlock]]:
+        """All blocks in any storage; in the topic, those after *start*."""
+        stored: list[StoredBlock] = []
+        for storage in (self._storage, *self._former):
+            stored += yield from self._scan(start, storage)
+        return stored
 
-    def _scanned(self, start: Offsets, storage: str) -> Procedure[list[StoredBlock]]:
+    def _scan(self, start: Offsets, storage: str) -> Procedure[list[StoredBlock]]:
         if storage in self.unreachable:
             return []
         scanned = yield ScanBlocks(start, storage)
         if isinstance(scanned, str):
-            self._leave(storage, scanned)
+            self._leave_alone(storage, scanned)
             return []
         if storage == TOPIC:
             self._begun_at = scanned.end_offsets
         self.unreadable.update(dict.fromkeys(scanned.unreadable))
         return _stored(storage, scanned.blocks)
 
-    def _leave(self, storage: str, why: str) -> None:
-        """Let *storage* be: it cannot be looked at, or shows nothing though a manifest names what lies there."""
+    def _leave_alone(self, storage: str, why: str) -> None:
+        """*storage* cannot be read, or shows nothing though a manifest names blocks there."""
         self.unreachable.setdefault(storage, why)
-        self.ledger.let_be(storage)
+        self.ledger.keep_all_of(storage)
 
     # --- at a decision
 
@@ -154,49 +146,49 @@ class KnownBlocks(Retention):
         refs = tuple(blocks)
         self.ledger.written(checkpoint, _stored(self._storage, refs))
         ends = list(self._seen_to)
-        for each in refs if self._storage == TOPIC else ():
-            ends[each.partition] = max(ends[each.partition], each.offset + 1)
+        for ref in refs if self._storage == TOPIC else ():
+            ends[ref.partition] = max(ends[ref.partition], ref.offset + 1)
         self._seen_to = tuple(ends)
 
     def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
-        """*checkpoint* is decided, and stands on *blocks*; *keep*: it is a savepoint, which never expires."""
+        """*checkpoint* is decided, and refers to *blocks*; *keep*: it is a savepoint, which never expires."""
         self.ledger.completed(checkpoint, {self._storage: blocks}, keep=keep)
 
     def release(self, checkpoint: int) -> None:
-        """*checkpoint*, a savepoint, is wanted no more: it goes with the next that may."""
+        """Let *checkpoint*, a savepoint, expire."""
         self.ledger.release(checkpoint)
 
-    def nothing_yet(self, ends: Offsets) -> None:
-        """The pipeline is new: nobody has written a block behind *ends*, and nobody will in front of them."""
+    def start_at(self, ends: Offsets) -> None:
+        """The pipeline is new: nobody has written a block after *ends*, and nobody will before them."""
         self._seen_to = ends
 
     def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> Offsets:
         """The `Manifest.block_end_offsets` of *checkpoint*, which builds on *base*.
 
-        A checkpoint that is in flight behind it, or was and is aborted, was triggered after *base*, or a newer one, was
-        decided; so were those for which sinks have set something aside behind this one's barrier. All else is triggered
-        later still, and lies behind all blocks that are known by now. The ends of the partitions may lie further on: to
-        begin before them finds the same, and needs no question.
+        Later checkpoints in flight, also aborted ones, and those with rows staged after this one's barrier, were
+        triggered after the decision on *base* or a newer one. All others are triggered later still, and lie after all
+        blocks known by now. The partitions may end further on: to begin earlier finds the same, and asks nobody.
         """
-        self._ends = {each: known for each, known in self._ends.items() if each >= base} | {checkpoint: self._seen_to}
+        known = {number: ends for number, ends in self._ends.items() if number >= base}
+        self._ends = known | {checkpoint: self._seen_to}
         return self._ends[base] if self._ahead and not final else self._seen_to
 
     def expect_own_orphans(self) -> None:
-        """Work of the present attempt was tried more than once: what its checkpoint does not name is orphaned."""
-        self._look_again = self._own_too = True
+        """The present attempt tried some work more than once: blocks that its checkpoint does not name are orphans."""
+        self._search_again = self._own_too = True
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
-        """*manifest*, the newest that is known to the ledger, is durable: what nobody needs any more may go, in the
-        transaction that finalizes it, or in a later one. *pinned* are checkpoints that something pending builds upon.
+        """Drop everything that nobody needs now that *manifest*, the newest, is durable; see `Ledger.expire`.
 
-        The last look for what is late comes with the first checkpoint of the attempt: what arrives behind that is of a
-        zombie.
+        The last search for late blocks comes with the attempt's first checkpoint: whatever arrives after it is a
+        zombie's.
         """
-        if self._look_again and manifest.checkpoint > self._behind:
-            own_too, ends = self._own_too, self._begun_at
-            found = yield from self._everything(ends)
-            self.ledger.written(manifest.checkpoint, (each for each in found if own_too or self._is_older(each.ref)))
-            self._look_again = self._own_too = False
+        if self._search_again and manifest.checkpoint > self._newest_before:
+            own_too = self._own_too
+            blocks = yield from self._scan_all(self._begun_at)
+            late = (block for block in blocks if own_too or self._is_older(block.ref))
+            self.ledger.written(manifest.checkpoint, late)
+            self._search_again = self._own_too = False
         return self.ledger.expire(pinned)
 
     def _is_older(self, block: BlockRef) -> bool:
@@ -205,11 +197,10 @@ class KnownBlocks(Retention):
 
 
 def first_places(history: History) -> Offsets:
-    """Where orphans of older incarnations begin; there is a manifest."""
-    newest = history.latest
-    assert newest is not None
-    known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)
-    return known.block_end_offsets if known is not None else (0,) * newest.block_partitions
+    """Offsets after which all orphans of older incarnations lie; *history* has a manifest."""
+    assert history.latest is not None
+    known = history.latest_finalized
+    return known.block_end_offsets if known is not None else (0,) * history.latest.block_partitions
 
 
 def _stored(storage: str, refs: Iterable[BlockRef]) -> list[StoredBlock]:
@@ -217,7 +208,7 @@ def _stored(storage: str, refs: Iterable[BlockRef]) -> list[StoredBlock]:
 
 
 def when_given_up(pipeline: str, savepoint: int) -> str:
-    """What ends that a damaged *savepoint* keeps all that may be of it."""
+    """How to end that a damaged *savepoint* keeps every block that it may need."""
     return (
         f"A savepoint never expires, and keeps what was written up to it: restore what is damaged from a backup; or, "
         f"once you have given it up, `exactlyonce savepoints delete {pipeline} {savepoint}`."
@@ -226,13 +217,10 @@ def when_given_up(pipeline: str, savepoint: int) -> str:
 
 def beyond_repair(manifest: Manifest, why: str) -> Halt:
     """The halt where the newest checkpoint, *manifest*, cannot be restored."""
+    place = manifest.storage or f"the topic {checkpoint_topic(manifest.pipeline)}"
     return Halt(
         f"The state of checkpoint {manifest.checkpoint} cannot be restored. {why}\n"
         f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
-        f"  Choices: restore {_place_of_blocks(manifest)} from a replica or backup and run "
+        f"  Choices: restore {place} from a replica or backup and run "
         f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
     )
-
-
-def _place_of_blocks(manifest: Manifest) -> str:
-    return manifest.storage or f"the topic {checkpoint_topic(manifest.pipeline)}"

@@ -1,8 +1,8 @@
-"""The requests that the protocol's procedures yield, and whoever performs them answers.
+"""The requests that the protocol's procedures yield.
 
 A procedure is a generator: it yields a request, is sent the answer, and returns a result. It does no I/O itself, so the
-same lines run against a real broker, the in-memory one, and a simulator that crashes between any two of them. Whoever
-drives a procedure answers each request as its docstring says, or throws the error into it.
+same lines run against a real broker, the in-memory one, and a simulator that crashes between any two of them. The
+driver of a procedure answers each request as its docstring says, or throws the error into it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ Y = TypeVar("Y")
 RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
 
+class Request(msgspec.Struct, frozen=True):
+    """The base of all requests."""
+
+
 class Ending(msgspec.Struct, frozen=True):
     """One transaction to be ended."""
 
@@ -33,35 +37,35 @@ class Ending(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class DescribeTransactions(msgspec.Struct, frozen=True):
+class DescribeTransactions(Request, frozen=True):
     """-> dict[str, TransactionState | None]; None: the broker does not know the id."""
 
     transactional_ids: tuple[str, ...]
 
 
-class DescribeProducers(msgspec.Struct, frozen=True):
+class DescribeProducers(Request, frozen=True):
     """-> list[ProducerState] of the (topic, partition)s."""
 
     partitions: tuple[tuple[str, int], ...]
 
 
-class ListTransactions(msgspec.Struct, frozen=True):
+class ListTransactions(Request, frozen=True):
     """-> list[ListedTransaction] whose id begins with *prefix*, from every broker, or an error."""
 
     prefix: str
 
 
-class EndTransactions(msgspec.Struct, frozen=True):
+class EndTransactions(Request, frozen=True):
     """-> list[EndAnswer], one for each ending."""
 
     endings: tuple[Ending, ...]
     commit: bool
 
 
-class RewriteMarkers(msgspec.Struct, frozen=True):
-    """-> None. Ends what *partitions* show as open of a complete transaction, by one without records; tried once.
+class RewriteMarkers(Request, frozen=True):
+    """-> None. Ends a complete transaction that *partitions* show as open, by one without records; tried once.
 
-    Nothing is done where the id is past *epoch*: then *commit* is no longer what is right for it.
+    Nothing is done if the id is past *epoch*: *commit* may be wrong for a later transaction.
     """
 
     transactional_id: str
@@ -71,10 +75,10 @@ class RewriteMarkers(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(Request, frozen=True):
     """-> Outcome of one transaction of the decision log, with all of *records* and tombstones or none of them.
 
-    `DecisionLog.recording` answers it, by the requests that such a transaction takes.
+    `DecisionLog.recording` answers it.
     """
 
     records: tuple[Manifest | Finalized | Repair, ...]
@@ -82,129 +86,127 @@ class Append(msgspec.Struct, frozen=True):
     blocks_dropped: tuple[StoredBlock, ...] = ()
 
 
-class Appended(msgspec.Struct, frozen=True):
-    """-> None. *records* are durable now: for whoever watches."""
+class Appended(Request, frozen=True):
+    """-> None. *records* are durable now: for observers."""
 
     records: tuple[Manifest | Finalized | Repair, ...]
 
 
-class RemoveBlocks(msgspec.Struct, frozen=True):
-    """-> None. The transaction that drops *blocks*, outside of the topic, is durable; what stays is an orphan."""
+class RemoveBlocks(Request, frozen=True):
+    """-> None. A durable transaction drops *blocks*, outside of the topic; any that stay are orphans."""
 
     blocks: tuple[StoredBlock, ...]
 
 
-class ScanBlocks(msgspec.Struct, frozen=True):
-    """-> Scanned: the blocks that are not tombstoned from *start_offsets* on, one for each partition of the topic; all
-    that a *storage* outside of it has; or str: why one that the pipeline has left cannot be looked at."""
+class ScanBlocks(Request, frozen=True):
+    """-> Scanned: the blocks in the topic from *start_offsets* on that are not tombstoned, or all blocks of another
+    *storage*; or str: why a former storage cannot be read."""
 
     start_offsets: tuple[int, ...]
     storage: str = TOPIC
 
 
-class FindReferences(msgspec.Struct, frozen=True):
-    """-> frozenset[BlockRef]: every block that *manifest* stands on; or str: what of it is missing, damaged or away.
+class FindReferences(Request, frozen=True):
+    """-> frozenset[BlockRef]: every block that *manifest* needs; or str: why they are unknown (missing, damaged, away).
 
-    Of one that is *needed* they are waited for, wherever they are."""
+    If *needed*, a storage that is away is waited for.
+    """
 
     manifest: Manifest
     needed: bool = False
 
 
-class Look(msgspec.Struct, frozen=True):
-    """-> Fate of the committable's records, once the last stable offset has passed the first of them."""
+class Look(Request, frozen=True):
+    """-> Fate of the committable's records, once the last stable offset has passed the first one."""
 
     committable: Committable
 
 
-class CopyTransaction(msgspec.Struct, frozen=True):
-    """-> Committable like *committable* of a new transaction that holds the same records, verbatim; or str: why not."""
+class CopyTransaction(Request, frozen=True):
+    """-> Committable of a new transaction with the same records as *committable*, verbatim; or str: why not."""
 
     committable: Committable
     transactional_id: str
 
 
-class ReplayTransaction(msgspec.Struct, frozen=True):
-    """-> Committable like *committable*, which is one of *manifest* or what of it is in some partitions, of a new
-    transaction that holds what its sink subtask writes when the interval is replayed from its base; or str: why not."""
+class ReplayTransaction(Request, frozen=True):
+    """-> Committable of a new transaction with the output of *committable*, from a replay of the interval of
+    *manifest*; or str: why not. *committable* may be only some partitions of one in *manifest*."""
 
     manifest: Manifest
     committable: Committable
     transactional_id: str
 
 
-# --- what a leader asks of stores with a ledger; `StoreUnavailable`: nothing follows from it, it is to be asked again
+# --- requests to stores with a ledger; `StoreUnavailable` proves nothing, and the request is repeated
 
 
-class FenceStore(NamedTuple):
-    """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on nobody of an older incarnation
-    commits there. `ForeignLedger`, here and in `CommitStaged`, where another checkpoint topic than *origin* has begun
-    it."""
+class FenceStore(Request, frozen=True):
+    """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on no older incarnation commits
+    there. Here and in `CommitStaged`, `ForeignLedger` if it was begun for another checkpoint topic than *origin*."""
 
     sink: str
     incarnation: int
     origin: str
 
 
-class CleanStore(NamedTuple):
-    """-> None. What attempts before (*incarnation*, *attempt*) have set aside, and nobody has committed, goes."""
+class CleanStore(Request, frozen=True):
+    """-> None. Removes uncommitted output that attempts before (*incarnation*, *attempt*) have staged."""
 
     sink: str
     incarnation: int
     attempt: int
 
 
-class CommitStaged(NamedTuple):
-    """-> bool: whether any of it was committed now, with its ledger. `LedgerBehind` if that lacks what came before."""
+class CommitStaged(Request, frozen=True):
+    """-> bool: whether any of it was committed now, with its ledger. `LedgerBehind` if that lacks earlier commits."""
 
     committables: tuple[StoreCommittable, ...]
-    """Of one sink at one checkpoint, oldest first: all of them if its store commits them at once, else one."""
+    """All of one sink at one checkpoint, oldest first, if its store commits them at once; else one."""
     incarnation: int
     origin: str
 
 
-# --- what a leader asks of the topics that its pipeline reads and writes
+# --- requests about the topics that a pipeline reads and writes
 
 
-class StartOffsets(msgspec.Struct, frozen=True):
-    """-> tuple[SourceOffset, ...]: where a pipeline without a checkpoint begins to read."""
+class StartOffsets(Request, frozen=True):
+    """-> tuple[SourceOffset, ...]: the start of a pipeline without a checkpoint."""
 
 
-class RestoreSavepoint(msgspec.Struct, frozen=True):
-    """-> Restored: the states of the savepoint that the run begins from, written as blocks of *checkpoint*."""
+class RestoreSavepoint(Request, frozen=True):
+    """-> Restored: the run's savepoint, its states written as blocks of *checkpoint*."""
 
     checkpoint: int
     incarnation: int
 
 
-class CheckContinuity(msgspec.Struct, frozen=True):
-    """-> None. Raises unless the pipeline can go on from *manifest*: its operators, and all input that lies behind."""
+class CheckContinuity(Request, frozen=True):
+    """-> None. Raises unless the pipeline can continue from *manifest*: its operators fit, and its input is there."""
 
     manifest: Manifest
 
 
-class LookAtInputs(msgspec.Struct, frozen=True):
-    """-> None. Raises Halt if an input is not the one that is read any more; takes note of partitions that were added.
-    *newest* is the newest manifest."""
+class LookAtInputs(Request, frozen=True):
+    """-> None. Raises Halt if an input topic was replaced; notes added partitions. *newest* is the newest manifest."""
 
     newest: Manifest
 
 
-class GoOnFrom(msgspec.Struct, frozen=True):
-    """-> None. *manifest* is the newest now: what is read next begins where it ends. Raises where that cannot be."""
+class GoOnFrom(Request, frozen=True):
+    """-> None. *manifest* is the newest now, and reading continues at its end. Raises if that cannot be."""
 
     manifest: Manifest
 
 
-class CreateOutputs(msgspec.Struct, frozen=True):
-    """-> None. Creates the outputs that there are not; Halt if *newest* shows that they were written to."""
+class CreateOutputs(Request, frozen=True):
+    """-> None. Creates missing outputs; Halt if *newest* shows that they were written to."""
 
     newest: Manifest | None
 
 
-class LookAtTopics(msgspec.Struct, frozen=True):
-    """-> None. As `LookAtInputs`, and of outputs alike: raises Halt if one is not the one that is written to any more,
-    and counts its partitions. One question is of them all."""
+class LookAtTopics(Request, frozen=True):
+    """-> None. `LookAtInputs`, and the same for outputs, whose partitions are counted: in one request."""
 
     newest: Manifest
 
@@ -213,17 +215,17 @@ Outputs = tuple[tuple[str, str, int], ...]
 """(sink id, topic, partitions) of every output."""
 
 
-class KnownOutputs(msgspec.Struct, frozen=True):
-    """-> Outputs, as they were last looked at."""
+class KnownOutputs(Request, frozen=True):
+    """-> Outputs, by the last look."""
 
 
-class Reached(msgspec.Struct, frozen=True):
-    """-> None. A named place of the protocol, for whoever makes processes die there."""
+class Reached(Request, frozen=True):
+    """-> None. A named place of the protocol, at which tests kill processes."""
 
     place: str
 
 
-# --- the decision log, and who writes it: each is asked once and answered once, or raises `BrokerUnavailable`
+# --- the decision log and its writer: each is asked once and answered once, or raises `BrokerUnavailable`
 
 
 class Write(NamedTuple):
@@ -240,20 +242,20 @@ class DecisionBatch(NamedTuple):
 
     partition: int
     sequence: int
-    """Of the first record; the broker takes a batch of the same sequences once."""
+    """The first record's; the broker takes a batch with the same sequences once."""
     writes: tuple[Write, ...]
 
 
-class InitTransactions(msgspec.Struct, frozen=True, kw_only=True):
-    """-> Answered, with the producer of the first transaction. Fences who had the id, aborts what it had open."""
+class InitTransactions(Request, frozen=True, kw_only=True):
+    """-> Answered, with the producer of the first transaction. Fences older producers, aborts their transaction."""
 
     transactional_id: str
     transaction_timeout_ms: int
     wait_ms: int
 
 
-class ProduceBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """-> dict[int, Answered] by partition, of *batches*, one for each partition at most."""
+class ProduceBatches(Request, frozen=True, kw_only=True):
+    """-> dict[int, Answered] by partition; *batches* has one for each partition at most."""
 
     transactional_id: str
     producer: Producer
@@ -262,8 +264,8 @@ class ProduceBatches(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int
 
 
-class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """-> Answered, with the producer of the next transaction: ending one raises the epoch."""
+class EndTransaction(Request, frozen=True, kw_only=True):
+    """-> Answered, with the producer of the next transaction: the end of one raises the epoch."""
 
     transactional_id: str
     producer: Producer
@@ -271,48 +273,44 @@ class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int
 
 
-class LookOnce(msgspec.Struct, frozen=True):
-    """-> dict[int, Fate | None] by partition of the checkpoint topic: what readers see of what *producer* wrote there.
+class LookOnce(Request, frozen=True):
+    """-> dict[int, Fate | None] by partition of the checkpoint topic: the fate of the records of *producer* there.
 
-    None: they do not get as far yet.
+    None: readers do not get as far yet.
     """
 
     producer: Producer
     offsets: tuple[tuple[int, int], ...]
     """(partition, offset)"""
     wait_ms: int = 0
-    """How long the brokers may wait for readers to get there, before they answer that they have not."""
+    """How long the brokers may wait for readers to get there before they answer."""
 
 
-class LogEnds(msgspec.Struct, frozen=True):
+class LogEnds(Request, frozen=True):
     """-> Ends of the decision log."""
 
 
 class Ends(NamedTuple):
-    """How far a partition goes."""
-
     stable: int
-    """How far readers of what is committed get."""
+    """The end for read_committed readers."""
     end: int
 
 
-class ReadLog(msgspec.Struct, frozen=True):
+class ReadLog(Request, frozen=True):
     """-> LogRead: the committed decisions below offset *end*."""
 
     end: int
 
 
 class DecisionRecord(NamedTuple):
-    """A record of the decision log, as it was found."""
-
     key: bytes | None
     value: bytes | None
     digest: bytes | None
-    """The SHA-256 that was written beside the value."""
+    """The SHA-256 written with the value."""
 
 
 class Unreadable(NamedTuple):
-    """Offsets of the decision log that a damaged batch takes, from *first* up to, not including, *behind*."""
+    """A damaged batch of the decision log, from offset *first* up to, not including, *behind*."""
 
     first: int
     behind: int
@@ -326,62 +324,30 @@ class LogRead(NamedTuple):
     items: tuple[DecisionRecord | Unreadable, ...]
 
 
-class FirstOffsets(msgspec.Struct, frozen=True):
+class FirstOffsets(Request, frozen=True):
     """-> tuple[int, ...]: the first offset of every partition of the checkpoint topic; None: that topic is gone."""
 
 
-class Together(msgspec.Struct, frozen=True):
-    """-> tuple[Answer, ...] to *requests*, in their order. None needs another's answer: all go out at once.
+class Together(Request, frozen=True):
+    """-> tuple[Answer, ...] to *requests*, in their order. They are independent, and go out at once.
 
-    It is answered when all are; what one of them raises is its answer. See `concurrently`.
+    It is answered when all are; an error is an answer. See `concurrently`.
     """
 
     requests: tuple[Request, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Of one of several requests: *value*, or the *error* to be thrown."""
-
     value: Any = None
     error: Exception | None = None
 
 
-class Pause(msgspec.Struct, frozen=True):
+class Pause(Request, frozen=True):
     """-> None, after *duration_ms*."""
 
     duration_ms: int
 
 
-OfLog = InitTransactions | ProduceBatches | EndTransaction | LookOnce | LogEnds | ReadLog | FirstOffsets
-OfBlocks = RemoveBlocks | ScanBlocks | FindReferences
-Request = (
-    DescribeTransactions
-    | DescribeProducers
-    | ListTransactions
-    | EndTransactions
-    | RewriteMarkers
-    | Append
-    | Appended
-    | OfBlocks
-    | Look
-    | CopyTransaction
-    | ReplayTransaction
-    | FenceStore
-    | CleanStore
-    | CommitStaged
-    | StartOffsets
-    | RestoreSavepoint
-    | CheckContinuity
-    | LookAtInputs
-    | GoOnFrom
-    | CreateOutputs
-    | LookAtTopics
-    | KnownOutputs
-    | Reached
-    | OfLog
-    | Together
-    | Pause
-)
 Procedure = Generator[Request, Any, R]
 
 
@@ -396,8 +362,8 @@ def answered(request: Request, perform: Callable[[Request], Any]) -> Answer:
 def concurrently(*procedures: Procedure[Any]) -> Procedure[tuple[Any, ...]]:
     """The results of all *procedures*, which must not depend on each other's effects.
 
-    In each round one request of each goes out, together. What one raises is raised once all have ended, so that nothing
-    is under way any more; if several do, it is what the first of them in their order has raised.
+    In each round one request of each goes out, together. An error is raised once all have ended, so that nothing is
+    under way any more; of several errors, the one of the first procedure.
     """
     results: list[Any] = [None] * len(procedures)
     errors: dict[int, Exception] = {}
@@ -412,8 +378,8 @@ def concurrently(*procedures: Procedure[Any]) -> Procedure[tuple[Any, ...]]:
                 results[number] = end.value
             except Exception as error:
                 errors[number] = error
-        given: tuple[Answer, ...] = (yield Together(tuple(asked.values()))) if asked else ()
-        answers = dict(zip(asked, given, strict=True))
+        together: tuple[Answer, ...] = (yield Together(tuple(asked.values()))) if asked else ()
+        answers = dict(zip(asked, together, strict=True))
     if errors:
         raise errors[min(errors)]
     return tuple(results)
@@ -436,7 +402,7 @@ def drive(procedure: Procedure[R], perform: Callable[[Request], Any]) -> R:
 
 
 def relayed(procedure: Procedure[R], answer: Callable[[Request], Generator[Y, Any, Any]]) -> Generator[Y, Any, R]:
-    """*procedure*, each of whose requests *answer* answers, which may yield, too; errors are thrown into it."""
+    """*procedure* with each of its requests answered by *answer*, which may yield, too; errors are thrown into it."""
     try:
         request = next(procedure)
         while True:
@@ -447,13 +413,15 @@ def relayed(procedure: Procedure[R], answer: Callable[[Request], Generator[Y, An
             else:
                 request = procedure.send(result)
     except StopIteration as end:
-        found: R = end.value
-        return found
+        returned: R = end.value
+        return returned
 
 
 def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: int) -> Procedure[R]:
-    """The result of *attempt*, made again while it raises `BrokerUnavailable`, with growing pauses, until the time is
-    over; it is told how many milliseconds are left. There is one attempt at least."""
+    """The result of *attempt*, retried with growing pauses while it raises `BrokerUnavailable`, until the deadline.
+
+    *attempt* is given the milliseconds that are left. There is one attempt at least.
+    """
     pause_ms = RETRY_PAUSE_FIRST_MS
     while True:
         try:

@@ -10,7 +10,7 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 class RestartStrategy(Protocol):
-    """Told of failures and of completed checkpoints."""
+    """Takes failures and completed checkpoints."""
 
     def failed(self, now_ms: int) -> int | None:
         """Milliseconds to wait before the next attempt, or None: give up."""
@@ -48,7 +48,7 @@ class FixedDelay:
 
 @dataclass
 class FailureRate:
-    """At most *failures* within *window_ms*; gentle to rare failures, stops a job that only fails."""
+    """At most *failures* within *window_ms*: tolerates rare failures, stops a job that only fails."""
 
     failures: int = 5
     window_ms: int = 60_000
@@ -90,7 +90,7 @@ STRATEGIES: dict[str, type[NoRestart | FixedDelay | FailureRate | ExponentialDel
 
 
 def restart_strategy(name: str, **options: int) -> RestartStrategy:
-    """The strategy called *name*, with *options* as its fields; ConfigError names what exists.
+    """The strategy called *name*, with *options* as its fields; ConfigError lists the strategies.
 
     >>> restart_strategy("fixed_delay", attempts=1).failed(0)
     1000
@@ -104,7 +104,7 @@ def restart_strategy(name: str, **options: int) -> RestartStrategy:
         return STRATEGIES[name](**options)
     except TypeError:
         given = ", ".join(option.removesuffix("_ms") for option in options)
-        known = ", ".join(each.name.removesuffix("_ms") for each in fields(STRATEGIES[name]) if each.init)
+        known = ", ".join(field.name.removesuffix("_ms") for field in fields(STRATEGIES[name]) if field.init)
         raise ConfigError(
             f"Restart strategy {name!r} does not take all of: {given}. It takes {known or 'no options'}."
         ) from None

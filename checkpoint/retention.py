@@ -1,10 +1,9 @@
 """Retention: the manifests and blocks that are still needed.
 
 Invariant: a block is dropped only after the manifest that no longer needs it is durable, and never while a retained
-manifest, a pending checkpoint's base or a savepoint refers to its key, whatever bytes are found there, and in whatever
-storage: one that has two names shows each of its blocks under both. Of a checkpoint of which it is not known what it
-stands on, that is every block that may be of it: no checkpoint stands on a block that was written for a later one.
-Pure.
+manifest, a pending checkpoint's base or a savepoint refers to its key, in whatever storage: a storage with two names
+shows each of its blocks under both. If the references of a checkpoint cannot be read, every block that it may need
+stays: no checkpoint needs a block that was written for a later one.
 """
 
 from __future__ import annotations
@@ -17,37 +16,36 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 
 _key: Callable[[BlockRef], str] = attrgetter("key")
-"""What no other block of the pipeline has, wherever it lies."""
+"""Unique among all blocks of the pipeline, in any storage."""
 _place: Callable[[BlockRef], tuple[int, int, str]] = attrgetter("partition", "offset", "key")
 
 
 def by_storage(blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
-    """Where each of *blocks* lies, by the storage that it lies in."""
-    found = defaultdict[str, list[BlockRef]](list)
+    refs = defaultdict[str, list[BlockRef]](list)
     for storage, ref in blocks:
-        found[storage].append(ref)
-    return found
+        refs[storage].append(ref)
+    return refs
 
 
-def may_be_of(checkpoint: int, key: str) -> bool:
-    """Whether *checkpoint* may stand on the block *key*: only on what was written for it or for one before it.
+def may_need(checkpoint: int, key: str) -> bool:
+    """Whether *checkpoint* may need the block *key*: only if it was written for that checkpoint or an earlier one.
 
-    What a sink sets aside has the number after the last barrier that its subtask knew of, and none that came later.
+    Staged rows have the number after the last barrier that their subtask knew of.
     """
     parsed = BlockKey.parse(key)
     return parsed is None or parsed.checkpoint <= checkpoint
 
 
-def all_that_may_be_of(checkpoint: int, blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
-    """Those of *blocks* that *checkpoint* may stand on, by storage."""
-    return by_storage(each for each in blocks if may_be_of(checkpoint, each.ref.key))
+def possible_needs(checkpoint: int, blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
+    """Those of *blocks* that *checkpoint* may need, by storage."""
+    return by_storage(block for block in blocks if may_need(checkpoint, block.ref.key))
 
 
 class Ledger:
-    """Blocks by the manifests that refer to them, and those that were written but belong to none yet.
+    """Blocks by the manifests that refer to them, and blocks that were written but belong to none yet.
 
-    A large state has tens of thousands, and each checkpoint names nearly all of them again, between the commit and the
-    mark that finalizes it: nothing is done with them one by one.
+    A large state has tens of thousands, and each checkpoint names nearly all of them again before it is finalized:
+    nothing is done with them one by one.
     """
 
     def __init__(self, num_retained: int) -> None:
@@ -57,9 +55,9 @@ class Ledger:
         self._kept: set[int] = set()
         self._released: set[int] = set()
         self._unknown: set[int] = set()
-        """Checkpoints that may stand on more than is known."""
-        self._let_be: set[str] = set()
-        """Storages of which nothing is dropped."""
+        """Checkpoints that may need more blocks than `_needs` has."""
+        self._untouched: set[str] = set()
+        """Storages from which nothing is dropped."""
         self._unclaimed = defaultdict[str, dict[str, tuple[int, BlockRef]]](dict)
         """By storage."""
 
@@ -76,8 +74,10 @@ class Ledger:
     def completed(
         self, checkpoint: int, blocks: Mapping[str, Iterable[BlockRef]], *, keep: bool = False, known: bool = True
     ) -> None:
-        """The manifest of *checkpoint* is durable and refers to *blocks*, by storage; *keep* for a savepoint. Unless
-        that is *known*, it may refer to any other that `may_be_of` it, too."""
+        """The manifest of *checkpoint* is durable and refers to *blocks*, by storage; *keep* for a savepoint.
+
+        Unless its references are *known*, it also needs every other block that it `may_need`.
+        """
         needs = {storage: tuple(refs) for storage, refs in blocks.items()}
         self._needs[checkpoint] = {
             storage: dict(zip(map(_key, refs), refs, strict=True)) for storage, refs in needs.items()
@@ -86,42 +86,41 @@ class Ledger:
             self._kept.add(checkpoint)
         (self._unknown.discard if known else self._unknown.add)(checkpoint)
 
-    def let_be(self, storage: str) -> None:
-        """Nothing of *storage* is dropped any more: what is needed of it cannot be looked at."""
-        self._let_be.add(storage)
+    def keep_all_of(self, storage: str) -> None:
+        """Drop nothing from *storage* any more: the blocks that are needed there cannot be listed."""
+        self._untouched.add(storage)
 
     def release(self, checkpoint: int) -> None:
-        """A savepoint is wanted no more: it goes as soon as it is neither the newest checkpoint nor pinned."""
+        """Let a savepoint expire once it is neither the newest checkpoint nor pinned."""
         self._kept.discard(checkpoint)
         self._released.add(checkpoint)
 
     def expire(self, pinned: Iterable[int] = ()) -> tuple[tuple[int, ...], tuple[StoredBlock, ...]]:
         """Forget, and return for tombstoning, the manifests beyond `num_retained` and the blocks nobody needs.
 
-        The newest checkpoint stays, and so do savepoints, which do not count.
-
-        *pinned* are checkpoints that something pending builds upon.
+        The newest checkpoint stays, and so do savepoints, which do not count, and *pinned* checkpoints, which are bases
+        of pending ones.
         """
         latest = max(self._needs, default=0)
-        ordinary = [each for each in self.retained if each not in self._kept | self._released]
+        ordinary = [checkpoint for checkpoint in self.retained if checkpoint not in self._kept | self._released]
         recent = {*ordinary[-self.num_retained :], *self.retained[-1:], *self._kept, *pinned}
-        dropped = [each for each in self.retained if each not in recent]
+        dropped = [checkpoint for checkpoint in self.retained if checkpoint not in recent]
         candidates = defaultdict[str, dict[str, BlockRef]](dict)
         for storage, unclaimed in self._unclaimed.items():
             candidates[storage] = {key: ref for key, (written, ref) in unclaimed.items() if written <= latest}
-        for each in dropped:
-            for storage, needs in self._needs.pop(each).items():
+        for checkpoint in dropped:
+            for storage, needs in self._needs.pop(checkpoint).items():
                 candidates[storage] |= needs
         self._unknown.difference_update(dropped)
         return tuple(dropped), tuple(
             StoredBlock(storage, ref)
-            for storage, found in sorted(candidates.items())
-            if storage not in self._let_be
-            for ref in sorted((found[key] for key in self._dead(storage, found)), key=_place)
+            for storage, refs in sorted(candidates.items())
+            if storage not in self._untouched
+            for ref in sorted((refs[key] for key in self._dead(storage, refs)), key=_place)
         )
 
     def _dead(self, storage: str, candidates: Mapping[str, BlockRef]) -> Iterable[str]:
-        """Those of *candidates*, which are claimed from now on, that nobody needs."""
+        """Take *candidates* out of the unclaimed blocks, and return those that nobody needs."""
         unclaimed = self._unclaimed[storage]
         for key in unclaimed.keys() & candidates.keys():
             del unclaimed[key]
@@ -134,8 +133,8 @@ class Ledger:
         return [key for key in dead if key not in held] if held else dead
 
     def _held(self, keys: Iterable[str]) -> set[str]:
-        """Those of *keys* that a checkpoint may stand on of which that is not known."""
+        """Those of *keys* that a checkpoint with unknown references may need."""
         if not self._unknown:
             return set()
         newest = max(self._unknown)
-        return {key for key in keys if may_be_of(newest, key)}
+        return {key for key in keys if may_need(newest, key)}

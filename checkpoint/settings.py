@@ -1,4 +1,4 @@
-"""The settings of checkpoints, named as Flink names them, and what they demand of the broker.
+"""The settings of checkpoints, named as Flink names them, and their demands on the broker.
 
 A transaction stays open from its first record until its checkpoint is decided, at worst through every tolerated failure
 and one restart. Its timeout must be longer than that, and no longer than the broker allows.
@@ -24,7 +24,7 @@ PARTITIONS, PARTITIONS_MIN = 5, 2
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True):
-    """The settings of a file's table [checkpoint]: how often checkpoints are taken, and what is tolerated."""
+    """The settings of a file's table [checkpoint]."""
 
     mode: Annotated[str, Setting(
         CHOICE, "at_least_once: no input is held back, and state may count records twice", choices=MODES,
@@ -50,7 +50,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     deploy_timeout_ms: Annotated[int, Setting(
         DURATION, "workers that are not ready by then are replaced", minimum=1,
     )] = 300_000  # fmt: skip
-    """Workers that have not imported the pipeline, opened its operators and restored its state by then are replaced."""
+    """To import the pipeline, open its operators and restore its state."""
     min_pause_ms: Annotated[int, Setting(
         DURATION, "from the end of one to the next", flink="`execution.checkpointing.min-pause`",
     )] = 0  # fmt: skip
@@ -74,7 +74,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         "is to go on after any crash cannot have",
     )] = RETAIN  # fmt: skip
     restart_budget_ms: Annotated[int, Setting(DURATION, "the longest that a restart takes")] = 60_000
-    """Once it takes longer, open transactions are in danger."""
+    """A longer restart endangers open transactions."""
     store_timeout_ms: Annotated[int, Setting(DURATION, "how long a store that is away is waited for")] = 600_000
     """Counted from the first failed attempt; then the run ends."""
     stop_timeout_ms: Annotated[int, Setting(
@@ -90,7 +90,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         keyword="checkpoint_storage", reader=storage_setting, default="topic", metavar="URL",
         flink="`execution.checkpointing.dir`, with `execution.checkpointing.storage: filesystem`",
     )] = TOPIC  # fmt: skip
-    """Where blocks are kept; see `records.storage_url`."""
+    """See `records.storage_url`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -106,7 +106,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
             )
 
     def _shown(self, name: str) -> str:
-        """A field and its value, as an error begins."""
+        """A field and its value, at the beginning of an error."""
         unit = " ms" if name.endswith("_ms") else ""
         return f"{declared(type(self))[name].named} is {getattr(self, name)}{unit}"
 
@@ -123,7 +123,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     def transaction_timeout_for(self, broker_cap_ms: int) -> int:
         """The transaction timeout to use with a broker whose `transaction.max.timeout.ms` is *broker_cap_ms*.
 
-        Raises ConfigError, with the settings to change, where the two cannot be brought together.
+        Raises ConfigError, with the settings to change, if the two do not go together.
         """
         chosen, needed = self.transaction_timeout_ms or broker_cap_ms, self.transaction_timeout_needed_ms
         own = setting("transaction_timeout")

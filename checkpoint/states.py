@@ -1,6 +1,6 @@
 """The states of a job and of one checkpoint, and the moves between them: the two tables that the coordinator follows.
 
-Whatever is not in them is a defect: the coordinator raises InvariantViolation. ARCHITECTURE.md draws them.
+Any other move is a defect: the coordinator raises InvariantViolation. ARCHITECTURE.md draws them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import enum
 
 
 class JobState(enum.Enum):
-    """Where the job stands."""
-
     RECOVERING = "recovering"
     DEPLOYING = "deploying"
     RUNNING = "running"
@@ -26,8 +24,6 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class CheckpointState(enum.Enum):
-    """Where one checkpoint stands."""
-
     TRIGGERED = "triggered"
     ACKNOWLEDGED = "acknowledged"
     DECIDING = "deciding"

@@ -1,8 +1,8 @@
-"""Succession: how long a run that is about to begin leaves the one that leads alone. Pure.
+"""Succession: how long a new run waits before it takes over from the leader.
 
-Safety never rests on this: whoever begins fences all older ones, whatever they do. It keeps runs that are started again
-and again from fencing each other before a checkpoint is complete. Invariant: no two clocks are compared. Whether a run
-goes on is seen by its heartbeats, as they come by the clock of whoever waits; how long it led, by its own clock.
+Safety never rests on this: a new run fences all older ones, whatever they do. It keeps runs that are restarted again
+and again from fencing each other before a checkpoint is complete. Invariant: no two clocks are compared. The waiting
+run's clock times the leader's heartbeats; the leader's own clock tells how long it has led.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 LED_LONG_MS = 60_000
-"""A run that led for so long does not count as one of a series. It is twice the longest pause, which ends none."""
+"""A run that led for so long ends a series of takeovers. It is twice the longest pause, which ends none."""
 PAUSE_MIN_MS, PAUSE_MAX_MS = 1_000, 30_000
 LOOK_PAUSE_MS = 1_000
-"""From one look at whoever leads to the next."""
+"""Between two looks at the leader."""
 
 
 class Awaited(NamedTuple):
-    """Whom a run waits for, and how long at most."""
+    """The leader that a run waits for, and how long at most."""
 
     incarnation: Incarnation
     pause_ms: int | None
-    """From when it was first seen; None: a standby waits until it leads no more."""
+    """Since it was first seen; None: a standby waits until it leads no more."""
 
     def text(self, pipeline: str) -> str:
-        """What people are told of a run of *pipeline* that waits."""
+        """A line for people about a run of *pipeline* that waits."""
         who = self.incarnation
         other = f"incarnation {who.incarnation} of {pipeline} (process {who.process} on {who.host})"
         if self.pause_ms is None:
@@ -47,14 +47,14 @@ class Awaited(NamedTuple):
 
 
 class AnotherLeads(ExactlyOnceError):
-    """Another run leads the pipeline, and is left alone for now. It never leaves a run."""
+    """Another run leads the pipeline, and is left alone for now. A run never raises it to its caller."""
 
 
 def takeovers_in_a_row(history: History) -> int:
-    """The takeovers that followed one another soon, up to the newest incarnation; 0 if that began otherwise.
+    """The number of takeovers in quick succession, up to the newest incarnation.
 
-    An incarnation is one if the one before had not ended cleanly, and if it led for less than `LED_LONG_MS`, as far as
-    its heartbeats tell.
+    A takeover is an incarnation whose predecessor had not ended cleanly; it counts if it led for less than
+    `LED_LONG_MS`, as far as its heartbeats tell.
     """
     numbers, count = sorted(history.incarnations, reverse=True), 0
     for number, before in pairwise(numbers):
@@ -73,27 +73,27 @@ def pause_ms(history: History) -> int:
 
 
 class Succession:
-    """Watches whoever leads, for one run that is about to begin. For one thread at a time.
+    """Watches the leader for one new run. For one thread at a time.
 
     A *standby* waits until nobody leads: the newest incarnation has ended, is known to be dead, or has written no
-    heartbeat for `SILENCE_MS`. Any other run waits for no longer than `pause_ms`.
+    heartbeat for `SILENCE_MS`. Any other run waits at most `pause_ms`.
     """
 
     def __init__(self, *, standby: bool, clock: Clock) -> None:
         self.standby = standby
         self.reason = ""
-        """Why there is nobody to wait for, as far as that is worth telling."""
+        """Why there is nobody to wait for, where people should know."""
         self._clock = clock
         self._incarnation = 0
-        """The one that is watched, since `_since_ms`."""
+        """The leader that is watched, since `_since_ms`."""
         self._since_ms = 0
         self._heartbeat_ms = 0
-        """Its last heartbeat, and for how long no other came."""
+        """The leader's last heartbeat; it has been silent for `_silent_ms`."""
         self._silent_ms = 0
         self._looked_ms = 0
 
     def awaited(self, history: History, is_known_dead: Callable[[Incarnation], bool]) -> Awaited | None:
-        """Whom to leave alone for now, by *history*, which has just been read; None: begin."""
+        """The leader to wait for, given a *history* that was just read; None: take over."""
         newest = history.newest_incarnation
         self.reason = ""
         if newest is None:
@@ -118,6 +118,6 @@ class Succession:
             self._incarnation, self._since_ms = newest.incarnation, now_ms
         if is_another or newest.heartbeat_ms != self._heartbeat_ms:
             self._heartbeat_ms, self._silent_ms = newest.heartbeat_ms, 0
-        else:  # a look that took long met a broker that is away, for whoever leads as well
+        else:  # a look that took long met a broker that is away, for the leader as well
             self._silent_ms += min(now_ms - self._looked_ms, 2 * LOOK_PAUSE_MS)
         self._looked_ms = now_ms

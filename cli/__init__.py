@@ -1,4 +1,4 @@
-"""The `exactlyonce` command: arguments, what is printed, and one module per subcommand in `commands/`.
+"""The `exactlyonce` command: arguments, output, and one module per subcommand in `commands/`.
 
 May import everything but `testing`; nothing imports it.
 """

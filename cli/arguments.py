@@ -1,4 +1,4 @@
-"""The arguments that commands share: the look of their help, `name=value`, and the cluster.
+"""The arguments that commands share: the format of their help, `name=value`, and the cluster.
 
 Invariant: no message of a parser repeats the value of an argument that may hold a secret.
 """
@@ -30,7 +30,7 @@ _SECRET_NAME = re.compile("pass|pwd|secret|token|key|cred|auth|dsn|ur[il]", re.I
 _SECRET_VALUE = re.compile(r"@|://|\w{32}")
 """An address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
-"""Options that stand without a command."""
+"""Options without a command."""
 _METAVARS = {DURATION: "T", COUNT: "N", SIZE: "SIZE"}
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else [*args]
         if words and words[0].startswith("-") and words[0] not in _ALONE:  # the next word would be named as a command
-            self.error(f"{_unrecognized(words[:1])}: options stand behind the command")
+            self.error(f"{_unrecognized(words[:1])}: options go after the command")
         known, unknown = self.parse_known_args(words, namespace)
         if unknown:
             parser: Parser = getattr(known, "parser", self)
@@ -53,18 +53,17 @@ class Parser(argparse.ArgumentParser):
         return known
 
     def near(self, words: Iterable[str]) -> str:
-        """The options of this command that *words* may have meant, for a message; empty where none is like them."""
+        """A question for the message: did *words* mean similar options of this command? Empty without similar ones."""
         own = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-        given = [found[0] for each in words if (found := _OPTION.match(each))]
-        meant = [close[0] for each in given if (close := get_close_matches(each, own, 1))]
+        given = [match[0] for word in words if (match := _OPTION.match(word))]
+        meant = [close[0] for option in given if (close := get_close_matches(option, own, 1))]
         return f". Did you mean {' and '.join(meant)}?" if meant else ""
 
 
 def _unrecognized(words: Iterable[str]) -> str:
-    """What a message says of *words* that no parser takes: options by their names. Any other word may be the value of
-    one, and so may what is written behind a name."""
-    names = [found[0] for each in words if (found := _OPTION.match(each))]
-    return f"unrecognized arguments: {' '.join(names) or 'words that belong to no option'}"
+    """The message about *words* that no parser takes: it names options only, for other words may be secret values."""
+    names = [match[0] for word in words if (match := _OPTION.match(word))]
+    return f"unrecognized arguments: {' '.join(names) or 'words without an option before them'}"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -73,20 +72,20 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
-    """The parser of one command; *summary* is its line in the list of commands, *text* stands before the options."""
+    """The parser of one command; *summary* is its line in the list of commands, *text* precedes the options."""
     parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
     parser.set_defaults(command=command, parser=parser)
     return parser
 
 
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which pipeline is meant, and what it is made with."""
-    parser.add_argument("pipeline", metavar="MODULE:PIPELINE", help="a pipeline, or a function that makes one")
+    """The pipeline, and the arguments of the function that makes it."""
+    parser.add_argument("pipeline", metavar="MODULE:PIPELINE", help="a pipeline, or a function that returns one")
     _add_parameters(parser)
 
 
 def add_pipeline_name(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say whose traces are meant: those of a pipeline or of a sink of Spark; see `pipeline_name`."""
+    """The name of a pipeline or of a Spark sink; see `pipeline_name`."""
     help_text = "its name, its sinkId, module:pipeline or module:function"
     parser.add_argument("pipeline", metavar="PIPELINE", help=help_text)
     _add_parameters(parser)
@@ -99,12 +98,11 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         type=pair,
         action="append",
         default=[],
-        help="an argument of that function, any number of them",
+        help="an argument of that function; may be repeated",
     )
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """The options that say which cluster is meant."""
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "--bootstrap-servers",
@@ -117,33 +115,33 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         type=pair,
         action="append",
         default=[],
-        help="a setting of librdkafka, any number of them; secrets as NAME=env:VARIABLE or NAME=file:PATH",
+        help="a setting of librdkafka; may be repeated; secrets as NAME=env:VARIABLE or NAME=file:PATH",
     )
-    group.add_argument("--config", metavar="FILE", help="settings in TOML; what is given here wins over the file")
+    group.add_argument("--config", metavar="FILE", help="settings in TOML; options win over the file")
 
 
 def add_settings(group: argparse._ActionsContainer, *settings: Declared) -> None:
-    """An option for each of *settings*, as it is declared."""
-    for each in settings:
-        setting, kind, default = each.setting, each.setting.kind, each.default_text
+    """An option for each of *settings*."""
+    for declaration in settings:
+        setting, kind, default = declaration.setting, declaration.setting.kind, declaration.default_text
         options: dict[str, Any]
-        if kind == FLAG and not each.default and "(default: " not in setting.help:
+        if kind == FLAG and not declaration.default and "(default: " not in setting.help:
             options = {"action": "store_const", "const": True}
         elif kind == FLAG:
             options = {"action": argparse.BooleanOptionalAction}
         elif kind == OTHER:
             options = {"metavar": setting.metavar}
-            if each.default is not None and not isinstance(each.default, str):
+            if declaration.default is not None and not isinstance(declaration.default, str):
                 options |= {"action": "append", "type": pair if setting.metavar == "OLD=NEW" else str}
         else:
             metavar = setting.metavar or _METAVARS.get(kind, f"{{{','.join(setting.choices)}}}")
-            options = {"metavar": metavar, "type": partial(_typed, each)}
+            options = {"metavar": metavar, "type": partial(_typed, declaration)}
         shown = "" if kind == FLAG or default == "none" else f" (default: {default})"
-        group.add_argument(f"--{each.option}", dest=each.keyword, help=setting.help + shown, **options)
+        group.add_argument(f"--{declaration.option}", dest=declaration.keyword, help=setting.help + shown, **options)
 
 
 def _typed(setting: Declared, text: str) -> Any:
-    """The value of *text*, in the words of `Pipeline.run`; what that refuses is refused in the same words."""
+    """The value of *text*, or the error that `Pipeline.run` would raise for it."""
     try:
         return setting.read_text(text)
     except ConfigError as error:
@@ -152,24 +150,22 @@ def _typed(setting: Declared, text: str) -> Any:
 
 def given(args: argparse.Namespace, *owners: type) -> dict[str, Any]:
     """The values that were given for the settings of *owners* and for the cluster, as `Pipeline.run` takes them."""
-    names = {each.keyword for owner in owners for each in declared(owner).values()}
-    found = {name: getattr(args, name, None) for name in (*names, "bootstrap_servers", "config", "restart")}
-    return found | {"map": dict(found.get("map") or {}) or None, "kafka": dict(args.kafka)}
+    names = {setting.keyword for owner in owners for setting in declared(owner).values()}
+    values = {name: getattr(args, name, None) for name in (*names, "bootstrap_servers", "config", "restart")}
+    return values | {"map": dict(values.get("map") or {}) or None, "kafka": dict(args.kafka)}
 
 
 def port(text: str) -> int:
-    """A TCP port, or 0."""
     try:
         number = int(text)
     except ValueError:
         number = -1
     if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: write a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: write a number from 0 to 65535")
     return number
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: write a whole number, 1 or more")
     return int(text)
@@ -188,9 +184,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def named(args: argparse.Namespace) -> str:
-    """The pipeline as it was named, with its parameters, for a command to go on with.
-
-    A value that may be a secret, by its parameter's name or its own form, is left out.
+    """The pipeline with its parameters, as arguments of the next command. Values that may be secrets are left out.
 
     >>> given = [("region", "eu west"), ("dsn", "postgres://u:secret@h/db")]
     >>> named(argparse.Namespace(pipeline="orders:make", param=given))
@@ -198,7 +192,7 @@ def named(args: argparse.Namespace) -> str:
     """
     shown = (shlex.quote(f"{name}={value}") if _is_harmless(name, value) else f"{shlex.quote(name)}=..."
              for name, value in args.param)  # fmt: skip
-    return " ".join([args.pipeline, *(f"--param {each}" for each in shown)])
+    return " ".join([args.pipeline, *(f"--param {parameter}" for parameter in shown)])
 
 
 def _is_harmless(name: str, value: str) -> bool:
@@ -206,31 +200,33 @@ def _is_harmless(name: str, value: str) -> bool:
 
 
 def loaded(args: argparse.Namespace) -> Loaded:
-    """The pipeline that was named as `module:attribute`; from here on *args* knows whom events are about."""
+    """The pipeline named as `module:attribute`; its name becomes the subject of events."""
     from exactlyonce.pipeline.loading import load
 
-    found = load(str(args.pipeline), dict(args.param))
-    args.subject = found.pipeline.name
-    return found
+    pipeline = load(str(args.pipeline), dict(args.param))
+    args.subject = pipeline.pipeline.name
+    return pipeline
 
 
 def pipeline_name(args: argparse.Namespace) -> str:
-    """The name of the pipeline that the user means, by its name or as `module:attribute`; see `add_pipeline_name`."""
+    """The name of the pipeline, which was given by its name or as `module:attribute`."""
     from exactlyonce.pipeline.names import name_problem
 
     text = str(args.pipeline)
     if ":" in text:
         return loaded(args).pipeline.name
     if problem := name_problem(text):
-        raise ConfigError(f"The name of a pipeline, {problem}. Give the name, or module:pipeline.")
+        raise ConfigError(f"The pipeline name {problem}. Give its name, or module:pipeline.")
     if args.param:
-        raise ConfigError(f"--param is for a function that makes a pipeline, and {text} is a name. Leave it out.")
+        raise ConfigError(
+            f"--param is for a function that returns a pipeline; {text} is the name of one. Leave it out."
+        )
     args.subject = text
     return text
 
 
 def name_and_graph(args: argparse.Namespace) -> tuple[str, LogicalGraph | None]:
-    """The name of the pipeline that the user means, and its graph where its module was named."""
+    """The name of the pipeline, and its graph if its module was given."""
     if ":" not in str(args.pipeline):
         return pipeline_name(args), None
     graph = loaded(args).pipeline.build()
@@ -238,7 +234,7 @@ def name_and_graph(args: argparse.Namespace) -> tuple[str, LogicalGraph | None]:
 
 
 def client(args: argparse.Namespace) -> ClientConfig:
-    """How to reach the cluster that the options name; from here on *args* knows what to redact."""
+    """The checked configuration of the cluster; its secrets are redacted from now on."""
     from exactlyonce.engines.configuration import client_from, read_file
 
     given = {"bootstrap_servers": args.bootstrap_servers, "kafka": dict(args.kafka)}

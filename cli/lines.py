@@ -1,6 +1,6 @@
 """The lines of a command on stderr: text for people or, with `--json`, one event each and nothing else.
 
-Invariant: whatever a command says there while it is at work, and why it ends, goes through here or a reporter.
+Invariant: progress and the reason of the end go to stderr through here or a reporter.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from exactlyonce.pipeline.errors import ExactlyOnceError
 
 
 def new_namespace() -> argparse.Namespace:
-    """The namespace of a command before it has said anything of itself."""
+    """The namespace of a command before its arguments are parsed."""
     return argparse.Namespace(redact=str, json=False, subject=None)
 
 
 def show_event(event: dict[str, Any]) -> None:
-    """Write one line of JSON."""
     to_stderr(json.dumps(event))
 
 
 def note_for(args: argparse.Namespace) -> Callable[[str], None]:
-    """A function that shows what a person should know while the command of *args* is at work."""
+    """A function that shows notes while the command of *args* runs."""
     if args.json:
         return lambda text: show_event(events.note(args.subject, args.redact(text)))
     return to_stderr
 
 
 def show_from_handler(pipeline: str, text: str, *, in_terminal: bool) -> None:
-    """Show *text* from a signal handler: it writes past Python's buffers, which cannot be entered twice."""
+    """Show *text* from a signal handler: it bypasses Python's buffers, which are not reentrant."""
     line = f"\r\x1b[K{text}" if in_terminal else json.dumps(events.note(pipeline, text))
     with open(sys.stderr.fileno(), "wb", buffering=0, closefd=False) as unbuffered:
         unbuffered.write(f"{line}\n".encode())
 
 
 def show_error(args: argparse.Namespace, error: ExactlyOnceError, trace: str) -> None:
-    """Show why the command of *args* ends; *trace* is its traceback, if that is to be seen."""
+    """Show why the command of *args* ends; *trace* is a traceback to show, or empty."""
     if args.json:
         traced = {"traceback": args.redact(trace)} if trace else {}
         show_event(events.ending(error, args.subject, args.redact) | traced)
         return
     sys.stderr.write(args.redact(trace))
-    said = f"exactlyonce: {args.redact(str(error))}"
-    to_stderr(wrapped(said, terminal_width()) if sys.stderr.isatty() else said)
+    message = f"exactlyonce: {args.redact(str(error))}"
+    to_stderr(wrapped(message, terminal_width()) if sys.stderr.isatty() else message)

@@ -1,7 +1,8 @@
-"""The `exactlyonce` command: finds the command that is meant, and turns what it raises into a message and an exit code.
+"""The `exactlyonce` command: runs a subcommand, and turns its exception into a message and an exit code.
 
-Invariants: what a user can cause ends in one message without a traceback; no secret of the configuration is in it.
-What a command needs is imported when it runs, so that help is quick and only `broker` asks for Java.
+Invariants: an error that a user can cause ends in one message without secrets and without a traceback, except that of
+the user's own function. Subcommands import their dependencies when they run, so that help is quick and only `broker`
+needs Java.
 """
 
 from __future__ import annotations
@@ -32,59 +33,65 @@ from exactlyonce.cli.commands import (
     transactions,
 )
 from exactlyonce.cli.lines import new_namespace, show_error
-from exactlyonce.pipeline.errors import INTERRUPTED, EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
+from exactlyonce.pipeline.errors import (
+    INTERRUPTED,
+    EndedAtOnce,
+    ExactlyOnceError,
+    InvariantViolation,
+    UserError,
+    UsersTraceback,
+)
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
 READER_GONE = 128 + 13
-"""As the shell gives it to a command that SIGPIPE has ended."""
+"""The exit code that a shell reports after SIGPIPE."""
 
 _EXAMPLES = """\
 Exactly-once pipelines from Kafka to Kafka, in Python.
 
 examples:
-  exactlyonce init totals                write a pipeline to start from
-  exactlyonce broker start               run a Kafka of your own on this machine
+  exactlyonce init totals                write a first pipeline
+  exactlyonce broker start               run a local Kafka
   exactlyonce run orders:pipeline --bootstrap-servers 127.0.0.1:9092
                                          run `pipeline` of orders.py until Ctrl-C
-  exactlyonce checkpoints order-totals   see how far it has come
+  exactlyonce checkpoints order-totals   see its progress
 """
 _EPILOG = f"""\
 `exactlyonce COMMAND --help` shows examples of each command.
 
 exit codes:
   0  a clean end
-  1  an audit, a replay or the doctor has found something; or retries did not help
+  1  an audit, a replay or the doctor has findings; or retries did not help
   2  something to correct: a setting, a topic, a store's table, the pipeline
   3  a record that cannot be decoded or processed
   4  no broker answers, or no store
   5  a newer instance of the pipeline took over
   6  a halt: going on would lose or double records; the message has the choices
-  7  it could not be learnt what became of a decision: run it again
-  8  a broker answered with an error that no rule covers; the message names it
+  7  the outcome of a decision is unknown: run it again
+  8  a broker answered with an unexpected error; the message names it
   9  stopped without a last checkpoint: nothing is lost, run it again
   70 a defect of exactlyonce
-  130 ended by Ctrl-C or SIGTERM: at once, by a second one, or short of the end that
-      --until latest is to reach; nothing is lost, run it again
+  130 ended by Ctrl-C or SIGTERM: at once, by a second one, or before the end of
+      --until latest; nothing is lost, run it again
 
-With {DEBUG_VARIABLE}=1 errors come with a traceback. With --json all that a command says
-on stderr is lines of JSON, also its error.
+With {DEBUG_VARIABLE}=1 errors come with a traceback. With --json every line on stderr is
+JSON, also the error.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the code to exit with."""
+    """Run one command; the exit code."""
     try:
         try:
             return _run(argv)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter still flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return READER_GONE
 
 
 def parser() -> Parser:
-    """The whole command line."""
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
@@ -95,7 +102,7 @@ def parser() -> Parser:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when asked for it."""
+    """Looks up the version only on request."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
@@ -116,7 +123,7 @@ def _run(argv: Sequence[str] | None) -> int:
         code = _failed(error, args)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a thread may be waiting for a broker that is away, and would be waited for
+        os._exit(code)  # a normal exit would wait for threads that wait for a broker
     except ExactlyOnceError as error:
         return _failed(error, args)
     except KeyboardInterrupt:
@@ -124,22 +131,26 @@ def _run(argv: Sequence[str] | None) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _reader_gone():
             raise
-        said = f"The operating system refused: {error}. {DEBUG_VARIABLE}=1 shows where."
-        return _failed(UserError(said).with_traceback(error.__traceback__), args)
+        message = f"The operating system refused: {error}. {DEBUG_VARIABLE}=1 shows where."
+        return _failed(UserError(message).with_traceback(error.__traceback__), args)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}. This is a defect of exactlyonce: please report it"
-        return _failed(InvariantViolation(said).with_traceback(error.__traceback__), args)
+        message = f"{type(error).__name__}: {error}. This is a defect of exactlyonce: please report it"
+        return _failed(InvariantViolation(message).with_traceback(error.__traceback__), args)
     return code
 
 
 def _failed(error: ExactlyOnceError, args: argparse.Namespace) -> int:
     traced = isinstance(error, InvariantViolation) or os.environ.get(DEBUG_VARIABLE) == "1"
-    show_error(args, error, "".join(traceback.format_exception(error)) if traced else "")
+    if traced:
+        trace = "".join(traceback.format_exception(error))
+    else:
+        trace = str(error.__cause__.args[0]) if isinstance(error.__cause__, UsersTraceback) else ""
+    show_error(args, error, trace)
     return error.exit_code
 
 
 def _reader_gone() -> bool:
-    """Whether it is our own output that broke, because nobody reads it, and not a connection to a broker or worker."""
+    """Whether our own output broke, for want of a reader, and not a connection to a broker or worker."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

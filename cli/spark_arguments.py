@@ -1,13 +1,13 @@
-"""The options of the commands that work with Spark, and a `Submit` made of them.
+"""The options of the commands that use Spark, and the executors that they configure.
 
-Invariant: PySpark is imported only when such a command runs, and Java is asked for only then.
+Invariant: PySpark is imported, and Java looked for, only when such a command runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +15,37 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.arguments import add_cluster, add_settings, given, pair
-from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.settings import declared
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
+    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.submit import Executors
 
-_CHECKPOINTING = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
+AUTO, DRIVER, SPARK = "auto", "driver", "spark"
+DRIVER_RECORDS_MAX = 500_000
+"""One process is done with so many records before Spark has started."""
+_OF_SPARK = {"master": "--master", "spark_conf": "--spark-conf", "spark_log": "--spark-log"}
 SPARK_TEXT = """\
-Spark runs embedded on this machine unless --master, spark-submit or the program's own
-session say otherwise; on a cluster --staging names a folder that all executors see, and
-they need this package: docs/spark.md.
+Small work runs in this process, and says so: see --on. Spark runs embedded on this machine
+unless --master, spark-submit or the program's own session says otherwise. On a cluster,
+--staging names a folder that all executors see, and the executors need this package:
+docs/spark.md.
 """
 
 
 def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
-    """The options that say where Spark runs and how; *parallelism*: the command may choose it."""
+    """The options of Spark; *parallelism*: the command may choose it."""
     group = parser.add_argument_group("spark")
+    group.add_argument(
+        "--on",
+        choices=(AUTO, DRIVER, SPARK),
+        default=AUTO,
+        help=f"where the work runs: in this process (driver), on Spark, or by its size (auto, the default): in this "
+        f"process up to {DRIVER_RECORDS_MAX:,} records, unless a Spark is named",
+    )
     group.add_argument(
         "--master",
         metavar="URL",
@@ -43,18 +57,18 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
         type=pair,
         action="append",
         default=[],
-        help="a setting of Spark, any number of them",
+        help="a setting of Spark; may be repeated",
     )
     group.add_argument(
         "--staging",
         metavar="DIR",
-        help="where stages leave files for each other (default, for a local master: a temporary folder)",
+        help="a folder for the files between stages (default for a local master: a temporary one)",
     )
     group.add_argument(
         "--spark-log",
         metavar="FILE",
         type=Path,
-        help="a file for what Spark and its JVM write to stderr (default: it is dropped)",
+        help="a file for the stderr of Spark and its JVM (default: dropped)",
     )
     if parallelism:
         stages = replace(
@@ -64,9 +78,8 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
 
 
 def add_replaying(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that computes intervals again, whose parallelism is that of the checkpoints."""
+    """The options of a command that computes intervals again, at the parallelism of their checkpoints."""
     add_spark(parser, parallelism=False)
-    parser.add_argument("--in-process", action="store_true", help="in this process, without Spark")
     add_cluster(parser)
     add_json(parser)
 
@@ -74,24 +87,23 @@ def add_replaying(parser: argparse.ArgumentParser) -> None:
 def add_leading(parser: argparse.ArgumentParser) -> None:
     """The options of a command that writes checkpoints, and those of the cluster."""
     group = parser.add_argument_group("checkpoints")
-    group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
+    group.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
     run, checkpoint = declared(RunOptions), declared(CheckpointSettings)
-    add_settings(group, *(checkpoint[name] for name in _CHECKPOINTING))
-    add_settings(group, *(run[name] for name in ("checkpoint_partitions", "accept_loss", "skip", "repair")))
+    add_settings(group, *(checkpoint[name] for name in BOUNDED_CHECKPOINT))
+    add_settings(group, *(run[name] for name in BOUNDED_RUN))
     add_cluster(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option of a command that sums up what it did."""
     parser.add_argument(
         "--json",
         action="store_true",
-        help="what was done, as one line of JSON on stdout; stderr has lines of JSON, too",
+        help="the result as one line of JSON on stdout; stderr has lines of JSON, too",
     )
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
-    """The options of a command that writes checkpoints; from here on *args* knows what to redact."""
+    """The checked options of a command that writes checkpoints; their secrets are redacted from now on."""
     from exactlyonce.engines.configuration import options_from
 
     options = options_from(given(args, RunOptions, Restoration, CheckpointSettings))
@@ -101,21 +113,43 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
 
 
 @contextmanager
-def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
-    """Where units of a command with the options of `add_replaying` run."""
-    if args.in_process:
-        from exactlyonce.engines.bounded.submit import in_this_process
+def executors(
+    args: argparse.Namespace, name: str, records: int | None, progress: LineOfProgress
+) -> Iterator[Executors]:
+    """This process, or the executors of a Spark session, for work that reads about so many *records*.
+
+    None: their number is unknown. *progress* is told of the choice, and of each stage on Spark.
+    """
+    if _on_spark(args, records, progress):
+        with _spark(args, name, progress) as where:
+            yield where
+    else:
+        from exactlyonce.engines.bounded.submit import Executors, in_process
         from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 
-        yield in_this_process(Path(args.staging or THIS_MACHINE))
-    else:
-        with executors(args, name, started) as where:
-            yield where
+        yield Executors(in_process, Path(args.staging or THIS_MACHINE), lambda: 1)
+
+
+def _on_spark(args: argparse.Namespace, records: int | None, progress: LineOfProgress) -> bool:
+    """Whether the work goes to Spark. A Spark that the user has named gets it, whatever its size."""
+    from exactlyonce.engines.spark.session import is_chosen
+
+    named = [option for field, option in _OF_SPARK.items() if getattr(args, field)]
+    if args.on == DRIVER and named:
+        raise ConfigError(f"--on driver starts no Spark, so {' and '.join(named)} cannot be used: leave one out.")
+    if args.on != AUTO:
+        return bool(args.on == SPARK)
+    if records is None or records > DRIVER_RECORDS_MAX or named or is_chosen():
+        return True
+    progress.note(
+        f"{counted(records, 'record')} at most are to be read: the work runs in this process, without Spark; --on "
+        f"spark changes that"
+    )
+    return False
 
 
 @contextmanager
-def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
-    """A Spark session as the options say; *started* is told of each stage and how many units it has."""
+def _spark(args: argparse.Namespace, name: str, progress: LineOfProgress) -> Iterator[Executors]:
     from exactlyonce.engines.spark.session import is_local, session
     from exactlyonce.engines.spark.submit import executors_of, require_staging
 
@@ -124,4 +158,4 @@ def executors(args: argparse.Namespace, name: str, started: Callable[[str, int],
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
-        yield executors_of(spark, args.staging, started)
+        yield executors_of(spark, args.staging, progress.units)

@@ -1,4 +1,4 @@
-"""The progress of a long command: in a terminal a line that is written over and over, else a line a chunk."""
+"""The progress of a long command: in a terminal one line, written again and again; else a line for each checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.cli.lines import show_event, show_from_handler
 from exactlyonce.engines import events
 from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LineOfProgress:
-    """A `CatchUpProgress` for people or, with *json* or without a terminal, for machines that read stderr."""
+    """A `CatchUpProgress` for people; with *json* or without a terminal, for machines that read stderr."""
 
     def __init__(self, pipeline: str, *, json: bool) -> None:
         self._pipeline = pipeline
@@ -27,7 +28,6 @@ class LineOfProgress:
         self._stage = ""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
         if self._in_terminal:
             self._erase()
             print(text, file=sys.stderr)
@@ -35,24 +35,21 @@ class LineOfProgress:
             show_event(events.note(self._pipeline, text))
 
     def note_from_handler(self, text: str) -> None:
-        """The same, from a signal handler."""
         show_from_handler(self._pipeline, text, in_terminal=self._in_terminal)
 
     def began(self, manifest: Manifest, offsets: int) -> None:
-        """It goes on from *manifest*."""
         self._total, self._done, self._records = offsets, 0, 0
-        self._began_s = time.monotonic()  # not before: a Spark takes its time to start, and what is followed rests
+        self._began_s = time.monotonic()  # not before: Spark starts slowly, and --follow pauses
         if not self._in_terminal:
             self._event("started", checkpoint=manifest.checkpoint, offsets=offsets)
         self._show()
 
-    def stage(self, name: str, units: int) -> None:
-        """A job begins."""
-        self._stage = f"{name}, {units} {'unit' if units == 1 else 'units'}"
+    def units(self, stage: str, done: int, units: int) -> None:
+        """Show the units of a stage, as `engines.bounded.submit.UnitsDone`."""
+        self._stage = f"{stage}, {done:,} of {counted(units, 'unit')}"
         self._show()
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
-        """A checkpoint more."""
         self._done += offsets
         self._records += advanced.records
         if not self._in_terminal:
@@ -60,19 +57,18 @@ class LineOfProgress:
                 "checkpoint",
                 checkpoint=advanced.manifest.checkpoint,
                 records_in=advanced.records,
-                skipped=sum(each.count for each in advanced.skipped),
+                skipped=sum(partition.count for partition in advanced.skipped),
                 records_committed=advanced.records_out,
                 work_ms=advanced.elapsed_ms,
             )
         self._show()
 
     def passed(self, offsets: int) -> None:
-        """So many offsets more are done, and nothing else is to be said."""
+        """Count *offsets* as done."""
         self._done += offsets
         self._show()
 
     def close(self) -> None:
-        """The line goes."""
         self._erase()
 
     def _event(self, kind: str, /, **fields: Any) -> None:
@@ -83,10 +79,12 @@ class LineOfProgress:
             return
         elapsed_s = time.monotonic() - self._began_s
         bar = "#" * (20 * self._done // self._total)
-        line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets  {self._stage}"
+        line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets"
         if self._records and elapsed_s:
             left_ms = round(elapsed_s * 1000 * (self._total - self._done) / self._done) if self._done else 0
             line += f"  {self._records / elapsed_s:,.0f} records/s  {shown_duration(left_ms)} left"
+        if self._stage:
+            line += f"  {self._stage}"
         width = shutil.get_terminal_size().columns - 1
         print("\r\x1b[K" + line[:width], end="", file=sys.stderr, flush=True)
 

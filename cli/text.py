@@ -1,4 +1,4 @@
-"""Figures, lists and remarks as people read them in a terminal of 80 columns."""
+"""Tables, labels and wrapped text for people, in a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WIDTH_MAX = 120
 
 
 def terminal_width() -> int:
-    """How long a line may be: as the terminal has it, or 80."""
+    """The width of the terminal, or 80; 120 at most."""
     return min(_WIDTH_MAX, shutil.get_terminal_size().columns)
 
 
 def table(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    """A line of headers and one for each row, aligned; a column whose header begins with ``>`` is set to the right.
+    """A line of headers and one for each row, aligned; a column whose header begins with ``>`` is right-aligned.
 
     >>> table(["name", ">size"], [["a", "1 kB"], ["long", "20 kB"]])
     ['name   size', 'a      1 kB', 'long  20 kB']
@@ -38,7 +38,7 @@ def table(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
 
 
 def labelled(label: str, text: str, label_width: int, width: int, indent: str = "  ") -> list[str]:
-    """*text* behind its label, wrapped at *width* between words, further lines below the first.
+    """*text* after its label, wrapped at *width* between words; further lines are indented below the first.
 
     >>> labelled("Sn", "0:10 1:20", 4, 12)
     ['  Sn  0:10', '      1:20']
@@ -51,7 +51,7 @@ def labelled(label: str, text: str, label_width: int, width: int, indent: str = 
 
 
 def wrapped(text: str, width: int) -> str:
-    """*text* with long lines broken between words; indented lines, which may be commands to copy, are left.
+    """*text* with long lines wrapped between words; indented lines, which may be commands to copy, stay.
 
     >>> wrapped("one two three\\n  four five six", 9)
     'one two\\nthree\\n  four five six'
@@ -63,19 +63,18 @@ def wrapped(text: str, width: int) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """A time of day on this machine's calendar."""
+    """A date and time in this machine's time zone."""
     return datetime.fromtimestamp(at_ms // 1000).isoformat(sep=" ")
 
 
 def sn_by_source(manifest: Manifest) -> Mapping[str, str]:
     """Sn of each source, by label: `topic[partition]=offset` of all its partitions."""
-    found: dict[str, str] = {}
-    for each in manifest.offsets:
-        label, place = f"Sn of {each.source}", f"{each.topic}[{each.partition}]={each.offset}"
-        found[label] = f"{found[label]} {place}" if label in found else place
-    return found
+    labels: dict[str, str] = {}
+    for offset in manifest.offsets:
+        label, place = f"Sn of {offset.source}", f"{offset.topic}[{offset.partition}]={offset.offset}"
+        labels[label] = f"{labels[label]} {place}" if label in labels else place
+    return labels
 
 
 def to_stderr(text: str) -> None:
-    """Show what a person should know while a command is at work."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""All that talks to something outside: sources, Kafka, and the storages of blocks.
+"""Connections to the outside: sources, Kafka, and the storages of blocks.
 
 `source` is the seam of a source, `kafka/` asks a cluster, `embedded/` starts a broker, `blocks/` keeps blocks as files;
-the three folders do not know each other. `confluent` makes all clients of confluent-kafka. May import `state`,
+the three folders do not import each other. `confluent` makes all clients of confluent-kafka. May import `state`,
 `checkpoint` and `pipeline`.
 """
 

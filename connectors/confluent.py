@@ -1,8 +1,7 @@
-"""The one place that makes clients of confluent-kafka, so that librdkafka writes nothing to stderr unasked.
+"""The factory of all clients of confluent-kafka, which keeps librdkafka's lines off stderr.
 
-librdkafka's lines go to the logger `exactlyonce.kafka` whenever the client is polled; a program that wants to see them
-gives that logger a handler. `debug` or `log_level` in the settings ask for librdkafka's own lines on stderr. Nothing
-that matters is left to these lines: errors are raised, and a source that waits for its broker says so.
+They go to the logger `exactlyonce.kafka` whenever a client is polled; add a handler to see them. `debug` or `log_level`
+in the settings ask for librdkafka's own lines on stderr. Errors are raised as well, and never only logged.
 """
 
 from __future__ import annotations
@@ -12,38 +11,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 
 LOGGER = logging.getLogger("exactlyonce.kafka")
 LOGGER.addHandler(logging.NullHandler())
 
 QUEUE_KILOBYTES = 65_536
-"""What a producer holds at most, unless told otherwise: there are several in a worker, and the library's own default
-is 1 GB each."""
+"""The default queue of a producer: a worker has several, and the library's own default is 1 GB each."""
+
+IN_FLIGHT_MAX = 1
+"""The produce requests of a producer that a broker may have at a time.
+
+With more, librdkafka (2.16) loses records in silence. A broker that is becoming the leader of a partition may refuse
+the first request ("not leader") and take the second: it has no state of this producer yet, and accepts any sequence
+number. librdkafka then reports the records of the first as delivered, without an offset (confluent-kafka-go #921).
+"""
+
+NOW, ANY_PARTITION = 0, -1
+"""In `produce`: the timestamp and the partition that the client chooses itself."""
 
 _ASKED_FOR = ("debug", "log_level")
 
 
 class WeakProducer(Producer):
-    """A producer that its own callbacks may refer to by `weakref.ref`.
+    """A producer that its own callbacks may hold by `weakref.ref`.
 
-    A callback that holds its producer keeps it alive, with 4 threads and 8 descriptors, until Python's collector comes.
+    With a strong reference, its 4 threads and 8 descriptors would live until Python's collector runs.
     """
 
 
 def make_producer(settings: Mapping[str, Any]) -> Producer:
-    """A producer with *settings*. `produce` raises BufferError while it holds all that it may."""
-    return WeakProducer({"queue.buffering.max.kbytes": QUEUE_KILOBYTES, **_logged(settings, {"logger": LOGGER})})
+    """A producer with *settings*, but one request in flight. `produce` raises BufferError while the queue is full."""
+    defaults = {"queue.buffering.max.kbytes": QUEUE_KILOBYTES}
+    in_flight = {"max.in.flight.requests.per.connection": IN_FLIGHT_MAX}
+    return WeakProducer({**defaults, **_logged(settings, {"logger": LOGGER}), **in_flight})
 
 
 def make_consumer(settings: Mapping[str, Any]) -> Consumer:
-    """A consumer with *settings*."""
     return Consumer(_logged(settings, {"logger": LOGGER}))
-
-
-def make_admin(settings: Mapping[str, Any]) -> AdminClient:
-    """An admin client with *settings*. Nobody polls one, so lines for a logger would only pile up in it."""
-    return AdminClient(_logged(settings, {"log_level": 0}))
 
 
 def _logged(settings: Mapping[str, Any], quiet: Mapping[str, Any]) -> dict[str, Any]:

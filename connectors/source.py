@@ -1,13 +1,11 @@
-"""The seam between an engine and a source: who reads its splits from exact positions, and decodes what was read.
+"""The seam between an engine and a source: a reader of splits from exact positions, and a decoder of records.
 
-A split is an ordered part of a source that is read by one subtask: of a topic, a partition. A position is data, which
-manifests hold: a `SourceOffset` names source, topic with its id, split, and the offset of the first record that was not
-handed out.
+A split is an ordered part of a source that one subtask reads, as a partition of a topic. A position is data in
+manifests: a `SourceOffset` has source, topic and topic id, split, and the offset of the first record not yet returned.
 
-Invariants: records of a split are handed out in order, each once; `positions`, between two calls of `poll`, are exactly
-behind what was handed out, never behind what was fetched; a reader that is opened at a position hands out what comes
-next, or raises: a position that is not there any more is an error, never a reset. `testing/source_contract/` asks all
-of it of any source.
+Invariants: records of a split are returned in order, each once; between two calls of `poll`, `positions` are those of
+the returned records, never of the fetched ones; a reader opened at a position returns the next records or raises: a
+removed position is an error, never a reset. `testing/source_contract/` checks this for any source.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 
 
 class RawRecord(Protocol):
-    """A record as it was read, which says where it lies; all else of it only its source knows."""
+    """A record as read, with its place; only its source knows the rest."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
@@ -28,35 +26,34 @@ class RawRecord(Protocol):
 
 
 class ReaderClients(Protocol):
-    """What a reader reaches the world by."""
+    """The factory of a reader's clients."""
 
     def consumers(self, topic: str) -> Any:
-        """The `connectors.kafka.reader.Consumers` of a source's subtask that reads *topic*."""
+        """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderContext:
-    """What a reader is made of, beside the description of its source."""
+    """The arguments of a reader."""
 
     source: str
     positions: Sequence[SourceOffset]
-    """Where each split of the subtask begins."""
+    """The start of each split of the subtask."""
     topic_id: str
-    """Of what is read: the splits that are added later are of the same."""
     targets: Mapping[int, int]
-    """By split, of all subtasks, the offset at which the source is finished; empty: it never is."""
+    """The offset by split, of all subtasks, at which the source is finished; empty: never."""
     clients: ReaderClients
 
 
 class SourceReader(Protocol):
-    """Reads the splits of one subtask, for as long as that runs. It belongs to the loop of one worker."""
+    """Reads the splits of one subtask. It belongs to the loop of one worker."""
 
     @property
     def runs(self) -> Sequence[tuple[int, int]]:
-        """(split, count) of what `poll` handed out last, in its order."""
+        """(split, count) of the last records of `poll`, in their order."""
 
     def open(self) -> None:
-        """Connect, and go to the positions. A removed position may show here, or in `poll`."""
+        """Connect, and go to the positions. A removed position may raise here, or in `poll`."""
 
     def add(self, partition: int, offset: int) -> None:
         """Read another split too, from *offset* on; nothing happens if it is read already."""
@@ -64,17 +61,15 @@ class SourceReader(Protocol):
     def poll(self, records_max: int, timeout_s: float) -> list[Any]:
         """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first.
 
-        Raises `Halt` where the records that come next are not there any more, `TopicError` where the source is gone.
-        What passes by itself, as a broker that is away, is waited for.
+        Raises `Halt` if the next records were removed, `TopicError` if the source is gone. Waits out an outage.
         """
 
     def positions(self) -> tuple[SourceOffset, ...]:
-        """Sn: where each split stands, in their order. It is asked at every barrier, between two batches: splits that
-        begin at the barrier have been added, and nothing else need be done before one."""
+        """Sn: the position of each split, in their order, at a barrier between two batches."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to wait for: no split is read here."""
+        """Whether no split is read here."""
 
     @property
     def finished(self) -> bool:
@@ -82,25 +77,25 @@ class SourceReader(Protocol):
 
     @property
     def waiting(self) -> str:
-        """What has not answered for a while, and for how long; else empty."""
+        """The servers that have not answered for a while, and for how long; else empty."""
 
     def lag(self) -> int:
-        """Records that readers may see and that were not handed out yet, as far as is known without asking."""
+        """The visible records not yet returned, as far as is known without a request."""
 
     def close(self) -> None:
-        """Leave; nothing is committed."""
+        """Close the connections; nothing is committed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeContext:
-    """What a reader of a range is made of, beside the description of its source."""
+    """The arguments of a reader of a range."""
 
     start: SourceOffset
     end: int
     client: Mapping[str, Any]
-    """How the cluster is reached: librdkafka's settings."""
+    """librdkafka's settings."""
     kilobytes: int
-    """What may be fetched ahead."""
+    """The queue of fetched records."""
 
 
 class SplitReader(Protocol):
@@ -108,46 +103,46 @@ class SplitReader(Protocol):
 
     def read(self, records_max: int) -> list[Any]:
         """The next records, as `RawRecord`: 1 to *records_max*; none: the range is finished. Raises as
-        `SourceReader.poll`, and `BrokerUnavailable` where nothing comes for long."""
+        `SourceReader.poll`, and `BrokerUnavailable` after a long silence."""
 
     def position(self) -> SourceOffset:
-        """Where it stands; once the range is finished, at its end."""
+        """The present position; at the end of a finished range, its end."""
 
     def close(self) -> None:
-        """Leave; may be called more than once."""
+        """Close the connections; may be called more than once."""
 
 
 class RecordDecoder(Protocol):
-    """Turns raw records of one source into records of its type. Engines map `decode` over `parts`: no call more than
-    the codec's is made for a record."""
+    """Turns raw records of one source into records of its type. Engines map `decode` over `parts`, so that each record
+    costs only the codec's call."""
 
     @property
     def decode(self) -> Callable[[Any], Any]:
-        """Of one part. What it raises is the record's fault, but for an outage; see `engines.runtime.outage`."""
+        """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.outage`."""
 
     def parts(self, records: list[Any]) -> Sequence[Any]:
-        """What `decode` takes of each of *records*."""
+        """The argument of `decode` for each of *records*."""
 
     def problem(self, record: Any, error: BaseException) -> str:
-        """Why *record* was refused, for the message that also says where it lies."""
+        """The reason why *record* was refused, without its place."""
 
     def time_ms(self, record: Any) -> int:
-        """When it came to be."""
+        """The timestamp of *record*."""
 
 
 class Readable(Protocol):
-    """What every description of a source can do, beside describing."""
+    """The part of a source's description that engines use."""
 
     @property
     def on_error(self) -> Literal["fail", "skip"]:
-        """What to do with a record that does not decode."""
+        """The treatment of a record that does not decode."""
 
     @property
     def topic(self) -> str:
-        """What is read: the `SourceOffset.topic` of its positions."""
+        """The `SourceOffset.topic` of its positions."""
 
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
-        """By split, where a pipeline without a checkpoint begins; *topics*: `connectors.kafka.topics.Topics`."""
+        """The first offset by split of a pipeline without a checkpoint; *topics*: `connectors.kafka.topics.Topics`."""
 
     def open_reader(self, context: ReaderContext) -> SourceReader:
         """The reader of one subtask; nothing is connected yet."""
@@ -156,4 +151,4 @@ class Readable(Protocol):
         """The reader of a range; nothing is connected yet."""
 
     def decoder(self) -> RecordDecoder:
-        """Of what both read."""
+        """The decoder of the records of both readers."""

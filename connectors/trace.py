@@ -1,7 +1,7 @@
-"""The requests that a decision sent to brokers, for whoever asks where its time went.
+"""The requests of a decision to brokers, with their times: a breakdown of its latency.
 
-Requests are noted by the clients that send them, each by its own thread, when their answers have come. A round is what
-the leader waits for before it goes on: one question, or several that go out together, each by a client of its own.
+Each client notes its requests in its own thread when they are answered. In a round the leader waits for one request, or
+for several that go out together, each by a client of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 SENT_MAX = 1_000
-"""Requests kept: far more than a decision has."""
+"""The requests kept: far more than those of a decision."""
 
 
 class Sent(NamedTuple):
-    """One request; times are seconds that only grow."""
-
     request: str
     began_s: float
     ended_s: float
@@ -26,7 +24,7 @@ class Sent(NamedTuple):
 
 
 class Trace:
-    """The latest requests, as any number of clients tell of them."""
+    """The latest requests of any number of clients."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +33,7 @@ class Trace:
         self._round = 0
 
     def next_round(self) -> None:
-        """What is sent from now on had to wait for what was sent before."""
+        """Begin a round: later requests have waited for the earlier ones."""
         self._round += 1
 
     def client(self) -> Callable[[str, float, float], None]:
@@ -50,45 +48,45 @@ class Trace:
         return observe
 
     def between(self, begin_s: float, end_s: float) -> list[Sent]:
-        """What was sent after *begin_s* and answered by *end_s*, in the order in which it was sent."""
+        """The requests sent after *begin_s* and answered by *end_s*, in the order of their sending."""
         with self._lock:
-            found = [each for each in self._sent if begin_s <= each.began_s and each.ended_s <= end_s]
-        return sorted(found, key=lambda each: each.began_s)
+            requests = [request for request in self._sent if begin_s <= request.began_s and request.ended_s <= end_s]
+        return sorted(requests, key=lambda request: request.began_s)
 
 
 def in_sequence(sent: Iterable[Sent]) -> int:
-    """How many had to wait for one another: in each round, the most that one client has sent one after the other.
+    """The number of requests in sequence: in each round, the most that one client has sent one after the other.
 
-    >>> found = Sent("Describe", 0, 2), Sent("Produce", 3, 5, client=1), Sent("Produce", 5, 7, client=1)
-    >>> in_sequence([*found, Sent("EndTxn", 8, 9, round=1)])
+    >>> sent = Sent("Describe", 0, 2), Sent("Produce", 3, 5, client=1), Sent("Produce", 5, 7, client=1)
+    >>> in_sequence([*sent, Sent("EndTxn", 8, 9, round=1)])
     3
     """
     rounds: defaultdict[int, defaultdict[int, list[Sent]]] = defaultdict(lambda: defaultdict(list))
-    for each in sent:
-        rounds[each.round][each.client].append(each)
+    for request in sent:
+        rounds[request.round][request.client].append(request)
     return sum(max(map(_disjoint, clients.values())) for clients in rounds.values())
 
 
 def _disjoint(sent: Iterable[Sent]) -> int:
-    """The most of them that did not overlap."""
+    """The largest number of requests without an overlap."""
     count, end_s = 0, float("-inf")
-    for each in sorted(sent, key=lambda one: one.ended_s):
-        if each.began_s >= end_s:
-            count, end_s = count + 1, each.ended_s
+    for request in sorted(sent, key=lambda one: one.ended_s):
+        if request.began_s >= end_s:
+            count, end_s = count + 1, request.ended_s
     return count
 
 
 def as_fields(sent: Sequence[Sent], begin_s: float, end_s: float) -> dict[str, object]:
-    """For an event: what was sent from *begin_s* to *end_s*."""
+    """The fields of an event about the requests from *begin_s* to *end_s*."""
     return {
         "duration_ms": round(1000 * (end_s - begin_s), 1),
         "in_sequence": in_sequence(sent),
         "requests": [
             {
-                "request": each.request,
-                "began_ms": round(1000 * (each.began_s - begin_s), 1),
-                "took_ms": round(1000 * (each.ended_s - each.began_s), 1),
+                "request": request.request,
+                "began_ms": round(1000 * (request.began_s - begin_s), 1),
+                "took_ms": round(1000 * (request.ended_s - request.began_s), 1),
             }
-            for each in sent
+            for request in sent
         ],
     }

@@ -1,10 +1,9 @@
-"""Requests to a coordinator that runs, from any machine: by the pipeline's mailbox; its log answers.
+"""Requests to a running coordinator, from any machine: through the pipeline's mailbox, answered by its decision log.
 
-Invariants: the answer is what the decision log says, and nothing else; a request is for the incarnation that lives, so
-that none is carried out by a later run that nobody meant; it is taken away when whoever asked is gone. Who waits no
-longer, by Ctrl-C or a timeout, is told what the run may still do: it may have seen the request. Two who ask for
-the end of one run behind a savepoint get the same one, and two who cancel a run have both done so, whichever request
-the run has seen.
+Invariants: only the decision log answers. A request is for the living incarnation, so that no later run carries it out,
+and is removed with its sender. A sender that stops waiting hears what the run may still do, for the run may have seen
+the request. Two requests to stop a run with a savepoint get the same savepoint; two requests to cancel a run both
+succeed.
 """
 
 from __future__ import annotations
@@ -20,41 +19,40 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
-from exactlyonce.pipeline.names import checkpoint_topic
 
 POLL_S = 0.5
 TURN_MS = 5_000
-"""How long another's request is left there: the run looks every second, so it has seen it by then."""
+"""The time that another sender's request stays: the run looks every second, so it has seen it by then."""
 T = TypeVar("T")
 Answer = Callable[[History], T | None]
 Note = Callable[[str], None]
-"""A function that shows what a person should know."""
+"""Shows a note to a person."""
 
 
 class NotAnswered(ExactlyOnceError):
-    """A run did not do what it was asked for. Nothing is changed, or it may still do it."""
+    """A run did not do what it was asked for. It has changed nothing, or may still do it."""
 
 
 def savepoint(
     config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int, *, stop: bool, note: Note
 ) -> Manifest:
-    """Have the run of *pipeline*, seen as *living*, take a savepoint: its manifest, once it is finalized; and, to
-    *stop*, the run has ended."""
+    """Have the run of *pipeline*, seen as *living*, take a savepoint. Returns its manifest once it is finalized and,
+    with *stop*, the run has ended."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=SAVEPOINT, stop=stop)
 
     def answer(history: History) -> Manifest | None:
-        made = [each for each in history.retained if asked.id in each.requests and each.checkpoint in history.finalized]
-        if made and (not stop or _has_ended(history, made[-1].incarnation)):
-            return made[-1]
+        serving = (manifest for manifest in history.retained if asked.id in manifest.requests)
+        taken = [manifest for manifest in serving if manifest.checkpoint in history.finalized]
+        if taken and (not stop or _has_ended(history, taken[-1].incarnation)):
+            return taken[-1]
         return ended_behind(history, living.incarnation) if stop else None
 
     return _answered(config, pipeline, asked, answer, timeout_ms, note)
@@ -78,15 +76,13 @@ def cancel(
     timeout_ms: int,
     note: Note,
 ) -> History:
-    """Have the run that is seen as *living* in *history*, of *topic*, end as cancelled: the log that says so, whoever
-    asked for it.
+    """Cancel the run seen as *living* in *history* of *topic*. Returns the log that says so, whoever asked for it.
 
-    Where another topic has its name by now, all is deleted that was in this one: a log without anything. What is in the
-    other one belongs to a run that nobody meant.
+    If another topic has its name by now, *topic* was deleted: the log is empty. The other topic is a later run's.
     """
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=CANCEL)
 
-    def answer(now: History) -> History | None:  # *now* was read before it is asked which topic there is
+    def answer(now: History) -> History | None:  # *now* was read before the look at the topic
         if _made_anew(config, topic, history.pipeline):
             return History(history.pipeline)
         return now if cancelled_since(now, living.incarnation) else None
@@ -95,26 +91,26 @@ def cancel(
 
 
 def _made_anew(config: ClientConfig, topic: TopicInfo, pipeline: str) -> bool:
-    """Whether there is another topic of its name; not while there is none."""
+    """Whether another topic has the name of *topic*; False while there is none."""
     with suppress(TopicError):
-        return find_topic(config.confluent(), pipeline).topic_id != topic.topic_id
+        return find_topic(config, pipeline).topic_id != topic.topic_id
     return False
 
 
 def cancelled_since(history: History, since: int) -> bool:
-    """Whether an incarnation, *since* or a later one, was cancelled: one that has begun after it is nobody's to end."""
-    return any(each.cancelled for each in history.incarnations.values() if each.incarnation >= since)
+    """Whether incarnation *since* or a later one was cancelled. Incarnations that began after that are not meant."""
+    return any(other.cancelled for other in history.incarnations.values() if other.incarnation >= since)
 
 
 def living_run(history: History) -> Incarnation | None:
-    """The incarnation that seems to go on, and may be asked; see `History.living`."""
+    """The incarnation that seems alive; see `History.living`."""
     return history.living(SystemClock().now_ms())
 
 
 def ended_behind(history: History, since: int) -> Manifest | None:
-    """The savepoint behind which an incarnation, *since* or a later one, has ended cleanly, whoever has asked for it.
+    """The savepoint with which incarnation *since*, or a later one, has ended cleanly, whoever asked for it.
 
-    It holds all that the run has read, and nothing was decided after it: what one gets who asks for it and for the end.
+    It holds all that the run has read, and nothing was decided after it.
     """
     newest = history.latest
     if newest is None or not newest.is_savepoint or newest.checkpoint != history.checkpoint_latest:
@@ -126,18 +122,16 @@ def ended_behind(history: History, since: int) -> Manifest | None:
 
 
 def _has_ended(history: History, incarnation: int) -> bool:
-    """Whether *incarnation*, or one that took over from it, has: a run begun since is nobody's to stop."""
-    since = [each for each in history.incarnations.values() if each.incarnation >= incarnation]
-    return living_run(history) is None or any(each.ended for each in since)
+    """Whether *incarnation*, or one that took over from it, has ended. A run begun since is not meant."""
+    since = (other for other in history.incarnations.values() if other.incarnation >= incarnation)
+    return living_run(history) is None or any(other.ended for other in since)
 
 
 def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int, note: Note) -> T:
     try:
         return _waited_for(config, pipeline, asked, answer, timeout_ms)
-    except NotAnswered:  # it says so itself
-        raise
     except (KeyboardInterrupt, ExactlyOnceError) as error:
-        if not isinstance(error, ConfigError):  # then there was nobody to ask
+        if not isinstance(error, NotAnswered | ConfigError):  # they say so themselves, or nobody could be asked
             note(_may_still(pipeline, asked))
         raise
 
@@ -150,11 +144,13 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
         try:
             while True:
                 history = _log(config, pipeline)
-                if (found := answer(history)) is not None:
-                    return found
+                if (result := answer(history)) is not None:
+                    return result
                 living, newest = living_run(history), history.newest_incarnation
-                gone = newest is None or newest.ended  # one that is silent may be restarting
-                if gone and history.incarnation_latest and not _made(history, asked):
+                gone = newest is None or newest.ended  # a silent one may be restarting
+                # A savepoint that is decided and not finalized is finished by the next run.
+                decided = any(asked.id in manifest.requests for manifest in history.retained)
+                if gone and history.incarnation_latest and not decided:
                     raise NotAnswered(_over(history))
                 if living is not None:
                     require_listener(pipeline, living)
@@ -164,11 +160,13 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
                     raise NotAnswered(f"{_late(pipeline, living, timeout_ms)} {_may_still(pipeline, asked)}")
                 Event().wait(POLL_S)
         finally:
-            _take_away(config, pipeline, mailbox, asked)
+            with suppress(ExactlyOnceError):  # it is void in the next run, and the next sender replaces it
+                present = mailbox.look()
+                if present is not None and present.id == asked.id:
+                    group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
 
 
 def _may_still(pipeline: str, asked: Asked) -> str:
-    """A message for a person who has asked and waits no longer."""
     if asked.action == SAVEPOINT:
         behind = ", and end behind it" if asked.stop else ""
         return (
@@ -183,22 +181,19 @@ def _may_still(pipeline: str, asked: Asked) -> str:
 
 
 def _log(config: ClientConfig, pipeline: str) -> History:
-    """The decision log; empty while somebody deletes it, and until the incarnation is there that says so."""
+    """The decision log; empty while it is deleted, until the new topic has an incarnation."""
     try:
-        return read_history(config.confluent(), pipeline)
+        return read_history(config, pipeline)
     except TopicError:
-        if describe(store_client.admin(config.confluent()), checkpoint_topic(pipeline)) is None:
+        try:
+            find_topic(config, pipeline)
+        except TopicError:
             return History(pipeline)
-        return read_history(config.confluent(), pipeline)  # it has been made anew; or else this says why not
-
-
-def _made(history: History, asked: Asked) -> bool:
-    """Whether a savepoint is decided that is not known to be finalized: the next run finishes it."""
-    return any(asked.id in each.requests for each in history.retained)
+        return read_history(config, pipeline)  # created again; else this says why it cannot be read
 
 
 def require_listener(pipeline: str, living: Incarnation) -> None:
-    """ConfigError if *living* is one that looks for no requests."""
+    """ConfigError if *living* looks for no requests."""
     if living.bounded:
         raise ConfigError(
             f"{pipeline} is being worked on by process {living.process} on {living.host}, a bounded command, which "
@@ -207,8 +202,8 @@ def require_listener(pipeline: str, living: Incarnation) -> None:
 
 
 def _leave(mailbox: Mailbox, asked: Asked, others: dict[str, int], now_ms: int) -> None:
-    """Put the request there, unless it is there, or another one is that the run may not have seen yet. *others*: since
-    when each of these is there; whoever left it may be gone, and takes it away no more."""
+    """Leave the request, unless it is there, or the run may not have seen another sender's yet. *others* has the time
+    when each of those was first seen: its sender may be gone and never remove it."""
     present = mailbox.look()
     if present == asked:
         return
@@ -217,13 +212,6 @@ def _leave(mailbox: Mailbox, asked: Asked, others: dict[str, int], now_ms: int) 
             return
         del others[present.id]
     mailbox.ask(asked)
-
-
-def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Asked) -> None:
-    with suppress(ExactlyOnceError):  # it is void in the next run, and the next who asks puts another there
-        present = mailbox.look()
-        if present is not None and present.id == asked.id:
-            group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
 
 
 def _over(history: History) -> str:

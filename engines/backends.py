@@ -10,13 +10,12 @@ from exactlyonce.state.tiered.backend import RocksDBBackend
 
 
 def in_memory() -> StateBackend:
-    """What the tables of one unit of bounded work are kept in."""
+    """The backend of one unit of bounded work."""
     return HashMapBackend()
 
 
 def state_backend(settings: StateSettings, graph: LogicalGraph, subtask: int, parallelism: int) -> StateBackend:
-    """What the tables of worker *subtask* are kept in. What operators that *graph* does not have any more have left on
-    this machine is deleted."""
+    """The backend of worker *subtask*. Deletes local files of operators that *graph* does not have."""
     if settings.backend != ROCKSDB:
         return in_memory()
     worker = f"{subtask}-of-{parallelism}" if parallelism > 1 else ""

@@ -1,11 +1,8 @@
-"""Settings as people write them (command line, keyword arguments, a TOML file, the environment) made into `RunOptions`.
+"""The parser of settings: command line, keyword arguments, a TOML file and the environment make `RunOptions`.
 
-What is given directly wins over the file, the file over the environment. A key that does not exist is an error that
-lists those that do.
-
-The tables of a file are [run], [checkpoint], [state], [restart] and [kafka]; docs/settings.md has their keys.
-
-Durations are written "500ms", "1.5s", "10m" or "1h", sizes "512mb" or "2gb".
+Direct options win over the file, the file over the environment. An unknown key is an error that lists the known ones.
+A file has the tables [run], [checkpoint], [state], [restart] and [kafka]; docs/settings.md has their keys. Durations
+are written "500ms", "1.5s", "10m" or "1h", sizes "512mb" or "2gb".
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ else:
 BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 
 TABLES: dict[str, dict[str, Declared]] = {
-    table: {each.key: each for owner in owners for each in declared(owner).values() if each.setting.in_file}
+    table: {option.key: option for owner in owners for option in declared(owner).values() if option.setting.in_file}
     for table, owners in {
         "run": (RunOptions, Restoration), "checkpoint": (CheckpointSettings,), "state": (StateSettings,),
     }.items()
 }  # fmt: skip
-"""The settings that a file may have, by table and key."""
+"""The settings of a file, by table and key."""
 _RESTART = {
     option.name: option.name.endswith("_ms")
     for strategy in STRATEGIES.values()
@@ -50,15 +47,15 @@ _RESTART = {
 }
 """The options of restart strategies, by field: whether they are durations."""
 _OF_RUN = ("log_level", "on_event")
-"""Options that `engines.local.run.run` takes itself; an error lists them with the others."""
+"""Options that `engines.local.run.run` takes itself; errors list them, too."""
 _OWNERS = (RunOptions, Restoration, CheckpointSettings, StateSettings)
-_DIRECT = {each.keyword for owner in _OWNERS for each in declared(owner).values()} | {
+_DIRECT = {option.keyword for owner in _OWNERS for option in declared(owner).values()} | {
     "bootstrap_servers", "config", "kafka", "restart",
 }  # fmt: skip
 
 
 def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:
-    """How to reach the cluster: `bootstrap_servers` and `kafka` of *options*, the file's `[kafka]`, the environment."""
+    """The client configuration of *options*, the file's `[kafka]` and the environment."""
     given = options.get("kafka") or {}
     if not isinstance(given, Mapping):
         raise ConfigError('kafka has to be a dict of librdkafka\'s settings, as {"security.protocol": "SASL_SSL"}.')
@@ -124,21 +121,20 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
 
 
 def parallelism_given(options: Mapping[str, Any]) -> int | None:
-    """The parallelism of *options*, or of their file; None where neither has one."""
-    parallelism: int | None = _fields(RunOptions, options, read_file(options.get("config")).get("run", {})).get(
-        "parallelism"
-    )
+    """The parallelism of *options*, or of their file; None if neither has one."""
+    run = read_file(options.get("config")).get("run", {})
+    parallelism: int | None = _fields(RunOptions, options, run).get("parallelism")
     return parallelism
 
 
 def _fields(owner: type, given: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of *owner* that were set, directly or in its table of the file."""
-    found = {field: given.get(each.keyword, file.get(each.key)) for field, each in declared(owner).items()}
-    return {field: declared(owner)[field].read(value) for field, value in found.items() if value is not None}
+    values = {field: given.get(option.keyword, file.get(option.key)) for field, option in declared(owner).items()}
+    return {field: declared(owner)[field].read(value) for field, value in values.items() if value is not None}
 
 
 def absolute(place: str) -> str:
-    """*place*, a URL or a path; a path from ./, ../ or ~/ on as an absolute one.
+    """*place*, a URL or a path. A path that begins with ./, ../ or ~/ becomes absolute.
 
     >>> absolute("/backups"), absolute("/a/../b")
     ('/backups', '/a/../b')
@@ -151,47 +147,47 @@ def _skips(given: Any) -> tuple[RecordPlace, ...]:
 
 
 def record_place(text: str) -> RecordPlace:
-    """A record as a message names it.
+    """The record that *text* names as error messages do.
 
     >>> record_place("orders:0:42")
     RecordPlace(topic='orders', partition=0, offset=42)
     """
     topic, *numbers = str(text).rsplit(":", 2)
-    if not topic or len(numbers) < 2 or not all(each.isdecimal() for each in numbers):
+    if not topic or len(numbers) < 2 or not all(map(str.isdecimal, numbers)):
         raise ConfigError(f"skip is {text!r}: write topic:partition:offset, as orders:0:42.")
     return RecordPlace(topic, int(numbers[0]), int(numbers[1]))
 
 
 def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restoration | None:
-    """The savepoint to begin from, and what is said of it: what a file says is about the savepoint of the file."""
-    told = {} if "from_savepoint" in given else file
-    found = _fields(Restoration, given, told)
-    found["mapping"] = {**_names(told.get("map", {})), **_names(given.get("map", {}))}
-    if "source" in found:
-        source = found["source"] = absolute(str(found["source"]))
+    """The savepoint to begin from. Options in a file are about the file's savepoint."""
+    in_file = {} if "from_savepoint" in given else file
+    values = _fields(Restoration, given, in_file)
+    values["mapping"] = {**_names(in_file.get("map", {})), **_names(given.get("map", {}))}
+    if "source" in values:
+        source = values["source"] = absolute(str(values["source"]))
         if not source.isdecimal():
             storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
-        return Restoration(**found)
-    alone = [each.named for field, each in declared(Restoration).items() if found.get(field)]
+        return Restoration(**values)
+    alone = [option.named for field, option in declared(Restoration).items() if values.get(field)]
     if alone:
         raise ConfigError(f"{', '.join(alone)} is for a run that begins from a savepoint: add --from-savepoint.")
     return None
 
 
 def _state(given: Mapping[str, Any], file: Mapping[str, Any]) -> StateSettings:
-    found = _fields(StateSettings, given, file)
-    if found.get("backend", HASHMAP) != ROCKSDB:
-        found["contradicting"] = _for_rocksdb(given, file)
-    return StateSettings(**found)
+    values = _fields(StateSettings, given, file)
+    if values.get("backend", HASHMAP) != ROCKSDB:
+        values["contradicting"] = _for_rocksdb(given, file)
+    return StateSettings(**values)
 
 
 def _for_rocksdb(given: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was given for it, of a run that does not take it. A backend that is given directly wins over that of the
-    file with all that the file says for it, unless the file contradicts itself."""
-    settings = [each for each in declared(StateSettings).values() if each.field != "backend"]
-    direct = [each.named for each in settings if each.keyword in given]
+    """The settings given for rocksdb in a run on another backend. A direct backend overrules the file with all its
+    settings, unless the file contradicts itself."""
+    options = [option for option in declared(StateSettings).values() if option.field != "backend"]
+    direct = [option.named for option in options if option.keyword in given]
     overruled = "state_backend" in given and file.get("backend") != HASHMAP
-    return (*direct, *(f"[state] {each.key}" for each in settings if each.key in file and not overruled))
+    return (*direct, *(f"[state] {option.key}" for option in options if option.key in file and not overruled))
 
 
 def _restart(options: Any) -> dict[str, int | str]:
@@ -199,16 +195,16 @@ def _restart(options: Any) -> dict[str, int | str]:
         raise ConfigError(
             f'restart is {options!r}: write a dict, as {{"strategy": "fixed_delay", "attempts": 3, "delay": "1s"}}.'
         )
-    found: dict[str, int | str] = {"strategy": str(options.get("strategy", "exponential_delay"))}
+    restart: dict[str, int | str] = {"strategy": str(options.get("strategy", "exponential_delay"))}
     for name, value in options.items():
         if f"{name}_ms" in _RESTART:
-            found[f"{name}_ms"] = duration_ms(value, f"restart {name}")
+            restart[f"{name}_ms"] = duration_ms(value, f"restart {name}")
         elif name in _RESTART:
-            found[name] = whole_number(value, f"restart {name}")
+            restart[name] = whole_number(value, f"restart {name}")
         elif name != "strategy":
             known = ", ".join(option.removesuffix("_ms") for option in _RESTART)
             raise ConfigError(f"A restart strategy has no option {name!r}. Options are, depending on it: {known}.")
-    return found
+    return restart
 
 
 def _names(value: Any) -> Mapping[str, str]:

@@ -1,38 +1,273 @@
-"""The connections of one leader: its clients, its decision log, and what answers the requests of its procedures.
+"""The connections of one leader: its clients, its decision log, and the answers to its procedures' requests.
 
-Every leader is opened here: of a run, of bounded work, of a sink of Spark, of a command. Invariants: making one
-connects to nothing, and `lead` fences nobody; the process and cluster of a leader are filled in by `lead` alone. For
-one thread at a time; a subclass names its exceptions.
+Every leader is opened here: of a run, of bounded work, of a Spark sink, of a command. Invariants: making one connects
+to nothing, and `lead` fences nobody; only `lead` fills in the process and cluster of a leader. An EndTxn with an
+unknown answer is repeated unchanged; a broker that is away is a pause, not a failure. One thread at a time uses them,
+and each client: requests that go out together are sequential within a client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import replace
+import enum
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.block_storage import BlockStorage
+from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
+from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
-from exactlyonce.engines.performer import NO_REPLAY, Performer, Replay
+from exactlyonce.engines.blocks import block_storage, references_or_why
 from exactlyonce.engines.processes import this_process
+from exactlyonce.engines.surroundings.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, StorageUnavailable
+from exactlyonce.pipeline.failpoints import hit
 
 TIMEOUT_MS = 30_000
-"""How long a question about transactions outlasts a broker that is away."""
+"""The time that a question about transactions waits for a broker that is away."""
+_AFTER_APPEND = {
+    Manifest: ("decided", "coordinator-decided"),
+    Finalized: ("finalized", "coordinator-finalized"),
+    Repair: ("repair recorded", "repair-recorded"),
+}
+
+Replay = Callable[[Manifest, Committable, str], Committable | str]
+"""(manifest, its lost committable, new transactional id) -> the new committable, or why there is none. It asks the
+leader nothing."""
+NO_REPLAY = "the run was told to halt instead (--repair halt)."
+NOTED_INTERVAL_S = 30.0
+
+
+def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R], interval_s: float | None = None) -> R:
+    """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
+
+    *interval_s* lies between two beats; None: that of the leader's upkeep.
+
+    An error of *beat* is raised at the end, or by the function that *work* is given and should call often.
+    """
+    ended = threading.Event()
+    raised: list[Exception] = []
+
+    def look() -> None:
+        if raised:
+            raise raised[0]
+
+    def go_on() -> None:
+        while not ended.wait(UPKEEP_INTERVAL_S if interval_s is None else interval_s):
+            try:
+                beat()
+            except Exception as error:
+                raised.append(error)
+                return
+
+    thread = threading.Thread(target=go_on, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        return work(look)
+    finally:
+        ended.set()
+        thread.join()
+        look()
+
+
+class _Lane(enum.Enum):
+    """A client and the thread that uses it."""
+
+    TRANSACTIONS = "transactions"
+    LOG = "log"
+    LOOKS = "looks"
+    BLOCKS = "blocks"
+    TOPICS = "topics"
+
+
+_LANES: dict[type, _Lane] = {
+    ask.InitTransactions: _Lane.LOG,
+    ask.ProduceBatches: _Lane.LOG,
+    ask.EndTransaction: _Lane.LOG,
+    ask.LookOnce: _Lane.LOOKS,
+    ask.FirstOffsets: _Lane.BLOCKS,
+    ask.LookAtTopics: _Lane.TOPICS,
+    ask.GoOnFrom: _Lane.TOPICS,
+}
+"""All others ask about the sinks' transactions, are never asked together with another, or ask nobody."""
+
+
+@dataclass
+class Performer:
+    """Answers the requests of `checkpoint.requests`."""
+
+    config: ClientConfig
+    transactions: Transactions
+    output_log: Log
+    log: LogRequests
+    transaction_timeout_ms: int
+    step: Callable[[str, int], None] = lambda step, checkpoint: None
+    """Hears of durable records."""
+    replay: Replay | str = NO_REPLAY
+    """A string says why nothing is replayed."""
+    note: Callable[[str], None] = lambda text: None
+    """Gets notes on waits."""
+    storage: str = TOPIC
+    """The storage of new blocks."""
+    beat: Callable[[], None] = lambda: None
+    """Called now and then while lost output is written again."""
+
+    def __post_init__(self) -> None:
+        self._removals = Removals(self._blocks, self.note)
+        self._noted_s = float("-inf")
+        self.visible_s = 0.0
+        """The monotonic time when the last decision with output became visible, or the last one without was made."""
+        self._lanes = ThreadPoolExecutor(len(_Lane), "lane")
+
+    def close(self) -> None:
+        """End the threads; the clients stay with their owners."""
+        self._removals.close()
+        self._lanes.shutdown()
+
+    def _blocks(self, storage: str) -> BlockStorage:
+        """A storage for one question; the caller closes it."""
+        return block_storage(self.config, self.log.topic, storage)
+
+    def __call__(self, request: ask.Request) -> Any:
+        match request:
+            case ask.DescribeTransactions(ids):
+                return self.transactions.describe(ids)
+            case ask.DescribeProducers(partitions):
+                try:
+                    return self.transactions.producers(partitions)
+                except BrokerUnavailable as error:
+                    self._waits(error)
+                    raise
+            case ask.ListTransactions(prefix):
+                return self.transactions.list(prefix)
+            case ask.EndTransactions(endings, commit):
+                return self._end(endings, commit)
+            case ask.RewriteMarkers(name, producer_id, partitions, commit, epoch):
+                with suppress(BrokerUnavailable):  # the partitions, which are asked next, show whether it was done
+                    self.transactions.rewrite_markers(ask.Ending(name, producer_id, epoch), partitions, commit=commit)
+                return None
+            case ask.Reached(place):
+                return hit(place)
+            case ask.Appended(records):
+                return self._appended(records)
+            case ask.Together(requests):
+                return self.together(requests, self)
+            case ask.ScanBlocks(start_offsets, storage):
+                return self._looked(storage, lambda blocks: blocks.since(start_offsets))
+            case ask.FindReferences(manifest, needed):
+                return self._looked(manifest.storage, lambda blocks: references_or_why(manifest, blocks), needed=needed)
+            case ask.RemoveBlocks(blocks):
+                return self._removals.add(blocks)
+            case ask.Look(committable):
+                return self.output_log.fate(committable)
+            case ask.CopyTransaction(committable, name):
+                copied = beside(self.beat, lambda _: self._copied(committable, name))
+                hit("repair-copied")
+                return copied
+            case ask.ReplayTransaction(manifest, lost, name):
+                replay = self.replay
+                if isinstance(replay, str):
+                    return replay
+                replayed = beside(self.beat, lambda _: replay(manifest, lost, name))
+                hit("repair-replayed")
+                return replayed
+        return self.log(request)
+
+    def _copied(self, lost: Committable, name: str) -> Committable | str:
+        """Uses a client of its own, for heartbeats go on meanwhile."""
+        with closing(Transactions(self.config)) as transactions:
+            return copy_transaction(self.config, transactions, self.output_log, lost, name, self.transaction_timeout_ms)
+
+    def together(
+        self, requests: tuple[ask.Request, ...], perform: Callable[[ask.Request], Any]
+    ) -> tuple[ask.Answer, ...]:
+        """The answers of *perform*. Each lane has a thread: the first lane this one, the others their own."""
+        lanes: dict[_Lane, list[int]] = {}
+        for number, request in enumerate(requests):
+            lanes.setdefault(_LANES.get(type(request), _Lane.TRANSACTIONS), []).append(number)
+
+        def answers(numbers: list[int]) -> list[ask.Answer]:
+            return [ask.answered(requests[number], perform) for number in numbers]
+
+        first, *others = lanes.values()
+        futures = [self._lanes.submit(answers, numbers) for numbers in others]
+        by_number = dict(zip(first, answers(first), strict=True))
+        for numbers, future in zip(others, futures, strict=True):
+            by_number.update(zip(numbers, future.result(), strict=True))
+        return tuple(by_number[number] for number in range(len(requests)))
+
+    def _looked(self, storage: str, look: Callable[[BlockStorage], Any], *, needed: bool = False) -> Any:
+        """The result of *look* at *storage*. A storage that the pipeline has left is not waited for, unless *needed*,
+        for it may be gone: a string says why it cannot be read."""
+        if needed or storage in (self.storage, TOPIC):
+            with closing(self._blocks(storage)) as blocks:
+                return self._persistently(lambda: look(blocks))
+        try:
+            with closing(self._blocks(storage)) as blocks:
+                return look(blocks)
+        except (StorageUnavailable, ConfigError) as error:
+            return str(error)
+
+    def _persistently(self, asked: Callable[[], Any]) -> Any:
+        """The answer of *asked*, repeated while the broker is away, for as long as an append."""
+
+        def attempt(_: int) -> ask.Procedure[Any]:
+            try:
+                return asked()
+            except BrokerUnavailable as error:
+                self._waits(error)
+                raise
+            yield  # unreachable: it makes this a procedure
+
+        clock = SystemClock()
+        return ask.drive(ask.retrying(attempt, clock, clock.monotonic_ms() + APPEND_TIMEOUT_MS), self.log)
+
+    def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
+        try:
+            answers = self.transactions.end_all(endings, commit=commit)
+        except BrokerUnavailable as error:
+            self._waits(error)
+            return [EndAnswer.BUSY] * len(endings)
+        if commit and endings:
+            self.visible_s = time.monotonic()
+            hit("coordinator-committed")
+        return answers
+
+    def _waits(self, error: BrokerUnavailable) -> None:
+        """Note a wait now and then: a decision is committed, however long that takes."""
+        if time.monotonic() >= self._noted_s + NOTED_INTERVAL_S:
+            self._noted_s = time.monotonic()
+            what = "the checkpoint storage" if isinstance(error, StorageUnavailable) else "a broker"
+            self.note(f"waiting for {what}: {error}")
+
+    def _appended(self, records: tuple[Manifest | Finalized | Repair, ...]) -> None:
+        for record in records:
+            name, failpoint = _AFTER_APPEND[type(record)]
+            if isinstance(record, Manifest):
+                self.visible_s = time.monotonic()
+            self.step(name, record.checkpoint)
+            hit(failpoint)
 
 
 class Closable(Protocol):
@@ -58,14 +293,14 @@ class Connections:
         *,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """*note* is told what a person should know."""
+        """*note* gets notes for a person."""
         self.client, self.pipeline, self.note = client, pipeline, note
         self.clock = SystemClock()
         self.trace = Trace()
         self.places = Places()
-        """The brokers that the sinks' transactions are asked at."""
+        """The brokers of the sinks' transactions."""
         self.answers: list[Callable[[ask.Request], Any]] = []
-        """Asked before the performer, in this order; each returns `NotImplemented` for what is not its own."""
+        """Asked in this order, before the performer. Each returns `NotImplemented` for requests of others."""
         self._opened = ExitStack()
         self._open_log = ExitStack()
         self.transactions = self.keep(
@@ -75,7 +310,7 @@ class Connections:
         self.topics = self.keep(Topics(client, observe=self.trace.client()))
 
     def keep(self, resource: C) -> C:
-        """*resource*, which `close` closes, too."""
+        """*resource*, which `close` closes."""
         return self._opened.enter_context(closing(resource))
 
     def open_log(
@@ -87,7 +322,7 @@ class Connections:
         step: Callable[[str, int], None] = lambda step, checkpoint: None,
         storage: str = TOPIC,
     ) -> DecisionLog:
-        """A decision log in *topic* that has fenced nobody, in place of the one before; see `Performer`."""
+        """Open a decision log in *topic*, in place of the last one, that has fenced nobody; see `Performer`."""
         self._open_log.close()
         self.log = DecisionLog(self.pipeline, topic, self.clock)
         self.log_requests = LogRequests(self.client, topic, observed=self.trace.client)
@@ -96,8 +331,8 @@ class Connections:
             transaction_timeout_ms=transaction_timeout_ms, step=step, replay=replay, note=self.note, storage=storage,
             beat=self._beat,
         )  # fmt: skip
-        for each in (self.log_requests, self.performer):
-            self._open_log.enter_context(closing(each))
+        for opened in (self.log_requests, self.performer):
+            self._open_log.enter_context(closing(opened))
         return self.log
 
     def lead(self, config: LeaderConfig, retention: Retention) -> Leader:
@@ -115,11 +350,11 @@ class Connections:
         return self._frozen(self.leader.begin())
 
     def open(self) -> History:
-        """Fence every other process that writes decisions: see `Leader.open`."""
+        """Fence every other writer of decisions: see `Leader.open`."""
         return self._frozen(self.leader.open())
 
     def _frozen(self, opening: Procedure[R]) -> R:
-        """The result of *opening*; from then on the log has the partitions that were frozen in its first manifest."""
+        """The result of *opening*. From then on the log has the partitions of its first manifest."""
         result = self.drive(opening)
         self.log_requests.freeze(self.log.topic)
         return result
@@ -128,7 +363,6 @@ class Connections:
         self.drive(self.leader.beat())
 
     def drive(self, procedure: Procedure[R]) -> R:
-        """The result of *procedure*."""
         return drive(procedure, self._ask)
 
     def _ask(self, request: ask.Request) -> Any:
@@ -144,6 +378,6 @@ class Connections:
         return self.performer(request)
 
     def close(self) -> None:
-        """Let go of all connections; nothing is ended by it."""
+        """Close all connections; this ends no incarnation."""
         with self._opened:
             self._open_log.close()

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 HASHMAP, ROCKSDB = "hashmap", "rocksdb"
 CHUNK_RECORDS = 5_000_000
-"""The most that one checkpoint of bounded work reads: some minutes of work, and of open transactions some seconds."""
+"""The records of a bounded checkpoint of few units: minutes of work, seconds of open transactions."""
 
 
 class StateSettings(msgspec.Struct, frozen=True):
-    """The settings of a file's table [state]: which backend, and what it may take."""
+    """The settings of a file's table [state]."""
 
     backend: Annotated[str, Setting(
         CHOICE, "hashmap: all in memory; rocksdb: a part of it, the rest in local files", choices=(HASHMAP, ROCKSDB),
@@ -46,7 +46,7 @@ class StateSettings(msgspec.Struct, frozen=True):
         "`execution.state-recovery.from-local` (before Flink 2 `state.backend.local-recovery`)",
     )] = ""  # fmt: skip
     contradicting: tuple[str, ...] = ()
-    """Settings for `rocksdb` that were given though the backend is another one, as an error names them."""
+    """The names of settings for `rocksdb` that were given for another backend."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -61,7 +61,7 @@ class StateSettings(msgspec.Struct, frozen=True):
         return cache_dir() / "state"
 
     def check(self) -> None:
-        """Raise `ConfigError` where the backend cannot be used here, or is at odds with what else was given."""
+        """Raise `ConfigError` if the backend cannot be used here, or contradicts other settings."""
         if self.contradicting:
             backend, shown = setting("state_backend"), " and ".join(self.contradicting)
             raise ConfigError(
@@ -72,7 +72,7 @@ class StateSettings(msgspec.Struct, frozen=True):
         if self.backend != ROCKSDB:
             return
         with needing(ROCKSDB, "rocksdict", 'state_backend "rocksdb"'):
-            import rocksdict  # noqa: F401 - whether it is there is asked
+            import rocksdict  # noqa: F401 - only to see whether it is there
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,25 +82,30 @@ class StateSettings(msgspec.Struct, frozen=True):
             ) from None
 
 
+BOUNDED_CHECKPOINT = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
+BOUNDED_RUN = ("checkpoint_partitions", "accept_loss", "skip", "repair")
+"""The fields of `CheckpointSettings` and `RunOptions` that bounded work has, too, beside parallelism and savepoints."""
+
+
 def _declare(default: Any, declaration: Setting) -> Any:
     return field(default=default, metadata={"setting": declaration})
 
 
 @dataclass(frozen=True)
 class Restoration:
-    """Where a run is to begin, as its user says."""
+    """The savepoint that a run begins from."""
 
     source: str = _declare("", Setting(
         OTHER, "begin from savepoint N of the pipeline, or from one that was exported to URL; once, if it is repeated",
         key="from_savepoint", default="none", metavar="N|URL",
         flink="`execution.state-recovery.path`, or `flink run --fromSavepoint`",
     ))  # fmt: skip
-    """The number of a savepoint in the pipeline's topic, or the URL of an exported one."""
+    """The number of a savepoint in the pipeline's topic, or the URL of an exported savepoint."""
     mapping: Mapping[str, str] = field(default_factory=dict, metadata={"setting": Setting(
         OTHER, "operator, source or loop OLD of the savepoint is NEW now, any number of them", key="map",
         default="none", metavar="OLD=NEW",
     )})  # fmt: skip
-    """The id that an operator or a source has now, by its id in the savepoint."""
+    """The present id of an operator or source, by its id in the savepoint."""
     allow_dropped: bool = _declare(False, Setting(
         FLAG, "leave behind state and sources that the pipeline does not have any more", key="allow_dropped_state",
         flink="`execution.state-recovery.ignore-unclaimed-state`, or `flink run --allowNonRestoredState`",
@@ -113,7 +118,7 @@ class Restoration:
 
     @property
     def number(self) -> int | None:
-        """The number of a savepoint in the topic; None: it was exported."""
+        """The number in the topic; None: it was exported."""
         return int(self.source) if self.source.isdecimal() else None
 
 
@@ -154,7 +159,6 @@ class RunOptions:
         in_file=False,
     ))  # fmt: skip
     restart: Mapping[str, int | str] = field(default_factory=lambda: {"strategy": "exponential_delay"})
-    """The strategy, and its options."""
     restoration: Restoration | None = None
     """The savepoint to begin from; None: the run goes on from its newest checkpoint."""
 
@@ -165,7 +169,6 @@ class RunOptions:
         self.restart_strategy()
 
     def restart_strategy(self) -> RestartStrategy:
-        """A fresh strategy as the options say."""
         options = dict(self.restart)
         name = str(options.pop("strategy", "exponential_delay"))
         return restart_strategy(name, **{key: int(value) for key, value in options.items()})

@@ -1,8 +1,8 @@
 """The plan: the logical graph as tasks that run fused, and shuffles that distribute records by key group.
 
-A task is a connected piece of the graph over forward edges. With parallelism 1 there is no shuffle, so that every
-connected pipeline is one task. A back edge is a channel at any parallelism, from each subtask to the one of its number,
-and orders no tasks. Pure: the same graph and parallelism give the same plan in every process.
+A task is a piece of the graph connected by forward edges. With parallelism 1 there is no shuffle: a connected pipeline
+is one task. A back edge is a channel at any parallelism, between subtasks of one number, and orders no tasks. Pure: the
+same graph and parallelism give the same plan in every process.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 
 LOOP_MARK = ">"
-"""Begins the name of a loop's edge, and of no other."""
+"""The first character of the name of every loop's edge, and of no other edge."""
 
 
 @dataclass(frozen=True)
 class ShuffleEdge:
-    """Records of the `key_by` *producer* are distributed to the subtasks of *consumer*."""
+    """A shuffle of the records of `key_by` *producer* to the subtasks of *consumer*."""
 
     producer: str
     consumer: str
@@ -32,7 +32,7 @@ class ShuffleEdge:
 
 @dataclass(frozen=True)
 class FeedbackEdge:
-    """What *producer* puts out comes round at the feedback node *loop*, subtask by subtask."""
+    """A back edge, subtask by subtask: *output* of *producer* comes round at the feedback node *loop*."""
 
     producer: str
     output: str | None
@@ -40,12 +40,11 @@ class FeedbackEdge:
 
     @property
     def name(self) -> str:
-        """The loop's alone: who feeds it may change while records go round."""
+        """The loop's name alone: its producer may change while records go round."""
         return f"{LOOP_MARK}{self.loop}"
 
 
 def feedback_edges(graph: LogicalGraph) -> list[FeedbackEdge]:
-    """The back edges of *graph*."""
     return [FeedbackEdge(read.node, read.output, loop.id) for loop in graph.loops for read in loop.inputs]
 
 
@@ -71,7 +70,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """Tasks, those nearest to the sources first, and the shuffles between them."""
+    """Tasks, upstream first, and the shuffles between them."""
 
     graph: LogicalGraph
     parallelism: int
@@ -80,32 +79,29 @@ class Plan:
 
     @property
     def feedback(self) -> list[FeedbackEdge]:
-        """Its back edges."""
         return feedback_edges(self.graph)
 
     def into(self, task: Task) -> list[ShuffleEdge]:
-        """Shuffles that end in *task*."""
         ids = {node.id for node in task.nodes}
         return [edge for edge in self.shuffles if edge.consumer in ids]
 
     def out_of(self, task: Task) -> list[ShuffleEdge]:
-        """Shuffles that begin in *task*."""
         ids = {node.id for node in task.nodes}
         return [edge for edge in self.shuffles if edge.producer in ids]
 
     def shuffle_into(self, node: Node, read: Input) -> ShuffleEdge | None:
-        """The shuffle by which *node* gets *read*; None: it is called."""
-        return next((each for each in self.shuffles if (each.producer, each.consumer) == (read.node, node.id)), None)
+        """The shuffle by which *node* gets *read*; None: both are fused."""
+        return next((edge for edge in self.shuffles if (edge.producer, edge.consumer) == (read.node, node.id)), None)
 
     def channels(self) -> list[tuple[str, int, int]]:
-        """(edge, from subtask, to subtask) of every channel, in one order for all processes."""
+        """(edge, from subtask, to subtask) of every channel, in the same order in all processes."""
         subtasks = range(self.parallelism)
         shuffled = [(edge.name, i, j) for edge in self.shuffles for i in subtasks for j in subtasks]
         return shuffled + [(edge.name, i, i) for edge in self.feedback for i in subtasks]
 
 
 def share_of(offsets: Mapping[int, int], parallelism: int, subtask: int) -> dict[int, int]:
-    """Of *offsets* by partition, those of the partitions that *subtask* of a source reads.
+    """The part of *offsets*, by partition, that *subtask* of a source reads.
 
     >>> share_of({0: 10, 1: 11, 2: 12}, 2, 0)
     {0: 10, 2: 12}
@@ -116,8 +112,8 @@ def share_of(offsets: Mapping[int, int], parallelism: int, subtask: int) -> dict
 def rejoins(task: Task, shuffles: Iterable[ShuffleEdge]) -> bool:
     """Whether streams that part within *task* meet again in it.
 
-    An operator hands a whole batch to one branch and then to the next. Where these meet, the order of their records
-    depends on what was in the batch, so that a replay must have the same batches.
+    An operator hands a whole batch to one branch, then to the next. Where branches meet, the order of records depends
+    on the batches, so a replay must have the same ones.
     """
     ids = {node.id for node in task.nodes}
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
@@ -125,9 +121,9 @@ def rejoins(task: Task, shuffles: Iterable[ShuffleEdge]) -> bool:
     ways: dict[str, Counter[str]] = {}
     for node in task.nodes:
         ways[node.id] = Counter([node.id])
-        for each in node.inputs:
-            if each.node in ids and (each.node, node.id) not in cut:
-                ways[node.id] += ways[each.node]
+        for read in node.inputs:
+            if read.node in ids and (read.node, node.id) not in cut:
+                ways[node.id] += ways[read.node]
     return any(count > 1 for counter in ways.values() for count in counter.values())
 
 
@@ -141,7 +137,7 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
             f"parallelism is {parallelism}, but the state of this pipeline can be spread over {graph.max_parallelism} "
             f"subtasks at most, as its max_parallelism says: choose no more than that."
         )
-    shuffles = [ShuffleEdge(each.key_by, each.stateful) for each in graph.shuffles if parallelism > 1]
+    shuffles = [ShuffleEdge(edge.key_by, edge.stateful) for edge in graph.shuffles if parallelism > 1]
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
     cut |= {(edge.producer, edge.loop) for edge in feedback_edges(graph)}
     leader = {node.id: node.id for node in graph.nodes}
@@ -153,22 +149,32 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
 
     order = {node.id: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        for each in node.inputs:
-            if (each.node, node.id) not in cut:
-                first, second = sorted((find(each.node), find(node.id)), key=order.__getitem__)
+        for read in node.inputs:
+            if (read.node, node.id) not in cut:
+                first, second = sorted((find(read.node), find(node.id)), key=order.__getitem__)
                 leader[second] = first
-    members: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        members.setdefault(find(node.id), []).append(node)
-    tasks = [Task(name, tuple(nodes)) for name, nodes in members.items()]
-    _refuse_cycles(tasks, shuffles)
+    owner = {node.id: find(node.id) for node in graph.nodes}
+    names = dict.fromkeys(owner.values())
+    tasks = [Task(name, tuple(node for node in graph.nodes if owner[node.id] == name)) for name in names]
+    depths = _depths(tasks, shuffles, owner)
+    _refuse_cycles(shuffles, owner, depths)
     _refuse_loops_alone(tasks, shuffles)
-    return Plan(graph, parallelism, _sorted(tasks, shuffles), tuple(shuffles))
+    upstream_first = tuple(sorted(tasks, key=lambda task: depths[task.name]))
+    return Plan(graph, parallelism, upstream_first, tuple(shuffles))
 
 
-def _refuse_cycles(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
-    """Raise GraphError where a task would wait for its own barrier: streams before and behind a shuffle meet in it."""
-    owner, depths = _owners(tasks), _depths(tasks, shuffles)
+def _depths(tasks: list[Task], shuffles: list[ShuffleEdge], owner: Mapping[str, str]) -> dict[str, int]:
+    """The number of shuffles on the longest path to each task; inconsistent if there is a cycle. *owner*: the task of
+    each node."""
+    depths = {task.name: 0 for task in tasks}
+    for _ in tasks:
+        for edge in shuffles:
+            depths[owner[edge.consumer]] = max(depths[owner[edge.consumer]], depths[owner[edge.producer]] + 1)
+    return depths
+
+
+def _refuse_cycles(shuffles: list[ShuffleEdge], owner: Mapping[str, str], depths: Mapping[str, int]) -> None:
+    """Raise GraphError if streams before and after a shuffle meet in a task: it would wait for its own barrier."""
     for edge in shuffles:
         if depths[owner[edge.consumer]] <= depths[owner[edge.producer]]:
             raise GraphError(
@@ -180,7 +186,7 @@ def _refuse_cycles(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
 
 
 def _refuse_loops_alone(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
-    """Raise GraphError where a task would have no input whose barrier it can wait for."""
+    """Raise GraphError if a task would have no input whose barrier it can wait for."""
     shuffled = {edge.consumer for edge in shuffles}
     for task in tasks:
         if task.loops and not task.sources and not shuffled & {node.id for node in task.nodes}:
@@ -189,23 +195,3 @@ def _refuse_loops_alone(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
                 f"With a parallelism above 1 no barrier would come to it. Run it with parallelism 1; or unite the loop "
                 f"with the stream that it begins in, by .union(...), before .key_by(...)."
             )
-
-
-def _owners(tasks: list[Task]) -> dict[str, str]:
-    """By node, its task."""
-    return {node.id: task.name for task in tasks for node in task.nodes}
-
-
-def _depths(tasks: list[Task], shuffles: list[ShuffleEdge]) -> dict[str, int]:
-    """By task, over how many shuffles the longest way to it goes; where there is a cycle, it contradicts itself."""
-    owner, depths = _owners(tasks), {task.name: 0 for task in tasks}
-    for _ in tasks:
-        for edge in shuffles:
-            depths[owner[edge.consumer]] = max(depths[owner[edge.consumer]], depths[owner[edge.producer]] + 1)
-    return depths
-
-
-def _sorted(tasks: list[Task], shuffles: list[ShuffleEdge]) -> tuple[Task, ...]:
-    """Upstream tasks first."""
-    depths = _depths(tasks, shuffles)
-    return tuple(sorted(tasks, key=lambda task: depths[task.name]))

@@ -1,4 +1,4 @@
-"""Processes of this machine: whether the one that led as an incarnation is known to be no more."""
+"""Processes of this machine: whether the process of an incarnation is known to be dead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -13,10 +14,9 @@ _PROCESS_IDS = "/proc/self/ns/pid"
 
 
 def machine() -> str:
-    """The name of the system in which the id of this process counts: its boot, and its namespace of process ids.
+    """The scope of this process's id: the boot of the machine, and the namespace of process ids.
 
-    A host's name would not do: two machines, or two containers, may have the same. It stands in where Linux's names are
-    not to be had.
+    Two machines or containers may share a host name, so that is only used where Linux's names are missing.
     """
     try:
         return f"{_BOOT_ID.read_text().strip()} {os.readlink(_PROCESS_IDS)}"
@@ -25,12 +25,11 @@ def machine() -> str:
 
 
 def this_process() -> tuple[str, int, str]:
-    """Host, process id and machine, as an incarnation notes them."""
     return socket.gethostname(), os.getpid(), machine()
 
 
-def is_known_dead(incarnation: Incarnation) -> bool:
-    """Whether it was a process of this machine that is no more, or this one, which begins anew."""
+def has_ended(incarnation: Incarnation) -> bool:
+    """Whether its process was on this machine and is gone."""
     if (incarnation.machine, incarnation.host) != (machine(), socket.gethostname()):  # copies of one share its boot
         return False
     try:
@@ -38,5 +37,16 @@ def is_known_dead(incarnation: Incarnation) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
-    return incarnation.process == os.getpid()
+        pass  # somebody else's: it runs
+    return False
+
+
+def living(history: History, now_ms: int) -> Incarnation | None:
+    """The incarnation that seems alive at *now_ms*: that of `History.living`, unless it `has_ended`."""
+    newest = history.living(now_ms)
+    return None if newest is None or has_ended(newest) else newest
+
+
+def is_known_dead(incarnation: Incarnation) -> bool:
+    """Whether it `has_ended`, or was of this process, which begins anew."""
+    return (incarnation.host, incarnation.process, incarnation.machine) == this_process() or has_ended(incarnation)

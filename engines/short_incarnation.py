@@ -1,8 +1,8 @@
-"""A short incarnation of a coordinator: a command that fences, begins, does one thing as a leader does it, and ends.
+"""A short incarnation of a coordinator: a command that fences, begins, does one thing as a leader, and ends.
 
-Invariants: what it does is done by the leader's own procedures and nothing else; a store whose description is not known
-is asked nothing; no checkpoint expires here, for how many are kept is the next run's to know; it looks once more right
-before it fences, so that no run which began since the command has looked is ended for it (but see `last_look`).
+Invariants: only the leader's procedures act; a store without a description is asked nothing; no checkpoint expires, for
+only a run knows how many are kept. A last look right before the fence spares a run that has begun meanwhile (but see
+`last_look`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import processes
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.surroundings.stores import PipelineStores
@@ -45,10 +46,10 @@ def short_incarnation(
     take_over: bool = False,
     require: Callable[[History], None] = lambda history: None,
 ) -> Iterator[Connections]:
-    """The connections of a leader that has begun; after the block, unless that raises, it has ended.
+    """The connections of a leader that has begun. It ends after the block, unless that raises.
 
-    Right before the fence ConfigError if an incarnation has begun since *seen*, or, unless it is to *take_over*, one
-    lives; *require*, which is given the decisions as they are then, may raise what else stands in the way.
+    ConfigError right before the fence if an incarnation has begun since *seen*, or one lives, unless *take_over*.
+    *require* gets the decisions of that moment, and may raise another objection.
     """
     with connected(config, seen.pipeline, graph, note) as connections:
         log = connections.log
@@ -61,8 +62,8 @@ def short_incarnation(
 
 
 def require_unchanged(seen: History, now: History, *, take_over: bool) -> None:
-    """ConfigError if an incarnation has begun since *seen*, or, unless it is to *take_over*, the newest one lives."""
-    newest, living = now.newest_incarnation, now.living(SystemClock().now_ms())
+    """ConfigError if an incarnation has begun since *seen*, or the newest one lives, unless *take_over*."""
+    newest, living = now.newest_incarnation, processes.living(now, SystemClock().now_ms())
     if now.incarnation_latest != seen.incarnation_latest:
         who = f" (process {newest.process} on {newest.host})" if newest is not None else ""
         raise ConfigError(
@@ -82,8 +83,8 @@ def connected(
 ) -> Iterator[Connections]:
     """The connections of a leader that has not begun."""
     with closing(Connections(config, pipeline, note)) as connections:
-        topic = find_topic(config.confluent(), pipeline)
-        storage = read_history(config.confluent(), pipeline).storage
+        topic = find_topic(config, pipeline)
+        storage = read_history(config, pipeline).storage
         timeout_ms = connections.transactions.max_timeout_ms()
         log = connections.open_log(topic, transaction_timeout_ms=timeout_ms, replay=NO_REPLAY, storage=storage)
         staging: Mapping[str, StagingSink] = {}
@@ -97,7 +98,7 @@ def connected(
         def outputs(request: ask.Request) -> Any:
             match request:
                 case ask.CreateOutputs():
-                    return None  # what is finished was written to topics that there are
+                    return None  # decided output was written to existing topics
                 case ask.KnownOutputs():
                     return log.history.latest.sinks if log.history.latest is not None else ()
             return NotImplemented

@@ -11,14 +11,13 @@ from typing import Any
 
 @contextmanager
 def handling_stop_signals(handler: Callable[..., Any]) -> Iterator[None]:
-    """SIGINT and SIGTERM call *handler*, where this is the main thread; a program that goes on afterwards has its own
-    handlers again."""
+    """Have SIGINT and SIGTERM call *handler*, on the main thread only. The handlers before are set again at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for each, own in before.items():
-            signal.signal(each, own)
+        for number, own in before.items():
+            signal.signal(number, own)

@@ -1,26 +1,42 @@
-"""The traces of a pipeline in a cluster besides its output: found, and erased.
+"""The traces of a pipeline in a cluster besides its output: found, and erased by a reset or after a cancelled run.
 
-Invariants: input and output topics are never touched; the coordinator is fenced before anything else, so that no older
-incarnation decides meanwhile; the checkpoint topic goes last, so that an erasure that was interrupted can be repeated.
+Invariants: input and output topics are never touched, and nothing decided is erased before it is finalized, unless a
+person agreed. A reset fences the coordinator first. Every step is about one checkpoint topic, by its id: anybody may
+repeat it, and one who slept meanwhile neither erases nor fences what has begun since (but see `last_look`). Before the
+topic goes, a transactional id says that this was meant: the next run knows it from a lost topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.records.committable import (
+    TransactionalId,
+    coordinator_id,
+    erased_id,
+    transaction_prefix,
+)
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
+from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.erasing import erase as erasing
+from exactlyonce.engines import processes
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.connections import Connections
 from exactlyonce.pipeline.durations import shown_duration
-from exactlyonce.pipeline.errors import Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StorageUnavailable, TopicError
+from exactlyonce.pipeline.failpoints import hit
 
 _TIMEOUT_MS = 10_000
 
@@ -36,7 +52,7 @@ class Traces:
     unreadable: str
     """Why there is a topic, but no history."""
     transactions: tuple[ListedTransaction, ...]
-    """All ids of it, in whatever state."""
+    """All its transactional ids, in any state."""
 
     def sign_of_life(self, now_ms: int) -> str:
         """Why an instance may be running; empty if none can be."""
@@ -44,7 +60,7 @@ class Traces:
             return "its checkpoint topic does not tell whether it runs" if self.topic else ""
         if self.history.checkpoint_latest < 0:
             return ""  # a reset, or an incarnation that has read nothing yet and would be fenced before it does
-        living = self.history.living(now_ms)
+        living = processes.living(self.history, now_ms)
         if living is None:
             return ""
         since_ms = max(0, now_ms - living.heartbeat_ms)
@@ -57,62 +73,146 @@ class Traces:
         return latest is not None and latest.is_spark_sink
 
     def inputs(self) -> dict[str, list[int]]:
-        """The partitions it reads, by topic."""
-        return erasing.inputs_of(self.history) if self.history and not self.is_sink else {}
+        return inputs_of(self.history) if self.history and not self.is_sink else {}
 
     def outputs(self) -> list[str]:
-        """The topics it writes to."""
-        return sorted({topic for each in (self.history.retained if self.history else ()) for _, topic, _ in each.sinks})
+        manifests = self.history.retained if self.history else ()
+        return sorted({topic for manifest in manifests for _, topic, _ in manifest.sinks})
 
     def stores(self) -> list[str]:
         """The sinks whose stores have a ledger of it."""
-        return erasing.stores_of(self.history) if self.history else []
+        return stores_of(self.history) if self.history else []
 
     def storages(self) -> dict[str, bool]:
-        """Where blocks are kept, or were, outside of the topic."""
-        return erasing.storages_of(self.history) if self.history else {}
+        """The storages of its blocks outside of the topic; see `storages_of`."""
+        return storages_of(self.history) if self.history else {}
+
+
+def storages_of(history: History) -> dict[str, bool]:
+    """The storages outside of the topic that have blocks, or had; True for that of the newest checkpoint."""
+    return {storage: storage == history.storage for storage in history.storages if storage}
+
+
+def stores_of(history: History) -> list[str]:
+    """The sinks whose stores have a ledger of the pipeline."""
+    return sorted({sink for manifest in history.retained for sink, _, _ in manifest.ledger})
+
+
+def inputs_of(history: History) -> dict[str, list[int]]:
+    """The partitions that the pipeline reads, by topic."""
+    inputs: dict[str, set[int]] = {}
+    for manifest in history.retained:
+        for offset in manifest.offsets:
+            inputs.setdefault(offset.topic, set()).add(offset.partition)
+    return {topic: sorted(partitions) for topic, partitions in sorted(inputs.items())}
 
 
 def find(config: ClientConfig, pipeline: str) -> Traces:
     """Look for all traces of *pipeline*; `TopicError` if there are none."""
-    settings = config.confluent()
     try:
-        topic, missing = find_topic(settings, pipeline).name, None
+        topic, missing = find_topic(config, pipeline).name, None
     except TopicError as error:
         topic, missing = None, error
-    transactions = Transactions(config, timeout_ms=_TIMEOUT_MS)
-    listed = _listed(transactions, pipeline)
-    transactions.close()
+    with closing(Transactions(config, timeout_ms=_TIMEOUT_MS)) as transactions:
+        listed = _listed(transactions, pipeline)
     if missing and not listed:
         raise missing
     try:
-        return Traces(pipeline, topic, read_history(settings, pipeline) if topic else None, "", listed)
+        return Traces(pipeline, topic, read_history(config, pipeline) if topic else None, "", listed)
     except Halt as error:
         return Traces(pipeline, topic, None, str(error), listed)
 
 
-def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> list[str]:
-    """Erase all of it; returns the topics in which a consumer keeps the group's offsets. *note* is told of a storage
-    that the pipeline has left and that cannot be reached: it may be gone for good, and does not stand in the way.
-
-    The new checkpoint topic begins with an incarnation above all that were: by it the next run knows that it begins
-    anew because it was told to, and not because the topic was lost.
-    """
-    with closing(Transactions(config)) as transactions:
-        coordinator = coordinator_id(traces.pipeline)
-        transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
-        transactions.abort_listed(_listed(transactions, traces.pipeline))
-    topic = find_topic(config.confluent(), traces.pipeline) if traces.topic else None
-    known = traces.history.incarnation_latest if traces.history else 0
-    above = max(known, incarnation_latest(traces.transactions))
-    return erasing.erase(
-        config, traces.pipeline, topic, note, storages=traces.storages(), inputs=traces.inputs(), above=above
-    )
-
-
 def _listed(transactions: Transactions, pipeline: str) -> tuple[ListedTransaction, ...]:
     return tuple(
-        each
-        for each in transactions.list(transaction_prefix(pipeline))
-        if each.transactional_id == coordinator_id(pipeline) or TransactionalId.parse(each.transactional_id)
+        listed
+        for listed in transactions.list(transaction_prefix(pipeline))
+        if listed.transactional_id == coordinator_id(pipeline) or TransactionalId.parse(listed.transactional_id)
     )
+
+
+def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> list[str]:
+    """Fence the pipeline and erase *traces*; see `_erase`."""
+    with closing(Transactions(config)) as transactions:
+        coordinator = coordinator_id(traces.pipeline)
+        transactions.abort_listed(known for known in traces.transactions if known.transactional_id == coordinator)
+        transactions.abort_listed(_listed(transactions, traces.pipeline))
+    topic = find_topic(config, traces.pipeline) if traces.topic else None
+    known = traces.history.incarnation_latest if traces.history else 0
+    above = max(known, incarnation_latest(traces.transactions))
+    storages, inputs = traces.storages(), traces.inputs()
+    return _erase(config, traces.pipeline, topic, note, storages=storages, inputs=inputs, above=above)
+
+
+def erase_condemned(config: ClientConfig, topic: TopicInfo, history: History, note: Callable[[str], None]) -> list[str]:
+    """Erase what the cancelled run at the end of *history* has condemned; see `_erase`."""
+    newest = history.newest_incarnation
+    assert newest is not None
+    assert newest.condemned
+    return _erase(
+        config, history.pipeline, topic, note, storages=storages_of(history), inputs=inputs_of(history),
+        above=newest.incarnation, cancelled=newest.cancelled,
+    )  # fmt: skip
+
+
+def _erase(
+    config: ClientConfig,
+    pipeline: str,
+    topic: TopicInfo | None,
+    note: Callable[[str], None],
+    *,
+    storages: Mapping[str, bool],
+    inputs: Mapping[str, Sequence[int]],
+    above: int,
+    cancelled: str = "",
+) -> list[str]:
+    """Delete *topic* and what belongs to it; returns the input topics in which a consumer keeps the group's offsets.
+
+    A new checkpoint topic begins with an incarnation above *above*, the highest so far. It has ended, and answers the
+    request *cancelled*. A storage that the pipeline has left is only noted if it cannot be reached: it may be gone.
+    """
+    kept = group_offsets.forget(config, pipeline, inputs)
+    if topic is not None:
+        for storage, is_newest in storages.items():
+            with closing(block_storage(config, topic, storage)) as blocks:
+                try:
+                    blocks.erase()
+                except (StorageUnavailable, ConfigError) as error:
+                    if is_newest:
+                        raise
+                    note(f"Blocks left in {storage} stay, and no later run will know of them: {error}")
+        hit("erasing-blocks")
+        with closing(Connections(config, pipeline)) as connections, _unless_gone(config, pipeline, topic):
+            connections.open_log(topic)
+            connections.drive(TransactionalWriter(erased_id(pipeline, above), topic.name, connections.clock).open())
+        with closing(Topics(config)) as topics:
+            topics.delete(as_topic(topic))
+        hit("erasing-topic")
+    _begin_anew(config, pipeline, topic, above, cancelled)
+    return kept
+
+
+def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, above: int, cancelled: str) -> None:
+    """Begin and end an incarnation in a topic with as many partitions as *erased*, unless another one has begun."""
+    partitions = max(erased.partitions, PARTITIONS_MIN) if erased is not None else PARTITIONS
+    topic = prepare_topic(config, pipeline, partitions)
+    host, process, machine = processes.this_process()
+    connections = Connections(config, pipeline)
+    with closing(connections), suppress(Fenced), _unless_gone(config, pipeline, topic):
+        log = connections.open_log(topic)
+        if connections.drive(last_look(pipeline, log.peek_at_stable, connections.clock)).incarnation_latest:
+            return
+        connections.drive(log.open())
+        connections.drive(log.begin(host, process, above, machine=machine))
+        connections.drive(log.heartbeat(ended=True, cancelled=cancelled))
+
+
+@contextmanager
+def _unless_gone(config: ClientConfig, pipeline: str, topic: TopicInfo) -> Iterator[None]:
+    """Suppress the errors of a write to *topic* once another process has deleted it: that one does the same work."""
+    try:
+        yield
+    except (Halt, TopicError):
+        with suppress(TopicError):
+            if find_topic(config, pipeline).topic_id == topic.topic_id:
+                raise

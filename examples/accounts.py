@@ -2,8 +2,8 @@
 
     exactlyonce run accounts:pipeline --bootstrap-servers 127.0.0.1:9092 --parallelism 2
 
-Accounts are state by key, in as many processes as there are subtasks. A transfer debits one and is then on its way to
-the other; a checkpoint holds both, so that in every one of them all balances, and what is on its way, sum up to zero.
+Accounts are keyed state, in as many processes as there are subtasks. A transfer debits one account and is then in
+flight to the other. A checkpoint has both: in each, all balances and the transfers in flight sum up to zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Transfer(msgspec.Struct):
-    """*amount* is to go from one account to another."""
+    """An order to move *amount* from one account to another."""
 
     id: int
     payer: str
@@ -25,7 +25,7 @@ class Transfer(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A side of a transfer: *amount* is added to *account*; of a payer's it is below zero."""
+    """A side of a transfer: *amount* is added to *account*; the payer's is below zero."""
 
     transfer: int
     account: str
@@ -47,7 +47,7 @@ def book(balance: int | None, entry: Entry) -> tuple[int, list[Entry]]:
 
 
 def pipeline(name: str = "accounts", pause: str = "0ms") -> Pipeline:
-    """Topic NAME-transfers to NAME-entries; money is on its way for *pause*."""
+    """Topic NAME-transfers to NAME-entries; money is in flight for *pause*."""
     pipeline = Pipeline(name)
     credits = pipeline.feedback("credits", Entry, pause=pause)
     debits = pipeline.source("transfers", KafkaSource(f"{name}-transfers", value=Transfer)).map(debit)

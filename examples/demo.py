@@ -2,8 +2,8 @@
 
     python examples/demo.py [--kills 7] [--seed N] [--seconds 42] [--parallelism 2] [--bootstrap-servers HOST:PORT]
 
-Half of the flights are history, which Spark computes; the rest is streamed, from exactly there. The count is made by
-`demo_count.py`, of which no line is the engine's; then Spark computes again what should be there, and compares.
+Half of the flights are history, which Spark computes; the rest is streamed, from exactly there. `demo_count.py`, which
+has no line of the engine, counts the output; then Spark computes the expected output again, and compares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INPUT, OUTPUT, PIPELINE = "flights", "flight-totals", "flights"
 PARTITIONS = 4
 TAPER_S = 100.0
 RETAINED = 20
-"""Checkpoints that are kept, for the audit to judge what they published."""
+"""Checkpoints that are kept for the audit."""
 
 
 def say(text: str = "") -> None:
@@ -44,10 +44,10 @@ def say(text: str = "") -> None:
 def feed(servers: str, rows: Sequence[Row], seconds: float = 0.0, enough: threading.Event | None = None) -> None:
     """Produce the flights at an even pace; until *enough* is set, the last tenth of them ever more slowly.
 
-    So there is input as long as somebody is to be killed, however slow the machine is.
+    So the input lasts until the last kill, however slow the machine is.
     """
-    settings = {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 10, "log_level": 3}
-    producer = Producer(settings)
+    safe = {"enable.idempotence": True, "max.in.flight": 1}
+    producer = Producer({"bootstrap.servers": servers, **safe, "linger.ms": 10, "log_level": 3})
     began, total = time.monotonic(), len(rows)
     for number, row in enumerate(rows):
         value = {"carrier": row["carrier"], "hour": int(float(row["hour"])), "dep_delay": delay(row)}
@@ -61,12 +61,12 @@ def feed(servers: str, rows: Sequence[Row], seconds: float = 0.0, enough: thread
                 time.sleep(ahead)  # the pace of the input is the point
         if enough is not None and number > total * 0.9:
             producer.poll(0)
-            enough.wait(TAPER_S / (total - number))  # after which nobody waits any more
+            enough.wait(TAPER_S / (total - number))  # until it is set
     producer.flush()
 
 
 class Feeder(threading.Thread):
-    """Feeds while others work."""
+    """Feeds in the background."""
 
     def __init__(self, servers: str, rows: Sequence[Row], seconds: float) -> None:
         super().__init__(daemon=True)
@@ -87,7 +87,7 @@ def create_topics(servers: str) -> None:
 
 
 def stream(servers: str, rows: Sequence[Row], checkpoint: int, arguments: argparse.Namespace) -> bool:
-    """Run the job over what comes now, and kill it; whether it went on at *checkpoint* and ended as it should."""
+    """Run the job over the streamed input, and kill it; -> whether it went on at *checkpoint* and ended cleanly."""
     job = Job(servers, arguments.parallelism, RETAINED)
     feeder = Feeder(servers, rows, arguments.seconds)
     feeder.start()
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is stopped then, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that its processes are stopped
     try:
         sys.exit(main())
     except ExactlyOnceError as error:

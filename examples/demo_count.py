@@ -1,6 +1,6 @@
-"""The demo's updates, as they must be and as they are: counted without a line of the engine.
+"""The demo's updates, expected and seen, counted without a line of the engine.
 
-Invariant: nothing of exactlyonce is imported here; a read_committed consumer and the standard library's csv judge.
+Invariant: nothing of exactlyonce is imported here, only a read_committed consumer and the standard library's csv.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def delay(row: Row) -> int | None:
 
 
 def read_committed(servers: str, topic: str) -> list[dict[str, Any]]:
-    """The values of everything a read_committed consumer sees, in order within each partition."""
+    """All values that a read_committed consumer sees, in order within each partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -51,26 +51,25 @@ def read_committed(servers: str, topic: str) -> list[dict[str, Any]]:
     )
     partitions = list(consumer.list_topics(topic).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    waiting, found = set(partitions), []
-    while waiting:
+    unread, values = set(partitions), []
+    while unread:
         for message in consumer.consume(10_000, 1.0):
             if message.error() is None:
-                found.append(json.loads(message.value() or b""))
+                values.append(json.loads(message.value() or b""))
             else:
-                waiting.discard(message.partition() or 0)
+                unread.discard(message.partition() or 0)
     consumer.close()
-    return found
+    return values
 
 
 def expected_totals(rows: list[Row]) -> dict[tuple[str, int], Totals]:
-    """Straight from the CSV."""
-    found: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0])
+    """The totals straight from the CSV."""
+    totals: dict[tuple[str, int], Totals] = defaultdict(lambda: (0, 0, 0))
     for row in rows:
-        each, minutes = found[row["carrier"], int(float(row["hour"]))], delay(row)
-        each[0] += 1
-        each[1] += minutes is None
-        each[2] += minutes or 0
-    return {key: (a, b, c) for key, (a, b, c) in found.items()}
+        key, minutes = (row["carrier"], int(float(row["hour"]))), delay(row)
+        count, cancelled, delayed = totals[key]
+        totals[key] = (count + 1, cancelled + (minutes is None), delayed + (minutes or 0))
+    return dict(totals)
 
 
 def verdict(servers: str, topic: str, rows: list[Row]) -> bool:

@@ -1,7 +1,7 @@
-"""The demo's running job, and who kills it: SIGKILL at random instants, from a seed that is printed.
+"""The demo's running job, and its killer: SIGKILL at random instants, from a printed seed.
 
 Invariants: a kill counts only with a checkpoint since the last one and records in flight, by the broker's own count;
-each role is killed in turn; whatever was killed is started again, by the coordinator or here.
+each role is killed in turn; a killed process is started again, by the coordinator or here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_S = 600.0
 
 
 class Job:
-    """`exactlyonce run` as a process, started again whenever it was killed; what it says of itself is followed."""
+    """`exactlyonce run` as a process, started again whenever it was killed, and its events."""
 
     def __init__(self, servers: str, parallelism: int, num_retained: int) -> None:
         self.command = [
@@ -39,12 +39,12 @@ class Job:
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.workers: list[int] = []
         self.began_at: int | None = None
-        """The checkpoint that the first of its incarnations went on from."""
+        """The checkpoint from which its first incarnation went on."""
         self.step = "starting"
         self.lag = 0
         self.finalized = 0
         self.since_deployed = 0
-        """Checkpoints of the processes that run now."""
+        """Checkpoints of the present processes."""
         self.start()
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class Job:
             print(f"    {event['text']}", flush=True)
 
     def kill(self, role: str) -> None:
-        """SIGKILL; the coordinator is started again, which does the same for a worker."""
+        """Kill a process. `restart` starts the coordinator again, which does so for a worker."""
         pid = self.process.pid if role == "coordinator" else self.workers[int(role.split()[1])]
         self.workers = []
         os.kill(pid, signal.SIGKILL)
@@ -93,19 +93,19 @@ class Job:
         self.start()
 
     def catch_up(self) -> None:
-        """Wait until all that was fed is in a checkpoint, or the limit is over."""
+        """Wait until the whole input is in a checkpoint, or the limit is over."""
         seen, deadline = self.finalized, time.monotonic() + RETRY_S
         while (self.finalized < seen + 2 or self.lag) and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)  # the job catches up
 
     def stop(self) -> int:
-        """Ask for a clean stop; the exit code."""
+        """Ask for a clean stop; -> the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(RETRY_S)
 
 
 class Killer:
-    """SIGKILL at random instants, for each role at least once, a checkpoint since the last one, records in flight."""
+    """Kills each role at random instants, with a checkpoint since the last kill, and records in flight."""
 
     def __init__(
         self,
@@ -127,18 +127,18 @@ class Killer:
         self.random.shuffle(self.roles)
 
     def run(self, fed: threading.Event) -> int:
-        """Kill until the number is reached; how many were. One that found nothing in flight does not count."""
+        """Kill until the number is reached; -> the number of kills that count."""
         killed = 0
         while killed < self.kills and self._await_instant(fed, killed):
             killed += self._kill(killed + 1, self.roles[killed])
         return killed
 
     def open_transactions(self, prefix: str) -> int:
-        """How many transactions of ids with this beginning are open."""
-        return sum(each.state == "Ongoing" for each in self.transactions.list(prefix))
+        """The number of open transactions of ids with this prefix."""
+        return sum(transaction.state == "Ongoing" for transaction in self.transactions.list(prefix))
 
     def _await_instant(self, fed: threading.Event, number: int) -> bool:
-        """A random instant: any, or right behind a step of the protocol, whichever the dice say."""
+        """Wait for a random instant, at any time or right after a step of the protocol; False: the input has ended."""
         due = self.began + self.pause * (number + self.random.uniform(0.4, 1.0))
         step = self.random.choice([None, *STEPS])
         while not fed.is_set():
@@ -160,21 +160,21 @@ class Killer:
             return False
 
     def _kill(self, number: int, role: str) -> bool:
-        """Whether it counts."""
+        """Kill once; -> whether it counts."""
         job = self.job
         step, checkpoints = job.step, job.since_deployed
         job.kill(role)
         transactions, records = self._in_flight()
         flight = f"{records:,} records in {transactions} open transactions" if records else "nothing, does not count"
-        found = f"at: {step:<32}  checkpoints: {checkpoints:<3}  in flight: {flight}"
-        print(f"  kill {number}/{self.kills}  {role:<11}  {found}", flush=True)
+        state = f"at: {step:<32}  checkpoints: {checkpoints:<3}  in flight: {flight}"
+        print(f"  kill {number}/{self.kills}  {role:<11}  {state}", flush=True)
         if role == "coordinator":
             job.restart()
         return records > 0
 
     def _in_flight(self) -> tuple[int, int]:
-        """Open transactions of the output, and what the broker has in them: no reader sees it yet."""
-        writing = [
-            each for each in self.transactions.producers(self.output) if each.transaction_start_offset is not None
-        ]
-        return len({each.producer_id for each in writing}), sum(each.last_sequence + 1 for each in writing)
+        """Open transactions of the output, and their records in the broker, which no reader sees yet."""
+        producers = self.transactions.producers(self.output)
+        writing = [producer for producer in producers if producer.transaction_start_offset is not None]
+        ids = {producer.producer_id for producer in writing}
+        return len(ids), sum(producer.last_sequence + 1 for producer in writing)

@@ -1,6 +1,6 @@
-"""Spark's part in the demo: the history before the stream, and the audit behind it, each by its command.
+"""Spark's part in the demo: the history before the stream, and the audit after it, each by its command.
 
-Invariant: what a command says of itself is shown as it was said; its exit code is the verdict.
+Invariant: a command's summary is shown as it is; its exit code is the verdict.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def on_spark(command: str, servers: str, *options: str) -> Done:
 
 
 def backfill(servers: str, records: int) -> int:
-    """Compute the history, all *records* of it; the checkpoint that is its end."""
+    """Compute the history, all *records* of it; -> the checkpoint at its end."""
     done = on_spark("backfill", servers)
     if done.code:
         raise ExactlyOnceError(f"the backfill ended with exit code {done.code}:\n{done.trouble}")
-    found = done.summary
-    read, written, checkpoint = found["records_in"], found["records_out"], int(found["checkpoint"])
+    summary = done.summary
+    read, written, checkpoint = summary["records_in"], summary["records_out"], int(summary["checkpoint"])
     print(f"  {read:,} records read, {written:,} updates written, checkpoint {checkpoint}, {done.seconds:.0f} s")
-    for source, offsets in found["offsets"].items():
+    for source, offsets in summary["offsets"].items():
         shown = "  ".join(f"{source}[{partition}]={offset:,}" for partition, offset in sorted(offsets.items()))
         print(f"  S0: {shown}", flush=True)
     if read != records:
@@ -60,19 +60,19 @@ def backfill(servers: str, records: int) -> int:
 
 
 def audit(servers: str) -> bool:
-    """Judge what the retained checkpoints have published; whether nothing was found, and something judged."""
+    """Audit the output of the retained checkpoints; -> whether it is right, and any was judged."""
     done = on_spark("audit", servers)
     if not done.summary:
         raise ExactlyOnceError(f"the audit ended with exit code {done.code}:\n{done.trouble}")
-    found = done.summary
-    judged = found["checkpoints"]
+    summary, findings = done.summary, done.summary["findings"]
+    judged = summary["checkpoints"]
     span = f"{len(judged)} checkpoints, {judged[0]} to {judged[-1]}" if judged else "no checkpoint"
-    print(f"  {span}: {found['records_in']:,} records in, {found['records_out']:,} out, {done.seconds:.0f} s")
-    for each in found["unjudged"]:
-        print(f"  not judged: {each}")
-    for each in found["findings"][:LINES_OF_TROUBLE]:
-        print(f"  {each['kind']}: {each['topic']}[{each['partition']}] offset {each['offset']}")
-    kinds = Counter(each["kind"] for each in found["findings"])
-    said = "  ".join(f"{kind} {kinds[kind]}" for kind in ("missing", "doubled", "changed", "reordered", "foreign"))
-    print(f"  {said}; exit code {done.code}", flush=True)
+    print(f"  {span}: {summary['records_in']:,} records in, {summary['records_out']:,} out, {done.seconds:.0f} s")
+    for checkpoint in summary["unjudged"]:
+        print(f"  not judged: {checkpoint}")
+    for finding in findings[:LINES_OF_TROUBLE]:
+        print(f"  {finding['kind']}: {finding['topic']}[{finding['partition']}] offset {finding['offset']}")
+    kinds = Counter(finding["kind"] for finding in findings)
+    counts = "  ".join(f"{kind} {kinds[kind]}" for kind in ("missing", "doubled", "changed", "reordered", "foreign"))
+    print(f"  {counts}; exit code {done.code}", flush=True)
     return done.code == 0 and bool(judged)

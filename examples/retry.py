@@ -2,8 +2,8 @@
 
     exactlyonce run retry:pipeline --bootstrap-servers 127.0.0.1:9092
 
-A pause is counted in rounds, not read from a clock. So whoever computes it again gets the same; and what waits is in
-every checkpoint, so that after a crash nothing is tried too often, or forgotten.
+A pause is counted in rounds, not read from a clock, so a replay gives the same. Waiting orders are in every checkpoint:
+after a crash none is tried too often, or forgotten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Order(msgspec.Struct):
 
 
 class Attempt(msgspec.Struct):
-    """An order, how often it was tried, and for how many rounds it is still to wait."""
+    """An order, the number of tries so far, and of rounds still to wait."""
 
     order: Order
     tries: int = 0
@@ -33,7 +33,7 @@ class Attempt(msgspec.Struct):
 
 
 class Charged(msgspec.Struct):
-    """What came of an order."""
+    """The result of an order."""
 
     order: int
     tries: int
@@ -44,7 +44,7 @@ given_up = Output("given_up", Charged)
 
 
 def is_accepted(attempt: Attempt) -> bool:
-    """Stands for a service that is away now and then: here an order needs its id modulo 7 tries, and one more."""
+    """Stands for an unreliable service: here an order needs its id modulo 7 tries, and one more."""
     return attempt.tries >= attempt.order.id % 7
 
 

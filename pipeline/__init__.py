@@ -1,4 +1,4 @@
 """The pipeline as a user writes it: streams, operators, codecs, and the logical graph that engines walk. No I/O.
 
-May import nothing of exactlyonce outside itself; everything else may import it.
+It may import no other package of exactlyonce; all others may import it.
 """

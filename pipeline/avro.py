@@ -34,7 +34,7 @@ _WRONG_SCHEMA = (
     TypeError,
     ValueError,
 )
-"""What msgspec and fastavro raise on what is no schema."""
+"""The exceptions of msgspec and fastavro for an invalid schema."""
 _SCALARS: dict[type[inspect.Type], Any] = {
     inspect.NoneType: "null",
     inspect.BoolType: "boolean",
@@ -51,8 +51,8 @@ _SCALARS: dict[type[inspect.Type], Any] = {
 class AvroCodec(Codec[T]):
     """Avro, as ``AvroCodec(Order)``: the schema is derived from the type, unless *schema* gives one.
 
-    *schema_id* is for topics that are shared with users of a schema registry: every value begins with a zero byte and
-    this id in four bytes. Nothing is asked of the registry, so a value with another id is an error.
+    *schema_id* is for topics shared with users of a schema registry: every value begins with a zero byte and this id in
+    four bytes. The registry is not asked, so a value with another id is an error.
     """
 
     def __init__(self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None) -> None:
@@ -74,7 +74,7 @@ class AvroCodec(Codec[T]):
 
         def decode(data: bytes) -> T:
             if not data.startswith(header):
-                raise ValueError(f"it begins with {data[:5]!r}, and schema id {schema_id} with {header!r}")
+                raise ValueError(f"it begins with {data[:5]!r}, but schema id {schema_id} is {header!r}")
             value: T = convert(_read(data[len(header) :], parsed), type_)
             return value
 
@@ -89,14 +89,14 @@ class AvroCodec(Codec[T]):
             return resolve
 
         self.encode_strictly = encode_strictly
-        """As `encode`; ValueError for a field that the schema has no place for."""
+        """As `encode`; ValueError for a field that the schema lacks."""
         self.decoder_from = decoder_from
-        """What decodes values that another schema has written, without a schema id, as Avro resolves the two."""
+        """The decoder of values of another schema, without a schema id, by Avro's resolution."""
         super().__init__("avro", type_, write, decode)
 
     @property
     def dropped(self) -> list[str]:
-        """The fields of a record that the schema has and the type has not: they are read, and not written again."""
+        """The fields of the schema that the type lacks: they are read, and not written again."""
         info = inspect.type_info(self.type)
         if not isinstance(info, inspect.StructType | inspect.DataclassType) or not isinstance(self.schema, dict):
             return []
@@ -104,17 +104,16 @@ class AvroCodec(Codec[T]):
         return [field["name"] for field in self.schema.get("fields", []) if field["name"] not in taken]
 
     def describe(self) -> dict[str, Any]:
-        """Name and Avro schema."""
         return {"codec": self.name, "schema": self.schema}
 
 
 def _as_stored(schema: Any) -> Any:
-    """A copy of *schema* as checkpoints give it back, where a tuple is a list."""
+    """A copy of *schema* as checkpoints return it, with lists for tuples."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(schema))
 
 
 def _written(value: Any, schema: Any, *, strict: bool = False) -> bytes:
-    """*value* by *schema*; *strict*: with all its fields. Raises TypeError or ValueError for what does not fit."""
+    """*value* by *schema*; *strict*: with all its fields. Raises TypeError or ValueError if it does not fit."""
     out = BytesIO()
     try:
         fastavro.schemaless_writer(out, schema, value, strict_allow_default=strict, disable_tuple_notation=True)
@@ -124,7 +123,7 @@ def _written(value: Any, schema: Any, *, strict: bool = False) -> bytes:
 
 
 def _read(data: bytes, writer: Any, reader: Any = None) -> Any:
-    """What schema *writer* has written, as *reader* has it. Raises ValueError."""
+    """The value written by schema *writer*, resolved to *reader*. Raises ValueError."""
     source = BytesIO(data)
     try:
         read = fastavro.schemaless_reader(source, writer, reader)
@@ -136,24 +135,24 @@ def _read(data: bytes, writer: Any, reader: Any = None) -> Any:
 
 
 def avro_of(noted: Any) -> Any:
-    """The Avro schema in what checkpoints note of a state, `VersionedState.schema`; None: it is kept by its type."""
+    """The Avro schema in a `VersionedState.schema`; None: the state is kept by its type."""
     return noted.get("avro") if isinstance(noted, dict) else None
 
 
 def as_msgpack(schema: Any) -> Callable[[bytes], bytes]:
-    """What makes msgpack of values of an Avro schema, for who does not know their type. It raises ValueError."""
+    """A converter of Avro values to msgpack that does not know their type. It raises ValueError."""
     writer = fastavro.parse_schema(schema)
     return lambda data: msgspec.msgpack.encode(_read(data, writer))
 
 
 def plain_values(schema: Any) -> Callable[[bytes], Any]:
-    """What decodes values of an Avro schema for who does not know their type: they are as msgpack has them."""
+    """A decoder of Avro values that does not know their type: it gives msgpack's plain values."""
     to_msgpack, decode = as_msgpack(schema), msgspec.msgpack.Decoder().decode
     return lambda data: decode(to_msgpack(data))
 
 
 def avro_schema(type_: Any) -> Any:
-    """The Avro schema of a type. Raises `UnsupportedType` for what has no single Avro form.
+    """The Avro schema of a type. Raises `UnsupportedType` for a type without a single Avro form.
 
     >>> avro_schema(list[int | None])
     {'type': 'array', 'items': ['long', 'null']}
@@ -193,7 +192,7 @@ def _schema(info: inspect.Type, named: set[str]) -> Any:
 
 def _union(info: inspect.UnionType, named: set[str]) -> Any:
     if sum(isinstance(member, inspect.StructType) for member in info.types) > 1:
-        raise _NoForm("of several records in a union, Avro would guess which one a value is")
+        raise _NoForm("Avro would guess among several records in a union")
     return [_schema(member, named) for member in info.types]
 
 
@@ -241,7 +240,7 @@ _DESCRIBED = {
 
 
 def as_plain_schema(schema: Any) -> Any:
-    """An Avro schema in the terms of `pipeline.schema`: what `plain_values` gives looks so.
+    """An Avro schema in the terms of `pipeline.schema`, of the values of `plain_values`.
 
     >>> as_plain_schema({"type": "array", "items": ["null", "long"]})
     {'list': {'union': ['null', 'int']}}
@@ -260,10 +259,12 @@ def _plain_schema(schema: Any, named: dict[str, Any]) -> Any:
     if kind == "map":
         return {"dict": ["str", _plain_schema(schema["values"], named)]}
     if kind == "enum":
-        found: Any = {"enum": schema["name"], "values": schema["symbols"]}
+        described: Any = {"enum": schema["name"], "values": schema["symbols"]}
     elif kind in ("record", "error"):
-        named[schema["name"]] = found = {"record": schema["name"]}  # where it is met again
-        return found | {"fields": [[field["name"], _plain_schema(field["type"], named)] for field in schema["fields"]]}
+        named[schema["name"]] = described = {"record": schema["name"]}  # where it is met again
+        return described | {
+            "fields": [[field["name"], _plain_schema(field["type"], named)] for field in schema["fields"]]
+        }
     else:
-        found = _DESCRIBED.get(schema.get("logicalType")) or _DESCRIBED[kind]
-    return named.setdefault(schema["name"], found) if "name" in schema else found
+        described = _DESCRIBED.get(schema.get("logicalType")) or _DESCRIBED[kind]
+    return named.setdefault(schema["name"], described) if "name" in schema else described

@@ -1,7 +1,7 @@
-"""Avro's rules of resolution: whether one schema reads what another has written, from the schemas alone.
+"""Avro's rules of resolution: whether one schema reads the values of another, from the schemas alone.
 
-Invariant: what has no problem here, fastavro reads, whatever the value, but for bytes that are no text and are read as
-a string. Where fastavro does less than Avro's rules, or fills in what no type of Python takes, it is a problem.
+Invariant: without a problem here, fastavro reads every value, except non-UTF-8 bytes as a string. A rule of Avro that
+fastavro lacks, or a default that no Python type takes, is a problem.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILLED: dict[str, set[type]] = {
     "double": {int, float},
     "string": {str},
 }
-"""What a default is in JSON, for the types whose values are so in Python, too."""
+"""The Python types of JSON defaults, for the types that have the same values in both."""
 _NAMED = {"record", "enum", "fixed"}
 _LOGICAL = ("logicalType", "precision", "scale")
 
@@ -47,7 +47,7 @@ class AvroResolution:
         pair = fastavro.parse_schema(written, self._written), fastavro.parse_schema(read, self._read)
         self._seen: set[tuple[str, str]] = set()
         self.problems = list(self._resolve(*pair, ""))
-        """Each names a field by its dotted path, and says what to do."""
+        """Each has the dotted path of a field, and the remedy."""
 
     def _resolve(self, written: Any, read: Any, path: str) -> Iterator[str]:
         if isinstance(written, list):
@@ -55,7 +55,7 @@ class AvroResolution:
                 yield from self._resolve(member, read, path)
             return
         if isinstance(read, list):
-            member = next((each for each in read if self._match(written, each)), None)
+            member = next((member for member in read if self._match(written, member)), None)
             if isinstance(written, dict) and isinstance(member, str) and member in self._read:
                 yield f"{_at(path)} is a union with {member} by its name, which is defined elsewhere: define it there"
             elif member is not None:
@@ -80,7 +80,7 @@ class AvroResolution:
             yield from self._resolve(written[inner], read[inner], path)
 
     def _match(self, written: Any, read: Any) -> bool:
-        """Whether fastavro takes *read* for the place of *written* in a union: it looks no further than names."""
+        """Whether fastavro chooses *read* for *written* in a union: it compares names only."""
         if isinstance(written, list) or isinstance(read, list):
             return True
         written, read = self._written.get(_key(written), written), self._read.get(_key(read), read)
@@ -119,8 +119,8 @@ class AvroResolution:
             yield f"{_at(path)} was not written, and a default of its kind is not filled in: register a migration"
 
     def _fillable(self, schema: Any, default: Any) -> bool:
-        """Whether *default*, which fastavro fills in just as JSON has it, is a whole value of the schema; of a
-        union, of any member."""
+        """Whether *default*, which fastavro fills in as JSON, is a complete value of the schema, or of any member of a
+        union."""
         if isinstance(schema, list):
             return any(self._fillable(member, default) for member in schema)
         schema = self._read.get(_key(schema), schema)
@@ -129,14 +129,14 @@ class AvroResolution:
         match _kind(schema):
             case "record":
                 return isinstance(default, dict) and all(
-                    each["name"] in default and self._fillable(each["type"], default[each["name"]])
-                    for each in schema["fields"]
+                    field["name"] in default and self._fillable(field["type"], default[field["name"]])
+                    for field in schema["fields"]
                 )
             case "array":
-                return isinstance(default, list) and all(self._fillable(schema["items"], each) for each in default)
+                return isinstance(default, list) and all(self._fillable(schema["items"], item) for item in default)
             case "map":
                 return isinstance(default, dict) and all(
-                    self._fillable(schema["values"], each) for each in default.values()
+                    self._fillable(schema["values"], value) for value in default.values()
                 )
             case "enum":
                 return default in schema["symbols"]
@@ -145,7 +145,7 @@ class AvroResolution:
 
 
 def _key(schema: Any) -> str:
-    """The name of a type that is referred to by it; else nothing that a type is called."""
+    """The name in a reference by name, else empty."""
     return schema if isinstance(schema, str) else ""
 
 
@@ -155,8 +155,8 @@ def _kind(schema: Any) -> str:
 
 
 def _logical(schema: Any) -> list[Any]:
-    found = [schema.get(name) for name in _LOGICAL] if isinstance(schema, dict) else []
-    return found if any(found) else []
+    attributes = [schema.get(name) for name in _LOGICAL] if isinstance(schema, dict) else []
+    return attributes if any(attributes) else []
 
 
 def _simple(name: str) -> str:
@@ -183,7 +183,7 @@ def _text(schema: Any) -> str:
         return f"{kind} {schema['name']}{size}"
     if kind in ("array", "map"):
         return f"{kind} of {_text(schema['items' if kind == 'array' else 'values'])}"
-    return " ".join([kind, *(f"{each}" for each in _logical(schema) if each is not None)])
+    return " ".join([kind, *(f"{attribute}" for attribute in _logical(schema) if attribute is not None)])
 
 
 def _join(path: str, name: str) -> str:

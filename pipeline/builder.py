@@ -1,4 +1,4 @@
-"""The nodes and mistakes of a pipeline while it is written: a mistake is noted with its line, and writing goes on."""
+"""The nodes and mistakes of a pipeline under construction: a mistake is noted with its line, and building goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exactlyonce.pipeline.validation import Problem, check
 
 
 class Builder:
-    """The graph of one pipeline while it is written."""
+    """The graph of one pipeline under construction."""
 
     def __init__(self, pipeline_id: str, max_parallelism: int) -> None:
         self.pipeline_id = pipeline_id
@@ -30,11 +30,10 @@ class Builder:
         self.location = location(caller())
         self._nodes: dict[str, Node] = {}
         self._anchors: dict[str, str] = {}
-        """By node, the nearest node above it whose id the user gave."""
+        """The nearest node above each node whose id the user gave."""
         self._problems: list[Problem] = []
 
     def build(self) -> LogicalGraph:
-        """The graph, if nothing is wrong with it."""
         graph = LogicalGraph(self.pipeline_id, self.max_parallelism, tuple(self._nodes.values()))
         problems = [*self._problems, *check(graph, self.location)]
         if problems:
@@ -47,16 +46,15 @@ class Builder:
         self._problems.append(Problem(location(caller()), text))
 
     def read(self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value") -> Function:
-        """Read a user's function; *yields* says what to do if it is a generator, None that it may be one."""
+        """Read a user's function; *yields* is the remedy for a generator, None allows one."""
         function = functions.read(fn, takes, caller().f_locals)
         for problem in function.problems:
             self.problem(problem)
         if function.generator and yields:
-            self.problem(f"{function.name} yields, which this operator cannot take: {yields}")
+            self.problem(f"{function.name} is a generator, which this operator cannot take: {yields}")
         return function
 
     def type_of(self, origin: Input) -> Any:
-        """The type of records at an output."""
         node = self._nodes[origin.node]
         return node.type if origin.output is None else node.outputs.get(origin.output, UNKNOWN)
 
@@ -75,24 +73,21 @@ class Builder:
         return Input(node_id)
 
     def key_type(self, origin: Input) -> Any:
-        """Of the keys of a keyed stream."""
         return self._nodes[origin.node].key_type
 
     def add_source(self, id: str, source: Any) -> Input:
-        """Add a source."""
         if isinstance(source, Source):
             return self.add(Kind.SOURCE, id, (), type=hints.known(source.type), source=source)
         self.problem(f"expected a source, as KafkaSource(...), got {source!r}")
         return self.add(Kind.SOURCE, id, ())
 
     def add_sink(self, id: str, origin: Input, sink: Any) -> None:
-        """Add a sink."""
         if not isinstance(sink, Sink):
             self.problem(f"expected a sink, as KafkaSink(...), got {sink!r}")
         self.add(Kind.SINK, id, (origin,), sink=sink if isinstance(sink, Sink) else None)
 
     def add_loop(self, id: str, type_: Any, pause: str) -> Input:
-        """Add a feedback node, which `feed` gives its input."""
+        """Add a feedback node; `feed` sets its input."""
         pause_ms = 0
         try:
             pause_ms = duration_ms(pause, "pause")
@@ -101,21 +96,20 @@ class Builder:
         return self.add(Kind.FEEDBACK, id, (), type=hints.known(type_), pause_ms=pause_ms)
 
     def feed(self, origin: Input, loop: Any) -> None:
-        """Let the records of an output come round at *loop*."""
         known = self.own(loop, "feed() of the records")
         node = self._nodes[known.node] if known is not None else None
         if known is None or node is None:
             return
         if node.kind is not Kind.FEEDBACK:
-            self.problem("feed() takes what pipeline.feedback(id, type) gave, and this is another stream")
+            self.problem("feed() takes a stream of pipeline.feedback(id, type), and this is another stream")
         elif node.inputs:
-            self.problem(f"loop {node.id!r} is fed already: unite the streams by .union(...), and feed the union")
+            self.problem(f"loop {node.id!r} already has an input: unite the streams by .union(...), and feed the union")
         else:
             fed = self.type_of(origin)
             foreign = [] if UNKNOWN in (fed, node.type) else set(hints.members(fed)) - set(hints.members(node.type))
             if foreign:
                 names = schema.type_name(fed), schema.type_name(node.type)
-                self.problem(f"loop {node.id!r} is fed records of type {names[0]}, and is declared to have {names[1]}")
+                self.problem(f"loop {node.id!r} gets records of type {names[0]}, but is declared with {names[1]}")
             self._nodes[node.id] = replace(node, inputs=(origin,))
 
     def sides(self, outputs: Sequence[Output[Any]]) -> dict[str, Any]:
@@ -129,22 +123,21 @@ class Builder:
         return sides
 
     def side(self, origin: Input, output: Output[Any]) -> Input:
-        """The side output of a node that may have some."""
         node = self._nodes[origin.node]
         if node.kind not in SIDED_KINDS or origin.output is not None:
             names = ", ".join(sorted(kind.value for kind in SIDED_KINDS))
             self.problem(
-                f"side() stands on the main stream of an operator with outputs=[...] ({names}), and this is one of "
+                f"side() needs the main stream of an operator with outputs=[...] ({names}), and this is one of "
                 f"{node.kind.value if origin.output is None else 'a side output'}"
             )
         elif output.name not in node.outputs:
             self.problem(
-                f"{output.name!r} is no output of {node.id!r}: declare it in {node.kind.value}(..., outputs=[...])"
+                f"{output.name!r} is not an output of {node.id!r}: declare it in {node.kind.value}(..., outputs=[...])"
             )
         return Input(origin.node, output.name)
 
     def own(self, other: Any, where: str) -> Input | None:
-        """Where another stream comes from, if it is one of this pipeline."""
+        """The origin of another stream of this pipeline; else None, with a problem."""
         builder: Any = getattr(other, "_builder", None)
         origin: Input | None = getattr(other, "_origin", None)
         if builder is self and origin and self._nodes[origin.node].kind is not Kind.KEY_BY:
@@ -154,11 +147,11 @@ class Builder:
         elif isinstance(builder, Builder):
             self.problem(f"{where} of a stream of another pipeline, {builder.pipeline_id!r}: streams do not cross")
         else:
-            self.problem(f"{where} of {other!r}, which is no stream")
+            self.problem(f"{where} of {other!r}, which is not a stream")
         return None
 
     def state_type(self, function: Function, given: Any, returned: Any) -> Any:
-        """The type of a key's state, without None: as given, or as the function takes or returns it. Or a codec."""
+        """The type of a key's state, without None: as given, or by the function's annotations. Or a codec."""
         if isinstance(given, Codec):
             return given
         if given is not None:

@@ -1,7 +1,7 @@
-"""Codecs turn values into bytes and back; what one writes, the same one reads.
+"""Codecs turn values into bytes and back.
 
-`encode` and `decode` may be mapped over a batch: where msgspec does the work they are its own methods, with no Python
-frame per record. Both raise on what they cannot do, with a message that names the field.
+`encode` and `decode` may be mapped over a batch: they are msgspec's own methods where possible, with no Python frame
+per record. Both raise with a message that names the field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Codec(Generic[T]):
-    """A way to write values of one type. One of your own: ``Codec("csv", Row, encode=to_csv, decode=from_csv)``.
+    """An encoding of values of one type. One of your own: ``Codec("csv", Row, encode=to_csv, decode=from_csv)``.
 
     `decode` raises ValueError for bytes that it cannot read, and both raise OSError or `Unavailable` for an outage.
     """
@@ -37,16 +37,16 @@ class Codec(Generic[T]):
     decode: Callable[[bytes], T]
 
     def describe(self) -> dict[str, Any]:
-        """Name and schema, as JSON values: kept in manifests."""
+        """The name and schema, as JSON values in manifests."""
         try:
             described = schema.describe(self.type)
-        except schema.UnsupportedType:  # only this codec knows what the type looks like
+        except schema.UnsupportedType:  # only this codec can describe the type
             described = schema.type_name(self.type)
         return {"codec": self.name, "schema": described}
 
 
 class JsonCodec(Codec[T]):
-    """JSON, checked against the type: a field that is missing or of another type is an error that names it.
+    """JSON, checked against the type: a missing or wrong field is an error that names it.
 
     >>> JsonCodec(dict[str, int]).encode({"a": 1})
     b'{"a":1}'
@@ -68,7 +68,7 @@ def _finite(value: Any) -> bytes:
 
 
 def require_finite(value: Any, encoded: bytes) -> None:
-    """Raise ValueError where a float in *value*, which became *encoded*, is null there, for JSON has no number for it.
+    """Raise ValueError if a float in *value* became null in *encoded*, for want of a number in JSON.
 
     >>> require_finite([1.5, float("nan")], b"[1.5,null]")
     Traceback (most recent call last):
@@ -85,7 +85,7 @@ def require_finite(value: Any, encoded: bytes) -> None:
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""How MessagePack, which has them, begins a NaN or an infinity: found in little time, and by chance elsewhere, too."""
+"""The first bytes of a NaN or an infinity in MessagePack: a quick test, with false positives."""
 
 
 def _refuse_nan(value: Any) -> None:
@@ -95,8 +95,8 @@ def _refuse_nan(value: Any) -> None:
         value = value.values()
     elif not isinstance(value, list | tuple | set | frozenset):
         return
-    for each in value:
-        _refuse_nan(each)
+    for item in value:
+        _refuse_nan(item)
 
 
 class BytesCodec(Codec[bytes]):

@@ -1,4 +1,4 @@
-"""The context that an operator with a resource is given when it is made on a worker."""
+"""The context of an operator with a resource, on its worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Context:
-    """Where an operator runs: subtask 0 to parallelism - 1 of the operator with this id."""
+    """The place of an operator: subtask 0 to parallelism - 1 of the operator with this id."""
 
     operator: str
     subtask: int
@@ -17,7 +17,7 @@ class Context:
 class Operator:
     """A base for operators with a resource: made on the worker, opened before the first record, closed after the last.
 
-    Pass the class, or ``functools.partial(Class, argument)``, where a function is expected:
+    Pass the class, or ``functools.partial(Class, argument)``, in place of a function:
 
         class Enrich(Operator):
             def open(self, context: Context) -> None:
@@ -25,7 +25,7 @@ class Operator:
 
             def __call__(self, order: Order) -> Enriched: ...
 
-    Deriving from it is not needed: any class with `__call__` will do, and `open` and `close` are called if it has them.
+    The base class is optional: any class with `__call__` will do, and `open` and `close` are called if it has them.
     `close` is not called when a worker is killed.
     """
 

@@ -1,8 +1,8 @@
-"""The delivery of a sink: what a failure does to an output. Words only; sinks give them their meaning.
+"""The delivery of a sink: the effect of a failure on an output. Names only; sinks implement them.
 
 - exactly once: every output is in the store once, after its checkpoint was decided;
-- at least once: none is missing; what was written since the last checkpoint comes again;
-- at most once: none comes twice; what was not written yet when its checkpoint was decided may be missing.
+- at least once: none is missing; output since the last checkpoint is repeated;
+- at most once: none comes twice; output not yet written when its checkpoint was decided may be missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AT_MOST_ONCE: Final = "at_most_once"
 
 
 def delivery_problems(delivery: object) -> Iterator[str]:
-    """What is wrong with a value, as a sentence that says how to fix it.
+    """The mistake in a value, with its remedy.
 
     >>> list(delivery_problems("at_least_once")), list(delivery_problems("once"))
     ([], ["delivery='once' must be one of 'exactly_once', 'at_least_once', 'at_most_once'"])

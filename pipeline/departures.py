@@ -1,8 +1,8 @@
-"""Departures: what has left a place lately, and so how much may wait there.
+"""Departures: the records that have left a place lately, and so the number that may wait there.
 
-One rule bounds all that waits before a barrier, or is flushed at one: a place may hold what left it in the last
-stretch of time, whatever held it up: the work of an operator, what waits behind that, a server. What waits is then gone
-in about such a stretch, and a place from which more and more leaves may hold more and more.
+One rule bounds the records that wait before a barrier, or are flushed at one: a place may hold as many as left it in
+the last stretch of time. They are then gone in about such a stretch, and a faster place may hold more.
+docs/design/backpressure.md has the reasons.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Left(NamedTuple):
 
 
 class Departures:
-    """Of one place. Records count for the whole time in which they might have left.
+    """The departures of one place. Records count for the whole time in which they could have left.
 
     >>> place = Departures(0.5)
     >>> place.left(40, since_s=0.0, until_s=1.0)
@@ -33,13 +33,13 @@ class Departures:
         self._records = 0
 
     def left(self, records: int, *, since_s: float, until_s: float) -> None:
-        """*records* have left by *until_s*. They could have done so *since_s*: when others left before them, or when
-        they came to an empty place."""
+        """*records* have left by *until_s*. They could have left *since_s*: when others left before them, or when they
+        came to an empty place."""
         self._left.append(_Left(since_s, until_s, records))
         self._records += records
 
     def lately(self, now_s: float) -> int:
-        """How many records have left in the stretch of time up to *now_s*, which never falls."""
+        """The records that left in the stretch of time up to the monotonic *now_s*."""
         begin_s = now_s - self._stretch_s
         while self._left and self._left[0].until_s <= begin_s:
             self._records -= self._left.popleft().records

@@ -1,4 +1,4 @@
-"""Durations as people write them: "500ms", "1.5s", "10m" or "1h"."""
+"""Durations in text: "500ms", "1.5s", "10m" or "1h"."""
 
 from __future__ import annotations
 

@@ -6,47 +6,47 @@
     │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
     │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read
-    │   │   └── UnreadableBlock     checkpoint.block_storage: its storage refuses to read it, for want of a right say
+    │   │   └── UnreadableBlock     checkpoint.block_storage: its storage refuses to read it, say for want of a right
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)
-    │   │   └── StorageUnavailable  nor does, or is full, a checkpoint storage outside of the topic (retriable)
+    │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
-    │   │   ├── NoSuchObject        sinks.postgres.refusals: what a statement names is not there
+    │   │   ├── NoSuchObject        sinks.postgres.refusals: an object of a statement does not exist
     │   │   └── UnknownTransaction  sinks.mysql.refusals: the server knows no such transaction, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
-    │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock that was waited for
-    │   ├── Unavailable         the user's code asks something that does not answer; users raise it too (retriable)
+    │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock
+    │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
-    ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help
+    ├── BrokerRefused           a broker answers with an unexpected error; a retry would not help
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
-    ├── Undetermined            what became of a decision cannot be learnt here; the next incarnation reads it
-    ├── Halt                    going on would lose or double records: says which, and the choices
+    ├── Undetermined            the outcome of a decision is unknown here; the next incarnation reads it
+    ├── Halt                    going on would lose or double records; the message has the choices
     │   ├── DamagedRecord       checkpoint.records.encoding: a record of the checkpoint topic is not as written
     │   │   └── DamagedBlock        checkpoint.block_storage: a block is missing, or is not what was written
     │   ├── DamagedSavepoint    engines.savepoints.exported: a file of an exported savepoint is not as written
-    │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
+    │   ├── DamagedState        state.errors: blocks do not hold the state that the checkpoint names
     │   ├── DamagedBatch        connectors.kafka.errors: a batch of an input or an output is not as written
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
-    ├── OutputLost              at the end of a run some output of a sink that delivers at most once is unwritten
-    ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
-    │   └── StoppedShort        asked to stop, it has ended before its last checkpoint was complete
-    ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
+    ├── OutputLost              at the end of a run, output of a sink that delivers at most once is not written
+    ├── EndedAtOnce             stopped twice, the run has ended without a last checkpoint; nothing is lost
+    │   └── StoppedShort        stopped, it has ended before its last checkpoint was complete
+    ├── EndedEarly              stopped, a bounded run has ended cleanly before its end
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
-    │   └── DiskFull                state.tiered.errors: no room for local files; what needs it waits
-    ├── LocalFilesFailed        state.tiered.errors: RocksDB failed on its files; the job restarts, and reads blocks
+    │   └── DiskFull                state.tiered.store: no room for local files; writes wait
+    ├── LocalFilesFailed        state.tiered.store: RocksDB failed on its files; the job restarts from blocks
     ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
-    ├── AnotherLeads            checkpoint.succession: it is left alone for now; the run waits, and looks again
-    ├── NotAnswered             engines.asking: a run has not done what it was asked for
+    ├── AnotherLeads            checkpoint.succession: another run leads; this one waits, and looks again
+    ├── NotAnswered             engines.asking: a run has not carried out a request
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
-    ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
+    ├── StageFailed             engines.spark.submit: Spark could not finish a stage; run the command again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts
 
-Every message says what happened, whose fault it is, and what to do. All of them survive pickling and carry no secret.
+Every message says what happened, whose fault it is, and what to do. All errors survive pickling and have no secrets.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from asyncio import CancelledError
 from collections.abc import Mapping, Sized
 
 INTERRUPTED = 128 + 2
-"""As the shell gives it to a command that Ctrl-C has ended."""
+"""The exit code that a shell reports after Ctrl-C."""
 Facts = dict[str, str | int]
-"""What an error is about, by name, for programs: operator (also a source or a sink), topic, partition, offset, ..."""
+"""The subject of an error, for programs: operator (also a source or a sink), topic, partition, offset, ..."""
 _CHOICES = re.compile(r"^  Choices: (.*?)\.?$", re.MULTILINE)
 _BEFORE_A_CHOICE = re.compile(r"^(or )?(\(\d\) )?")
 
@@ -66,14 +66,13 @@ _BEFORE_A_CHOICE = re.compile(r"^(or )?(\(\d\) )?")
 class ExactlyOnceError(Exception):
     """The root of the tree.
 
-    Keyword arguments are its `facts`: what its message says in words, for programs.
+    Keyword arguments are its `facts`: its subject, for programs.
 
-    >>> RecordError("orders[0] offset 7 is no Order.", topic="orders", partition=0, offset=7).facts["offset"]
+    >>> RecordError("orders[0] offset 7 is not Order.", topic="orders", partition=0, offset=7).facts["offset"]
     7
     """
 
     exit_code = 1
-    """What the `exactlyonce` command ends with."""
     facts: Mapping[str, str | int] = {}
 
     def __init__(self, *args: object, **facts: str | int) -> None:
@@ -113,37 +112,31 @@ class BrokerUnavailable(UserError):
 
 
 class StorageUnavailable(BrokerUnavailable):
-    """The checkpoint storage, where that is not the topic, does not answer or is full.
-
-    To whoever waits it is what an absent broker is: both together keep checkpoints.
-    """
+    """The checkpoint storage outside of the topic does not answer, or is full: as bad as an absent broker."""
 
 
 class StoreError(UserError):
-    """A store other than Kafka refuses what a sink asks of it. The message names what is missing, and how to add it."""
+    """A store other than Kafka refuses a request of a sink. The message names the missing thing, and the remedy."""
 
 
 class StoreUnavailable(UserError):
-    """A store other than Kafka does not answer, or has not told what became of a request."""
+    """A store other than Kafka does not answer, or the outcome of a request is unknown."""
 
     exit_code = 4
 
 
 class Unavailable(UserError):
-    """Something that a codec or a function asks, such as a schema registry, does not answer.
+    """A service that a codec or a function uses, such as a schema registry, does not answer.
 
-    Raise it in code of your own where no OSError says so. No record is skipped for it: the job restarts from its last
-    checkpoint, and does the work again.
+    Raise it in code of your own if no OSError comes. No record is skipped for it: the job restarts from its last
+    checkpoint, and repeats the work.
     """
 
     exit_code = 4
 
 
 class BrokerRefused(ExactlyOnceError):
-    """A broker answered, but with an error that is none of those that a request of ours may meet.
-
-    It is no absence: whoever waits for a broker that is away must not take it for one, or it waits permanently.
-    """
+    """A broker answered with an unexpected error. It is no outage: a retry would wait permanently."""
 
     exit_code = 8
 
@@ -155,29 +148,29 @@ class Fenced(ExactlyOnceError):
 
 
 class Undetermined(ExactlyOnceError):
-    """The outcome of a write to the decision log is unknown. This incarnation ends; the next one reads what is true."""
+    """The outcome of a write to the decision log is unknown. This incarnation ends; the next one reads the outcome."""
 
     exit_code = 7
 
 
 class OutputLost(ExactlyOnceError):
-    """A run has ended after its last checkpoint, and output that was to be written then, at most once, was not."""
+    """A run has ended after its last checkpoint, without all output of a sink that delivers at most once."""
 
 
 class EndedAtOnce(ExactlyOnceError):
-    """A second request to stop: workers are killed, nothing is ended or closed. The next run takes it up."""
+    """After a second request to stop, workers were killed. The next run aborts or commits their transactions."""
 
     exit_code = INTERRUPTED
 
 
 class StoppedShort(EndedAtOnce):
-    """A run was stopped, and got no last checkpoint. The next one goes on from the checkpoint before."""
+    """A run was stopped without a last checkpoint. The next one goes on from the checkpoint before."""
 
     exit_code = 9
 
 
 class EndedEarly(ExactlyOnceError):
-    """A request to stop came before the end that the run was to have. It ended cleanly; the next run goes on."""
+    """A request to stop came before the end of a bounded run. It ended cleanly; the next run goes on."""
 
     exit_code = INTERRUPTED
 
@@ -195,9 +188,9 @@ class Halt(ExactlyOnceError):
 
     @property
     def choices(self) -> list[str]:
-        """What its message lists; empty where there is one thing to do, or none."""
+        """The choices in the message; empty if there are none to choose from."""
         listed = _CHOICES.search(str(self))
-        return [_BEFORE_A_CHOICE.sub("", each) for each in listed[1].split("; ")] if listed else []
+        return [_BEFORE_A_CHOICE.sub("", choice) for choice in listed[1].split("; ")] if listed else []
 
 
 class InvariantViolation(ExactlyOnceError):
@@ -207,13 +200,22 @@ class InvariantViolation(ExactlyOnceError):
 
 
 USERS_ERRORS = (Exception, SystemExit, CancelledError)
-"""What the user's code may end with on a record; sys.exit() among them, for it would end a worker without a word, and
-what asyncio raises in a task that was cancelled, which is no `Exception`. An interrupt is nobody's error."""
+"""The exceptions of the user's code on a record: also of sys.exit(), which would end a worker silently, and of a
+cancelled task of asyncio, which is no `Exception`. An interrupt is not among them."""
+
+
+class UsersTraceback(Exception):
+    """The traceback of an exception that a user's function raised in another process.
+
+    It is the `__cause__` of the error that names the record, so that Python and notebooks show it first.
+    """
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 def require_whole(made: Sized, count: int) -> None:
-    """Raise the StopIteration of a user's function that `map` has taken for the end of what it maps over: *made* is to
-    have *count* items.
+    """Raise the StopIteration of a user's function that ended a `map` early: *made* must have *count* items.
 
     >>> require_whole(list(map(next, [iter("a"), iter(""), iter("c")])), 3)
     Traceback (most recent call last):
@@ -225,7 +227,7 @@ def require_whole(made: Sized, count: int) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """What *error*, which may be the user's own, says; see `sendable`."""
+    """The text of *error*, which may be of a user's class; see `sendable`."""
     try:
         return sendable(str(error))
     except Exception as raised:
@@ -233,7 +235,7 @@ def text_of(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    r"""*text* in characters that UTF-8 has: half a pair, which stands for a byte that was no text, is written out.
+    r"""*text* with surrogates, which stand for undecodable bytes, written out: UTF-8 lacks them.
 
     >>> sendable("caf\udce9")
     'caf\\udce9'
@@ -242,7 +244,7 @@ def sendable(text: str) -> str:
 
 
 def is_fatal(error: ExactlyOnceError) -> bool:
-    """Whether another attempt would meet *error* again.
+    """Whether a retry would meet *error* again.
 
     >>> is_fatal(ConfigError("no such setting")), is_fatal(BrokerUnavailable("it restarts"))
     (True, False)
@@ -252,15 +254,15 @@ def is_fatal(error: ExactlyOnceError) -> bool:
 
 
 def class_name(error: ExactlyOnceError) -> str:
-    """The nearest class of *error* that is defined here: another process knows it, and makes the error from it."""
+    """The nearest class of *error* that is defined here, for `made_from` in another process."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
 
 
 def made_from(name: str, text: str, facts: Facts) -> ExactlyOnceError:
-    """The error that another process has told of by its `class_name`, its message and its facts."""
+    """The error of another process, from its `class_name`, message and facts."""
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
-        raise InvariantViolation(f"Another process told of an unknown error {name!r}: {text}")
+        raise InvariantViolation(f"Another process reported an unknown error {name!r}: {text}")
     return kind(text, **facts)
 
 

@@ -1,9 +1,7 @@
-"""Checks of what values do not say in msgpack: their class, the time zone of a point in time, which of two equal hours
-a local time is.
+"""Checks for what msgpack drops from values: their class, the time zone of a point in time, the fold of a local time.
 
-A value is read as its type has it, or, where the type says nothing, as what msgpack knows. Its bytes are the same then
-and later, so that they cannot tell; what looks at the values is compiled from the type, once, and looks only at what
-may be another.
+A value is read back as its type has it, or as one of msgpack's own types. Its bytes do not show a difference, so the
+check of a type, compiled once, looks at those parts of the values that may differ.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from exactlyonce.pipeline.schema import record_class
 from exactlyonce.pipeline.wire import apart
 
 Check = Callable[[Any], str]
-"""What of a value is read as something else, and as what; empty if nothing is."""
+"""Returns the part of a value that is read back differently, and how; empty if none is."""
 
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
-"""What msgpack itself knows."""
+"""The types of msgpack itself."""
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)
 _BYTES = (bytes, bytearray, memoryview)
 _SEQUENCES = (list, tuple)
@@ -33,7 +31,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 def inexact(type_: Any, *, by_schema: bool = False) -> Check:
-    """The check of values of *type_*. *by_schema*: what this leaves open, a schema says.
+    """The check of values of *type_*. *by_schema*: parts without a type have one in a schema.
 
     >>> inexact(dict)({"pair": (1, 2)})
     'a value is (1, 2), and is read as [1, 2]'
@@ -42,28 +40,26 @@ def inexact(type_: Any, *, by_schema: bool = False) -> Check:
 
 
 def in_utc(type_: Any) -> Callable[[Any], Any] | None:
-    """What makes the points in time of a record those of UTC, as its way to another worker does. None: *type_* says of
-    no part of it that it is one.
+    """A function that converts the points in time of a record to UTC, as a transfer between workers does. None:
+    *type_* has no such part.
 
     >>> in_utc(list[datetime.datetime])([datetime.datetime.fromisoformat("2026-07-01T01:30:00+02:00")])
     [datetime.datetime(2026, 6, 30, 23, 30, tzinfo=datetime.timezone.utc)]
     """
     if classes := apart(type_):
         changed = {class_: change for class_, of in classes.items() if (change := in_utc(of)) is not None}
-        return (lambda record: changed.get(type(record), _same)(record)) if changed else None
+        if not changed:
+            return None
+        return lambda record: changed[type(record)](record) if type(record) in changed else record
     info = inspect.type_info(type_)
     if not _has_moments(info, set()):
         return None
-    found, decode = inexact(type_), msgspec.msgpack.Decoder(type_).decode
-    return lambda record: decode(_encode(record)) if found(record) else record
-
-
-def _same(record: Any) -> Any:
-    return record
+    check, decode = inexact(type_), msgspec.msgpack.Decoder(type_).decode
+    return lambda record: decode(_encode(record)) if check(record) else record
 
 
 def _has_moments(info: Any, seen: set[Any]) -> bool:
-    """Whether a type is that of points in time, or of what holds some."""
+    """Whether a type is a point in time, or contains one."""
     if isinstance(info, inspect.DateTimeType):
         return True
     if isinstance(info, (*_RECORDS, inspect.TypedDictType)):
@@ -73,19 +69,18 @@ def _has_moments(info: Any, seen: set[Any]) -> bool:
         return any(_has_moments(field.type, seen) for field in info.fields)
     inner = (getattr(info, name, None) for name in ("type", "item_type", "key_type", "value_type"))
     several = (*getattr(info, "types", ()), *getattr(info, "item_types", ()))
-    return any(_has_moments(each, seen) for each in (*inner, *several) if each is not None)
+    return any(_has_moments(part, seen) for part in (*inner, *several) if part is not None)
 
 
 class _Compiling:
-    """Checks of one type; None is one that finds nothing. *of_any* is that of a part whose type says nothing."""
+    """Compiles the check of one type; None: there is nothing to check. *of_any* checks parts without a type."""
 
     def __init__(self, of_any: Check | None) -> None:
         self._of_any = of_any
         self._records: dict[Any, Check] = {}
-        """By class: those that are being compiled, too, since records may be within themselves."""
+        """The checks by class, also unfinished ones, since records may be recursive."""
 
     def check(self, info: inspect.Type) -> Check | None:
-        """See the class."""
         if isinstance(info, inspect.AnyType):
             return self._of_any
         if isinstance(info, inspect.DateTimeType | inspect.TimeType):
@@ -104,7 +99,7 @@ class _Compiling:
             of_keys = _Compiling(_key) if self._of_any is _loosely else self
             return _mapping(of_keys.check(info.key_type), self.check(info.value_type))
         if isinstance(info, inspect.TupleType):
-            return _tuple([self.check(each) for each in info.item_types])
+            return _tuple([self.check(item) for item in info.item_types])
         if isinstance(info, inspect.SetType | inspect.FrozenSetType):
             return _items((set if isinstance(info, inspect.SetType) else frozenset,), self.check(info.item_type))
         if isinstance(info, inspect.VarTupleType):
@@ -114,8 +109,8 @@ class _Compiling:
         return None
 
     def _union(self, info: inspect.UnionType) -> Check | None:
-        """A value is looked at as the member that is its class, or that its class is made from."""
-        checks = {class_: of for each in info.types if (of := self.check(each)) for class_ in _classes(each)}
+        """The check of a union: by the member that is the value's class, or a base of it."""
+        checks = {class_: of for member in info.types if (of := self.check(member)) for class_ in _classes(member)}
 
         def check(value: Any) -> str:
             if exact := checks.get(type(value)):
@@ -138,17 +133,17 @@ def _nothing(value: Any) -> str:
 
 
 def _another(value: Any, read: str) -> str:
-    if type(value) is msgspec.Raw:  # its bytes were looked at when they were made
+    if type(value) is msgspec.Raw:  # its bytes were checked when they were made
         return ""
     return f"a value is {value!r:.100}, and is read as {read}"
 
 
-def _first(found: Iterable[str]) -> str:
-    return next(filter(None, found), "")
+def _first(problems: Iterable[str]) -> str:
+    return next(filter(None, problems), "")
 
 
 def _moment(value: Any) -> str:
-    """Msgpack, and Avro, keep the point in time; of a local one, not which of two equal hours it is."""
+    """Msgpack and Avro keep the point in time, but not the fold of a local time."""
     if type(value) not in (datetime.datetime, datetime.time) or value.tzinfo is datetime.timezone.utc:
         return ""
     if value.fold and (value.tzinfo is None or type(value) is datetime.time):
@@ -159,25 +154,25 @@ def _moment(value: Any) -> str:
 
 
 def _loosely(value: Any) -> str:
-    """A value of which its type says nothing."""
+    """The check of a value without a type."""
     kind = type(value)
     if kind in _PLAIN:
         return ""
     if kind is dict:
         return _first(
-            _key(key) or _loosely(each)
-            for key, each in value.items()
-            if type(each) not in _PLAIN or type(key) is not str
+            _key(key) or _loosely(item)
+            for key, item in value.items()
+            if type(item) not in _PLAIN or type(key) is not str
         )
     if kind is list:
-        return _first(_loosely(each) for each in value if type(each) not in _PLAIN)
+        return _first(_loosely(item) for item in value if type(item) not in _PLAIN)
     if kind is datetime.datetime and value.tzinfo is not None:
         return _moment(value)
     return _another(value, f"{_decode(_encode(value))!r:.100}")
 
 
 def _key(value: Any) -> str:
-    """A key of a dict: an array is read as a tuple there."""
+    """The check of a dict's key, where an array is read as a tuple."""
     return _first(map(_key, value)) if type(value) is tuple else _loosely(value)
 
 
@@ -200,34 +195,33 @@ def _items(classes: tuple[type, ...], item: Check | None) -> Check:
 
 
 def _tuple(items: list[Check | None]) -> Check:
-    checks = [(number, each) for number, each in enumerate(items) if each]
+    checks = [(number, item) for number, item in enumerate(items) if item]
 
     def check(found: Any) -> str:
         if type(found) is not tuple:
             return _another(found, "a tuple")
-        return _first(each(found[number]) for number, each in checks)
+        return _first(item(found[number]) for number, item in checks)
 
     return check
 
 
 def _within(fields: Iterable[tuple[str, Check | None]], get: Callable[[Any, str], Any], class_: type) -> Check:
-    """The check of a record of *class_*, whose *fields* `get` reads; those that are left out have none."""
-    checks = [(name, each) for name, each in fields if each]
+    """The check of a record of *class_*, whose *fields* `get` reads."""
+    checks = [(name, field) for name, field in fields if field]
 
     def check(record: Any) -> str:
         if type(record) is not class_:
             return _another(record, f"a {class_.__name__}")
         for name, of_field in checks:
             value = get(record, name)
-            if value is not None and value is not msgspec.UNSET and (found := of_field(value)):
-                return found
+            if value is not None and value is not msgspec.UNSET and (problem := of_field(value)):
+                return problem
         return ""
 
     return check
 
 
 def _classes(info: inspect.Type) -> tuple[type, ...]:
-    """Of values of a type that has a check."""
     if isinstance(info, inspect.Metadata):
         return _classes(info.type)
     if isinstance(info, _RECORDS):

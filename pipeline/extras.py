@@ -1,4 +1,4 @@
-"""Extras: packages that only some pipelines need, and what is said where one is missing."""
+"""Extras: packages that only some pipelines need, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 def install(extra: str) -> str:
-    """The command that installs what an extra brings. It works for a clone as for a wheel of exactlyonce.
+    """The command that installs the packages of an extra, for a clone and for a wheel of exactlyonce.
 
     >>> install("redis")
     "pip install 'redis>=5.1'"
     """
-    from importlib import metadata  # workers, which lack nothing, start without it
+    from importlib import metadata  # workers start without it
 
     listed = re.compile(rf"([^;]+); extra == ['\"]{extra}['\"]")
-    found = [match[1].strip() for line in metadata.requires("exactlyonce") or () if (match := listed.fullmatch(line))]
-    return " ".join(["pip install", *(f"'{requirement}'" for requirement in found)])
+    requirements = [
+        match[1].strip() for line in metadata.requires("exactlyonce") or () if (match := listed.fullmatch(line))
+    ]
+    return " ".join(["pip install", *(f"'{requirement}'" for requirement in requirements)])
 
 
 @contextmanager
 def needing(extra: str, package: str, user: str) -> Iterator[None]:
-    """Within, *package* is imported, which *user* needs and the extra brings; `ConfigError` where that fails."""
+    """Raise `ConfigError` if the import of *package* fails, which *user* needs and the extra has."""
     try:
         yield
     except ImportError as error:

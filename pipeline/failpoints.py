@@ -1,8 +1,8 @@
 """Failpoints: named places in the protocol where a test can make the process die, stop or fail.
 
 Armed by the environment only: `EXACTLYONCE_FAILPOINTS="name=action@nth,..."` with action `kill` (SIGKILL to itself),
-`stop` (SIGSTOP) or `raise`; *nth* counts hits from 1. `EXACTLYONCE_FAILPOINTS_FIRED` names a folder in which a file per
-failpoint records that it fired: it then fires never again, also in later processes. Unarmed, a hit costs one look-up.
+`stop` (SIGSTOP) or `raise`; *nth* counts hits from 1. A file per failpoint in the folder `EXACTLYONCE_FAILPOINTS_FIRED`
+records that it fired: it never fires again, also in later processes. Unarmed, a hit costs one look-up.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ NAMES = {
     "worker-barrier": "a source subtask has noted Sn and injected the barrier",
     "worker-aligned": "a subtask has all barriers; the synchronous part of its snapshot comes next",
     "unaligned-overtaken": "a barrier has overtaken; the synchronous part of the snapshot comes next",
-    "unaligned-captured": "what was on its way to a subtask is durable; the acknowledgement is not sent",
+    "unaligned-captured": "the in-flight records of a subtask are durable; the acknowledgement is not sent",
     "worker-frozen": "the synchronous part is done; no block is written yet",
     "worker-blocks": "the state's blocks are durable; the index is not",
     "worker-flushed": "a sink has flushed its transaction; the acknowledgement is not sent",
     "worker-acknowledged": "the acknowledgement is sent",
-    "worker-finalized": "a worker is told that a checkpoint is finalized; what waited for that is not written",
+    "worker-finalized": "a worker knows that a checkpoint is finalized; deferred rows are not written",
     "worker-restored": "a worker has restored its state and reads nothing yet",
     "coordinator-triggered": "the barrier is on its way to the workers",
     "coordinator-checked": "all have acknowledged, the broker has confirmed; the manifest is produced, not committed",
     "coordinator-decided": "the manifest is durable; nothing is committed yet",
     "coordinator-committed": "the transactions are committed; the finalized mark is not written",
-    "store-committing": "what was staged for a store is about to be committed to it",
-    "store-committed": "a store has what was staged; the finalized mark is not written",
+    "store-committing": "staged rows are about to be committed to a store",
+    "store-committed": "a store has the staged rows; the finalized mark is not written",
     "store-preparing": "a worker is about to prepare a transaction in a store",
     "store-prepared": "a transaction is prepared in a store; the worker's loop does not know",
-    "store-entering": "a prepared transaction is committed in a store, whose ledger does not say so",
+    "store-entering": "a prepared transaction is committed in a store; its ledger does not have it",
     "coordinator-finalized": "the finalized mark is durable; group offsets and clean-up come next",
     "coordinator-opened": "the decision log is open and older coordinators are fenced",
     "coordinator-swept": "older transactions are fenced; no worker is started yet",
-    "savepoint-written": "the state of a savepoint is written anew; the manifest that goes on from it is not",
-    "savepoint-removing": "an exported savepoint is none any more; most of its files are still there",
-    "erasing-blocks": "of a pipeline that is erased, what was kept outside of the checkpoint topic is gone",
-    "erasing-topic": "its checkpoint topic is gone, and not made anew yet",
+    "savepoint-written": "the state of a savepoint is written again; the first manifest on it is not",
+    "savepoint-removing": "an exported savepoint is no longer one; most of its files are still there",
+    "erasing-blocks": "the blocks of an erased pipeline outside of the checkpoint topic are gone",
+    "erasing-topic": "its checkpoint topic is gone, and not created again",
     "unit-computed": "a unit of bounded work has written its files and blocks; the driver has no receipt",
     "publication-flushed": "staged output is flushed in an open transaction; the driver has no receipt",
     "advance-computed": "all units of a checkpoint are done; nothing is published",
@@ -50,7 +50,7 @@ NAMES = {
 
 
 class FailpointRaised(Exception):
-    """What the action `raise` raises."""
+    """The exception of the action `raise`."""
 
 
 def _parse(text: str) -> dict[str, tuple[str, int]]:
@@ -85,4 +85,4 @@ def hit(name: str) -> None:
         raise FailpointRaised(name)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to another thread it would come later than here
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # sent to the process, it might take effect later

@@ -1,6 +1,6 @@
-"""The functions that a user passes, read without calling them: shape, types, and what is wrong with them.
+"""The functions that a user passes, read without calling them: signature, types, and mistakes.
 
-Four things pass: a function, a callable object, a class (or `functools.partial` of one, or a function without
+Four things are accepted: a function, a callable object, a class (or `functools.partial` of one, or a function without
 parameters) that makes a callable on the worker, and a class whose constructor is the function.
 """
 
@@ -19,7 +19,7 @@ from exactlyonce.pipeline.output import Emit
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function as far as it can be known. *factory*: call it on the worker to get the function."""
+    """A user's function. *factory*: call it on the worker to get the function."""
 
     call: Any
     name: str
@@ -31,24 +31,23 @@ class Function:
 
     @property
     def item(self) -> Any:
-        """What iterating over the result gives."""
         return hints.element(self.returns)
 
     @property
     def emitted(self) -> Any:
-        """U where the second parameter is `Emit[U]`."""
+        """U if the second parameter is `Emit[U]`."""
         emit = self.parameters[1] if len(self.parameters) > 1 else UNKNOWN
         return hints.known(get_args(emit)[0]) if get_origin(emit) is Emit else UNKNOWN
 
 
 def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
-    """Read what the user passed where a function taking these arguments is expected; *names* are the locals there."""
+    """Read an argument that should be a function of *takes*; *names* are the locals at the call."""
     if not callable(fn):
         return Function(fn, repr(fn), problems=(f"expected a function of ({', '.join(takes)}), got {fn!r}",))
     made = fn.func if isinstance(fn, functools.partial) else fn
     if isinstance(made, type):
         return _read_class(fn, made, takes, names)
-    if _is_open_resource(made):
+    if not inspect.isroutine(made) and callable(getattr(made, "open", None)):
         name = type(made).__name__
         fix = f"pass the class, {name}, or functools.partial({name}, ...): it is made on the worker"
         return Function(fn, name, problems=(f"{name} has open(), so an instance cannot be passed: {fix}",))
@@ -90,7 +89,7 @@ def _shaped(
     types = hints.declared(target, names)
     problems = _misfit(fn, signature, takes)
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-        problems += (f"{name} is async; no operator awaits: write it as a plain function",)
+        problems += (f"{name} is async, and no operator awaits: write it as a plain function",)
     return Function(
         call=fn,
         name=name,
@@ -105,7 +104,7 @@ def _shaped(
 def _misfit(fn: Any, signature: Callable[[Any], inspect.Signature], takes: tuple[str, ...]) -> tuple[str, ...]:
     try:
         shape = signature(fn)
-    except ValueError:  # some builtins do not tell
+    except ValueError:  # some builtins have no signature
         return ()
     try:
         shape.bind(*takes)
@@ -127,10 +126,6 @@ def _takes_nothing(fn: Any) -> bool:
         return not inspect.signature(fn).parameters
     except ValueError:
         return False
-
-
-def _is_open_resource(made: Any) -> bool:
-    return not inspect.isroutine(made) and callable(getattr(made, "open", None))
 
 
 def _defines_call(cls: Any) -> TypeGuard[type[Callable[..., Any]]]:

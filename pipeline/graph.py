@@ -1,8 +1,7 @@
-"""The logical graph: what the user wrote, as data. Nodes are in the order of writing, a topological one.
+"""The logical graph: the user's pipeline as data. Nodes are in the order of writing, a topological one.
 
-The input of a feedback node is a back edge, the only kind: it comes from behind the node. Without these edges the graph
-has no cycle. It is built by `Pipeline.build()`, which has checked it, and is never changed. Every engine walks the same
-graph.
+The input of a feedback node is a back edge, the only kind; without these edges the graph has no cycle.
+`Pipeline.build()` checks the graph, which never changes. Every engine walks the same graph.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from exactlyonce.pipeline.versions import VersionedState
 
 
 class Kind(str, Enum):
-    """What a node does with a record; its function's shape is in brackets."""
+    """The kinds of nodes, with the shapes of their functions."""
 
     SOURCE = "source"
     MAP = "map"
     """(record) -> output"""
     FILTER = "filter"
-    """(record) -> whether it goes on"""
+    """(record) -> whether to keep it"""
     FLAT_MAP = "flat_map"
     """(record) -> iterable of outputs"""
     KEY_BY = "key_by"
-    """(record) -> key; the record goes on unchanged"""
+    """(record) -> key; the record is unchanged"""
     STATEFUL_MAP = "stateful_map"
     """(state | None, record) -> (new state | None, output)"""
     STATEFUL_FLAT_MAP = "stateful_flat_map"
@@ -45,16 +44,16 @@ class Kind(str, Enum):
     PROCESS = "process"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     PEEK = "peek"
-    """(record) -> ignored; the record goes on unchanged"""
+    """(record) -> ignored; the record is unchanged"""
     UNION = "union"
     FEEDBACK = "feedback"
-    """No function: the records that its back edge brings round go on unchanged"""
+    """No function: passes on the records of its back edge"""
     SINK = "sink"
 
 
 STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE})
 SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP})
-"""Those that may have side outputs; a function with state takes `emit` only if it has some."""
+"""The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Node:
-    """One thing that the user wrote."""
+    """One operator, source or sink."""
 
     id: str
     kind: Kind
@@ -76,29 +75,28 @@ class Node:
     factory: bool = False
     """Whether *fn* makes the function, on the worker; see `make`."""
     type: Any = UNKNOWN
-    """Of the main output: a type, or UNKNOWN. Known wherever a shuffle, a snapshot or an encoding sink needs it."""
+    """The type of the main output, or UNKNOWN. Known if a shuffle, a snapshot or an encoding sink needs it."""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     """The type of each side output."""
     state_type: Any = None
-    """Of the state of one key, without None, or its `AvroCodec`; None for nodes that keep none."""
+    """The type of the state of one key, without None, or its `AvroCodec`; None for nodes without state."""
     state_version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
-    """By version of the state, the function that makes one of the next version."""
+    """The function by version of the state that migrates it to the next version."""
     key_type: Any = None
-    """Of KEY_BY, and of what keeps state by its keys: what the function says of them; else UNKNOWN. Keys travel as
-    canonical bytes: it is for messages, and for what a checkpoint notes of its keys."""
+    """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
+    travel as canonical bytes."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
-    """On KEY_BY: the user says that records of one key are in one partition of the source, so nothing is shuffled."""
+    """On KEY_BY: records of one key are in one partition of the source, so nothing is shuffled."""
     pause_ms: int = 0
-    """On FEEDBACK: for how long what was fed rests before it comes round."""
+    """On FEEDBACK: the pause of a record before it comes round."""
     location: str = ""
-    """File and line where the user wrote it."""
+    """The file and line of the user's code."""
 
     @property
     def stateful(self) -> bool:
-        """Whether it keeps state by key."""
         return self.kind in STATEFUL_KINDS
 
     @property
@@ -107,7 +105,7 @@ class Node:
         return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
 
     def make(self) -> Callable[..., Any]:
-        """The function to call with records: a new instance for each call where the user passed a class.
+        """The function to call with records: a new instance if the user passed a class.
 
         The caller opens it if it has `open(context)`, and closes it if it has `close()`.
         """
@@ -119,7 +117,7 @@ class Node:
 
 @dataclass(frozen=True)
 class KeyedEdge:
-    """An edge along which records are sent to the subtask that owns their key's group."""
+    """An edge that sends records to the subtask of their key's group."""
 
     key_by: str
     stateful: str
@@ -142,28 +140,24 @@ class LogicalGraph:
         return {node.id: node for node in self.nodes}
 
     def type_of(self, origin: Input) -> Any:
-        """The type of records at this output."""
         node = self.node(origin.node)
         return node.type if origin.output is None else node.outputs[origin.output]
 
     def consumers(self, node_id: str, output: str | None = None) -> tuple[Node, ...]:
-        """The nodes that read this output, once for each time they do."""
+        """The nodes that read this output, once for each input."""
         origin = Input(node_id, output)
         return tuple(node for node in self.nodes for read in node.inputs if read == origin)
 
     @property
     def sources(self) -> tuple[Node, ...]:
-        """Nodes that read from outside."""
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     @property
     def sinks(self) -> tuple[Node, ...]:
-        """Nodes that write to the outside."""
         return tuple(node for node in self.nodes if node.kind is Kind.SINK)
 
     @property
     def stateful(self) -> tuple[Node, ...]:
-        """Nodes that keep state by key."""
         return tuple(node for node in self.nodes if node.stateful)
 
     @property
@@ -178,27 +172,26 @@ class LogicalGraph:
 
     @property
     def loops(self) -> tuple[Node, ...]:
-        """Feedback nodes: where what was fed comes round."""
         return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
 
     def above(self, *node_ids: str) -> set[str]:
-        """All nodes whose records, or what becomes of them, come to one of these, round loops too."""
-        found = set[str]()
+        """All nodes upstream of these, also along loops."""
+        above = set[str]()
         waiting = list(node_ids)
         while waiting:
-            origins = {read.node for read in self.node(waiting.pop()).inputs} - found
-            found |= origins
+            origins = {read.node for read in self.node(waiting.pop()).inputs} - above
+            above |= origins
             waiting += origins
-        return found
+        return above
 
     @property
     def placing_sources(self) -> frozenset[str]:
-        """The sources whose partitions say which subtask has the state of a key (`key_by(..., partitioned=True)`)."""
+        """The sources whose partitions determine the subtask of a key (`key_by(..., partitioned=True)`)."""
         above = self.above(*(node.id for node in self.nodes if node.partitioned))
         return frozenset(id for id in above if self.node(id).kind is Kind.SOURCE)
 
     def fingerprint(self) -> str:
-        """SHA-256 in hex of what two processes must agree on. Code is not in it: a changed function keeps it."""
+        """The SHA-256, in hex, of all that two processes must agree on, without the code of functions."""
         return self._fingerprint
 
     @cached_property
@@ -234,7 +227,7 @@ class LogicalGraph:
     def explain(self) -> str:
         """The graph as text, a node a line: its id, kind, what it reads, and its types.
 
-        What comes through a shuffle has ``<=``, what comes round a loop ``<~``.
+        Input through a shuffle has ``<=``, input of a loop ``<~``.
         """
         width = max((len(node.id) for node in self.nodes), default=0)
         return "\n".join([self.pipeline_id, *(f"  {self._line(node, width)}" for node in self.nodes)])

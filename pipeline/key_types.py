@@ -1,8 +1,8 @@
-"""The types of keys: whether all keys of one type are keys of another, by their schemas, `schema.describe`'s.
+"""The compatibility of key types, by their schemas from `schema.describe`: whether keys of one are keys of another.
 
-Invariant: a key finds its state by its bytes alone, which `keys.canonical_key` writes: names of classes are not in
-them, the order of fields is, an enum is its value, and a NamedTuple a tuple. Nothing else is taken for the same: a
-number and its text are two keys. What is not known of a type says nothing against it.
+Invariant: the bytes of a key alone, from `keys.canonical_key`, find its state. They have no names of classes, but the
+order of fields; an enum is its value, and a NamedTuple a tuple. A number and its text are two keys. Unknown types are
+compatible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADS = {
     "bytes": (0xC4, 0xC5, 0xC6),
     "null": (0xC0,),
 }
-"""What msgpack of each form begins with."""
+"""The first bytes of msgpack by form."""
 _FORM_OF_HEAD = [
     next((1 << place for place, form in enumerate(_FORMS) if head in _HEADS[form]), _OTHER) for head in range(256)
 ]
@@ -34,7 +34,7 @@ _head = itemgetter(0)
 
 
 def described(type_: Any) -> Any:
-    """The schema of keys of *type_*; None where that is unknown, or none that can be described."""
+    """The schema of keys of *type_*; None if it is unknown or cannot be described."""
     try:
         return None if type_ is None or type_ is UNKNOWN else schema.describe(type_)
     except schema.UnsupportedType:
@@ -42,7 +42,7 @@ def described(type_: Any) -> Any:
 
 
 def forms_of(keys: Iterable[bytes]) -> int:
-    """The forms that canonical *keys* have, as the bits of a byte, which is not 0: of several keys joined by ``|``.
+    """The forms of canonical *keys*, as the bits of a byte other than 0, which may be joined by ``|``.
 
     >>> described_forms(forms_of([b"\\x07"])), described_forms(forms_of([b"\\xa17"]))
     ('int', 'str')
@@ -54,18 +54,17 @@ def forms_of(keys: Iterable[bytes]) -> int:
 
 
 def described_forms(forms: int) -> Any:
-    """The schema of keys of which nothing but their *forms* is known; None where these have no type in common, and for
-    0, which is of keys that were not looked at."""
+    """The schema of keys from their *forms* alone; None if they have no common type, and for 0: keys not looked at."""
     if forms & _OTHER:
         return None
-    found = [form for place, form in enumerate(_FORMS) if forms >> place & 1]
-    if len(found) == 2 and "null" in found:
-        return {"union": found}
-    return found[0] if len(found) == 1 else None
+    schemas = [form for place, form in enumerate(_FORMS) if forms >> place & 1]
+    if len(schemas) == 2 and "null" in schemas:
+        return {"union": schemas}
+    return schemas[0] if len(schemas) == 1 else None
 
 
 def holds(new: Any, old: Any) -> bool:
-    """Whether each key of schema *old* may be one of *new*; None: unknown.
+    """Whether keys of schema *old* may be keys of *new*; a schema None is unknown.
 
     >>> holds("int", "str"), holds({"union": ["str", "null"]}, "str"), holds("str", {"enum": "E", "values": ["a"]})
     (False, True, True)
@@ -76,14 +75,14 @@ def holds(new: Any, old: Any) -> bool:
 
 
 def _members(of: Any) -> list[Any]:
-    """The schemas of which a key has one, none a union; of values their types."""
+    """The alternatives of a schema, without unions; the types of literal values."""
     if isinstance(of, dict):
         if "optional" in of:
             return _members(of["optional"])
         if "union" in of:
-            return [each for member in of["union"] for each in _members(member)]
+            return [leaf for member in of["union"] for leaf in _members(member)]
         if values := of.get("values", of.get("literal")):
-            return sorted({_NAMES.get(type(each), type(each).__name__) for each in values})
+            return sorted({_NAMES.get(type(value), type(value).__name__) for value in values})
     return [of]
 
 
@@ -98,21 +97,20 @@ def _like(old: Any, new: Any) -> bool:
         return len(old) == len(new) and all(map(holds, new, old))
     if "fields" in old and "fields" in new:
         return _layout(old) == _layout(new) and all(holds(of, dict(old["fields"])[name]) for name, of in new["fields"])
-    form = next((each for each in ("list", "set", "dict") if each in old and each in new), None)
+    form = next((form for form in ("list", "set", "dict") if form in old and form in new), None)
     if form is None:
         return False
     return all(map(holds, new[form], old[form])) if form == "dict" else holds(new[form], old[form])
 
 
 def _items(of: Any) -> Any:
-    """The schemas of the items of a tuple, or of what is written as one; else *of*."""
+    """The schemas of the items of a tuple, or of a record written as one; else *of*."""
     if isinstance(of, dict) and of.get("array") and "tag" not in of:
-        return [each for _, each in of["fields"]]
+        return [item for _, item in of["fields"]]
     return of["tuple"] if isinstance(of, dict) and "tuple" in of else of
 
 
 def _layout(record: Any) -> Any:
-    """What two records need in common: the fields, what is left out of them in the bytes, whether they have names
-    there, the tag."""
+    """The bytes' layout of a record: fields, omitted defaults, whether it is an array, the tag."""
     fields = [(name, of.get("omitted") if isinstance(of, dict) else None) for name, of in record["fields"]]
     return [fields, record.get("array"), record.get("tag")]

@@ -1,11 +1,9 @@
-"""Keys have one canonical encoding, and a key's group is a function of it alone: on every machine, in every version.
+"""The canonical encoding of keys, which alone determines a key's group, on every machine and in every version.
 
-`canonical_key` is msgpack with sets and dicts in sorted order, so 1, "1", True and 1.0 are four keys. What msgpack
-writes alike is one key: a tuple and a list of the same items, an enum and its value, a UUID and its text. Two floats
-are one key when their bits are the same (0.0 and -0.0 are two). Key groups are Kafka's murmur2 of these bytes.
-
-Refused with TypeError or OverflowError: integers beyond 64 bits, dicts whose keys are not strings, sets that cannot be
-sorted.
+`canonical_key` is msgpack with sorted sets and dicts, so 1, "1", True and 1.0 are four keys. Values with the same
+msgpack are one key: a tuple and a list, an enum and its value, a UUID and its text. 0.0 and -0.0 are two. Key groups
+are Kafka's murmur2 of these bytes. Refused with TypeError or OverflowError: integers beyond 64 bits, dicts with keys
+other than strings, sets that cannot be sorted.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ def key_groups(keys: Sequence[bytes], max_parallelism: int) -> list[int]:
 
 
 def key_group(key: bytes, max_parallelism: int) -> int:
-    """The key group of one canonical key. For many, `key_groups` is far cheaper."""
+    """The key group of one canonical key; `key_groups` is far cheaper for many."""
     return key_groups((key,), max_parallelism)[0]
 
 
 def _murmur2_positive(keys: Sequence[bytes], length: int) -> tuple[int, ...]:
     """murmur2 & 0x7fffffff of keys of one length, all at once: key *i* has the 64 bits from 64 * i of one long integer.
 
-    A product of two 32-bit numbers fits its 64 bits, so lanes never touch. A right shift brings in bits
-    of the next lane above bit 32, which the mask removes before they are multiplied.
+    A product of two 32-bit numbers fits into 64 bits, so lanes never touch. The mask removes the bits of the next lane
+    that a right shift brings in.
     """
     count = len(keys)
     ones = int.from_bytes(b"\1\0\0\0\0\0\0\0" * count, "little")
@@ -70,7 +68,7 @@ def _murmur2_positive(keys: Sequence[bytes], length: int) -> tuple[int, ...]:
 
 
 def _lanes(joined: bytes, length: int, start: int, end: int) -> int:
-    """Bytes start to end of every key as a little-endian number in its lane."""
+    """The bytes [start, end) of every key as a little-endian number in its lane."""
     lanes = bytearray(len(joined) // length * 8)
     for place, offset in enumerate(range(start, end)):
         lanes[place::8] = joined[offset::length]

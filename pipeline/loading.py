@@ -1,7 +1,7 @@
-"""Loading: from a name to a pipeline, the same in every process. Pipelines are imported, never pickled.
+"""Loading a pipeline by its name, the same in every process. Pipelines are imported, never pickled.
 
-A reference is JSON values that `load_reference` makes the same pipeline of in another process. Whoever sends one also
-sends the graph's fingerprint, so that both know that they imported the same.
+A reference is JSON from which `load_reference` makes the same pipeline in another process. The sender adds the graph's
+fingerprint, for a comparison.
 """
 
 from __future__ import annotations
@@ -30,91 +30,91 @@ Reference = dict[str, object]
 _INLINE = "run(inline=True) runs everything in this process instead"
 _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 _here: dict[int, Pipeline] = {}
-"""Pipelines of this process that cannot be imported, by their `id`."""
+"""The pipelines of this process that cannot be imported, by `id`."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A pipeline, and how another process makes the same."""
+    """A pipeline, and its reference for other processes."""
 
     pipeline: Pipeline
     reference: Reference
 
 
 def load(target: str, params: Mapping[str, str] | None = None) -> Loaded:
-    """The pipeline ``module:attribute``, where attribute is a pipeline or a function that makes it of *params*.
+    """The pipeline ``module:attribute``, where attribute is a pipeline or a function of *params* that returns one.
 
-    The module is looked for in the working directory first. Raises `ConfigError` or `GraphError`.
+    The working directory is searched first. Raises `ConfigError` or `GraphError`.
     """
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
         raise ConfigError(
-            f"{target!r} names no pipeline: write module:attribute, as orders:pipeline. A name, or the sinkId of a "
-            f"sink of Spark, is enough for the commands that take PIPELINE, as checkpoints, savepoint, state and reset"
+            f"{target!r} names no pipeline: write module:attribute, as orders:pipeline. Only commands that take "
+            f"PIPELINE, such as checkpoints, savepoint, state and reset, accept a name or the sinkId of a Spark sink"
         )
     if module.endswith(".py") or "/" in module:
         name = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ConfigError(f"{module!r} is a file: name it as a module, {name}:{attribute}")
-    return _loaded({"module": module, "attribute": attribute, "params": dict(params or {}), "path": str(Path.cwd())})
+    reference: Reference = {
+        "module": module, "attribute": attribute, "params": dict(params or {}), "path": str(Path.cwd())
+    }  # fmt: skip
+    return Loaded(load_reference(reference), reference)
 
 
 def load_reference(reference: Mapping[str, Any]) -> Pipeline:
-    """The pipeline of a reference that `load` or `run` made, here or in another process."""
+    """The pipeline of a reference of `load` or `run`, here or in another process."""
     if (number := reference.get("here")) is not None:
         if number in _here:
             return _here[number]
-        raise ConfigError("a pipeline of another process cannot be imported")
+        raise ConfigError("the pipeline of another process cannot be imported")
     module, attribute = str(reference["module"]), str(reference["attribute"])
-    found = _import(module, str(reference["path"]))
+    found = import_module(module, str(reference["path"]))
     if not hasattr(found, attribute):
         names = _pipelines(vars(found))
         near = get_close_matches(attribute, names, 1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
         there = ", ".join(names) or "none"
         raise ConfigError(
-            f"module {module!r} has no {attribute!r}{meant}; the pipelines in it, and functions that make one: {there}"
+            f"module {module!r} has no {attribute!r}{meant}; its pipelines, and functions that return one: {there}"
         )
     return _made(f"{module}:{attribute}", getattr(found, attribute), reference["params"])
 
 
 def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
-    """What `Pipeline.run` does: hand the pipeline and its reference to an engine, found by its entry point."""
+    """Run *pipeline* on an engine, which is found by its entry point."""
     if module := _importing.get():
         guard = 'if __name__ == "__main__":'
         raise ConfigError(f"module {module!r} calls run() while it is imported: put the call under {guard}")
-    from importlib.metadata import entry_points  # a worker, which starts no engine, comes up sooner without
+    from importlib.metadata import entry_points  # a worker starts faster without it
 
     engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
     if engine not in engines:
         raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")
-    loaded = _kept(pipeline) if options.get("inline") else importable(pipeline)
+    if options.get("inline"):
+        _here[id(pipeline)] = pipeline
+        loaded = Loaded(pipeline, {"here": id(pipeline)})
+    else:
+        loaded = importable(pipeline)
     return engines[engine].load()(loaded, **options)
 
 
-def _loaded(reference: Reference) -> Loaded:
-    return Loaded(load_reference(reference), reference)
-
-
-def _kept(pipeline: Pipeline) -> Loaded:
-    _here[id(pipeline)] = pipeline
-    return Loaded(pipeline, {"here": id(pipeline)})
-
-
 def importable(pipeline: Pipeline) -> Loaded:
-    """Import the pipeline under a name that other processes can use, and check that it comes out the same."""
-    scopes = (caller().f_globals, pipeline.scope, *(vars(each) for each in [*sys.modules.values()] if _is_file(each)))
+    """Import the pipeline by a name for other processes, and check that its graph is the same."""
+    files = (module for module in [*sys.modules.values()] if _is_file(module))
+    scopes = (pipeline.scope, caller().f_globals, *map(vars, files))
     bound = [(scope, name) for scope in scopes for name, value in scope.items() if value is pipeline]
     if not bound:
         raise ConfigError(
-            f"worker processes import pipeline {pipeline.name!r}, and no name of a module is bound to it: "
-            f"assign it to one, or use `exactlyonce run module:function`; {_INLINE}"
+            f"worker processes import pipeline {pipeline.name!r}, but no global variable of a module holds it: assign "
+            f"it to one, or use `exactlyonce run module:function`; {_INLINE}"
         )
     scope, attribute = bound[0]
     module, path = _module_name(scope)
-    loaded = _loaded({"module": module, "attribute": attribute, "params": {}, "path": str(path)})
-    if loaded.pipeline.build().fingerprint() != pipeline.build().fingerprint():
+    reference: Reference = {"module": module, "attribute": attribute, "params": {}, "path": str(path)}
+    imported = load_reference(reference)
+    if imported.build().fingerprint() != pipeline.build().fingerprint():
         raise ConfigError(f"importing {module}:{attribute} gives another graph: does it depend on how it is run?")
-    return loaded
+    return Loaded(imported, reference)
 
 
 def _is_file(module: object) -> bool:
@@ -122,30 +122,38 @@ def _is_file(module: object) -> bool:
 
 
 def _module_name(scope: Mapping[str, Any]) -> tuple[str, Path]:
-    """The name and folder by which the module with these globals is imported."""
+    """The import name and folder of the module with these globals."""
     spec, file = scope.get("__spec__"), scope.get("__file__")
     if file is None:
-        raise ConfigError(f"worker processes cannot import a pipeline of a notebook or a prompt: save it; {_INLINE}")
+        raise ConfigError(
+            f"worker processes cannot import a pipeline of a notebook or a prompt: save it as a module, or begin its "
+            f"cell with %%pipeline NAME, after %load_ext exactlyonce; {_INLINE}"
+        )
     folder = Path(file).resolve().parent
     if spec is None:
         name = Path(file).stem
         if not name.isidentifier():
-            raise ConfigError(f"worker processes cannot import a file called {Path(file).name}: rename it; {_INLINE}")
+            raise ConfigError(f"worker processes cannot import a file named {Path(file).name}: rename it; {_INLINE}")
         return name, folder
     depth = spec.name.count(".") + (spec.submodule_search_locations is not None)
     return spec.name, folder.parents[depth - 1] if depth else folder
 
 
-def _import(name: str, path: str) -> ModuleType:
+def import_module(name: str, path: str) -> ModuleType:
+    """The module *name*, which is looked for in the folder *path* first; `ConfigError` if it cannot be imported."""
     if name == "__main__":
         raise ConfigError(f"worker processes cannot import __main__: name the module; {_INLINE}")
     if path not in sys.path:
         sys.path.insert(0, path)
-    if name not in sys.modules:  # for a file that is newer than the process; every unit of bounded work comes by here
+    if name not in sys.modules:  # the file may be newer than the process
         importlib.invalidate_caches()
     try:
-        with _users_code(f"importing {name}"), _import_of(name):
-            return importlib.import_module(name)
+        with _users_code(f"importing {name}"):
+            token = _importing.set(name)
+            try:
+                return importlib.import_module(name)
+            finally:
+                _importing.reset(token)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{name}.".startswith(f"{missing}."):
@@ -154,17 +162,8 @@ def _import(name: str, path: str) -> ModuleType:
 
 
 @contextmanager
-def _import_of(name: str) -> Iterator[None]:
-    token = _importing.set(name)
-    try:
-        yield
-    finally:
-        _importing.reset(token)
-
-
-@contextmanager
 def _users_code(doing: str) -> Iterator[None]:
-    """What the user's own code raises, as an error that names its line."""
+    """Turn an exception of the user's code into an error that names its line."""
     try:
         yield
     except schema.UnsupportedType as error:
@@ -180,20 +179,20 @@ def _users_code(doing: str) -> Iterator[None]:
 def _made(target: str, found: Any, params: Mapping[str, str]) -> Pipeline:
     if isinstance(found, Pipeline):
         if params:
-            raise ConfigError(f"{target} is a pipeline and takes no parameters; a function that makes one does")
+            raise ConfigError(f"{target} is a pipeline and takes no parameters; a function that returns one does")
         return found
     if not callable(found):
-        raise ConfigError(f"{target} is no pipeline and no function that makes one, but {found!r}")
+        raise ConfigError(f"{target} is neither a pipeline nor a function that returns one, but {found!r}")
     arguments = _arguments(target, found, params)
     with _users_code(f"{target}()"):
-        made = found(**arguments)
-    if not isinstance(made, Pipeline):
-        raise ConfigError(f"{target}() must return a Pipeline, and returned {made!r}")
-    return made
+        pipeline = found(**arguments)
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"{target}() must return a Pipeline, and returned {pipeline!r}")
+    return pipeline
 
 
 def _arguments(target: str, function: Callable[..., Any], params: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters, each converted to the type that the function's annotation names."""
+    """The parameters, each converted to its annotated type."""
     wanted = inspect.signature(function).parameters
     required = {name for name, parameter in wanted.items() if parameter.default is parameter.empty}
     for problem, names in (("has no parameter", params.keys() - wanted), ("needs parameter", required - params.keys())):
@@ -207,14 +206,15 @@ def _arguments(target: str, function: Callable[..., Any], params: Mapping[str, s
 def _converted(target: str, name: str, text: str, type_: Any) -> Any:
     try:
         return msgspec.convert(text, type_, strict=False)
-    except (msgspec.ValidationError, TypeError):  # what they say may repeat the value, which may be a secret
-        raise ConfigError(f"{target}: what parameter {name} was given is no {schema.type_name(type_)}") from None
+    except (msgspec.ValidationError, TypeError):  # their text may repeat the value, which may be a secret
+        raise ConfigError(f"{target}: the value of parameter {name} is not {schema.type_name(type_)}") from None
 
 
 def _pipelines(names: Mapping[str, Any]) -> list[str]:
-    """The names of pipelines, and of functions that say that they make one."""
-    return [name for name, value in names.items() if isinstance(value, Pipeline) or _makes_one(value)]
+    """The names of pipelines, and of functions that are annotated to return one."""
 
+    def is_one(value: Any) -> bool:
+        makes_one = inspect.isfunction(value) and hints.declared(value, {}).get("return") is Pipeline
+        return makes_one or isinstance(value, Pipeline)
 
-def _makes_one(value: Any) -> bool:
-    return inspect.isfunction(value) and hints.declared(value, {}).get("return") is Pipeline
+    return [name for name, value in names.items() if is_one(value)]

@@ -1,4 +1,4 @@
-"""The place in the user's files where something was written, so that an error can say it."""
+"""The line of the user's code behind an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PYTHONS = ("importlib", "contextlib")
 
 
 def caller() -> FrameType:
-    """The innermost frame that is not of this package: the user's."""
+    """The innermost frame of the user's code."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
@@ -20,17 +20,17 @@ def caller() -> FrameType:
 
 
 def location(frame: FrameType) -> str:
-    """``orders.py:12``, relative to the working directory where the file is below it."""
+    """``orders.py:12``, relative to the working directory if the file is below it."""
     return _written(frame, frame.f_lineno)
 
 
 def raised_at(error: BaseException) -> str | None:
-    """The innermost line of the user's that *error* went through, if it went through one."""
-    found = None
+    """The innermost line of the user's code in the traceback of *error*, if any."""
+    place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not frame.f_globals.get("__name__", "").startswith((*_OURS, *_PYTHONS)):
-            found = _written(frame, line)
-    return found
+            place = _written(frame, line)
+    return place
 
 
 def _written(frame: FrameType, line: int) -> str:

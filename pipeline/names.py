@@ -1,38 +1,36 @@
-"""The names that a pipeline, its operators and its topics may have, so that everything derived from them fits; and the
-names that a setting has in errors."""
+"""The rules for names of pipelines, operators and topics, and the names of settings in errors."""
 
 from __future__ import annotations
 
 import re
 
 NAME_LENGTH_MAX = 100
-"""Of pipelines and operators. Topic names end at 249, and `<pipeline>.checkpoints` is one."""
+"""The limit for pipelines and operators. Topic names end at 249, and `<pipeline>.checkpoints` is one."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def name_problem(name: object) -> str | None:
-    """What is wrong with the name of a pipeline, an operator or an output."""
+    """The mistake in the name of a pipeline, an operator or an output; else None."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"{name!r} must be made of letters, digits, _ and -"
     return f"{name!r} is longer than {NAME_LENGTH_MAX} characters" if len(name) > NAME_LENGTH_MAX else None
 
 
 def topic_problem(topic: object) -> str | None:
-    """What is wrong with the name of a topic."""
+    """The mistake in the name of a topic; else None."""
     if isinstance(topic, str) and _TOPIC.fullmatch(topic) and topic not in (".", ".."):
         return None
     return f"topic {topic!r} must be 1 to 249 letters, digits, ., _ and -"
 
 
 def checkpoint_topic(pipeline: str) -> str:
-    """Where a pipeline's checkpoints are."""
     return f"{pipeline}.checkpoints"
 
 
 def setting(name: str) -> str:
-    """A setting as errors name it: as in Python, and as on the command line if that differs.
+    """The name of a setting in errors: as in Python, and as on the command line if that differs.
 
     >>> setting("store_timeout"), setting("parallelism")
     ('store_timeout (--store-timeout)', 'parallelism')

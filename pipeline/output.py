@@ -17,7 +17,7 @@ U_contra = TypeVar("U_contra", contravariant=True)
 class Output(Generic[T]):
     """A side output: declared by ``outputs=[late]`` of an operator, fed by ``emit(value, late)``.
 
-    ``stream.side(late)`` is the stream of it. `process`, `stateful_map` and `stateful_flat_map` have side outputs.
+    ``stream.side(late)`` is its stream. `process`, `stateful_map` and `stateful_flat_map` have side outputs.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Output(Generic[T]):
 
 
 class Emit(Protocol[U_contra]):
-    """What a `process` function is given to emit with: 0 to n values, to the main output or to a side output."""
+    """The `emit` of a `process` function: emits a value to the main output or to a side output."""
 
     @overload
     def __call__(self, value: U_contra) -> None: ...
@@ -39,9 +39,6 @@ class Emit(Protocol[U_contra]):
 
 
 class SideEmit(Protocol):
-    """What a function with state is given to emit with: 0 to n values, each to a side output.
-
-    Its main output is what it returns.
-    """
+    """The `emit` of a function with state: emits a value to a side output. The function returns its main output."""
 
     def __call__(self, value: T, output: Output[T]) -> None: ...

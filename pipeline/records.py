@@ -1,4 +1,4 @@
-"""A value with its key and coordinates: what a source with ``metadata=True`` gives and a Kafka sink understands."""
+"""A value with its key and place: the record of a source with ``metadata=True``, which a Kafka sink also takes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class Record(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """A value and where it came from; a Kafka sink writes the value under this key with these headers.
+    """A value with its key and place; a Kafka sink writes the value under this key with these headers.
 
-    ``Record(key="ann", value=None)`` is a tombstone for "ann". Only key and value need to be given for output.
+    ``Record(key="ann", value=None)`` is a tombstone for "ann". For output, key and value are enough.
     """
 
     value: T
     key: Any = None
-    """bytes, or what the source's `key=` decodes to; None when Kafka has a null key."""
+    """bytes, or a value of the source's `key=`; None for a null key."""
     timestamp_ms: int | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     topic: str = ""

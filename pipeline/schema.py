@@ -1,8 +1,8 @@
-"""Schemas: a type as it looks on the wire, as JSON that is equal exactly when the bytes are understood alike.
+"""Schemas: the wire format of a type, as JSON that is equal exactly if the bytes mean the same.
 
-Names of modules, docstrings and validation limits are left out; names of classes and fields, their order, that a
-field has a default, what is left out where it has that, and tags are in. Other defaults, on which no byte depends, are
-in where they are asked for. Raises `UnsupportedType` for what msgspec cannot encode and decode again.
+A schema has the names of classes and fields, their order, optional fields, omitted defaults, and tags. It has no module
+names, docstrings or validation limits, and other defaults only on request. Raises `UnsupportedType` for a type that
+msgspec cannot encode and decode.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, i
 
 
 class UnsupportedType(GraphError):
-    """A type that no codec can write. The message names it and says what it may be instead."""
+    """A type that no codec can write. The message names it, and alternatives."""
 
 
 def describe(type_: Any, *, defaults: bool = False) -> Any:
-    """The schema of a type, as JSON values. *defaults*: with those that `default_of` can tell.
+    """The schema of a type, as JSON values; with *defaults*, for `default_of`.
 
     >>> describe(dict[str, int | None])
     {'dict': ['str', {'union': ['int', 'null']}]}
@@ -54,21 +54,21 @@ def describe(type_: Any, *, defaults: bool = False) -> Any:
 
 
 def _tag_it(error: str) -> str:
-    """What to do about a union of records that cannot be told apart."""
+    """The remedy for a union of records that msgspec cannot tell apart."""
     if "must be tagged" in error or "more than one dict-like type" in error:
         return ". Give each of them a tag, as class Order(msgspec.Struct, tag=True)"
     return ""
 
 
 def default_of(field: Any) -> Any:
-    """The default in the schema of a field, in builtin types; `msgspec.NODEFAULT`: it has none, or none is known."""
+    """The default in the schema of a field, in builtin types; `msgspec.NODEFAULT` if it has none."""
     if not isinstance(field, dict):
         return msgspec.NODEFAULT
     return field.get("omitted", field.get("default", msgspec.NODEFAULT))
 
 
 def builtins_of(value: Any) -> Any:
-    """*value* in builtin types, as `default_of` gives them. Raises TypeError for what has no such form.
+    """*value* in builtin types, as of `default_of`. Raises TypeError for other types.
 
     >>> builtins_of({1: [2.5, b"x"]})
     {'1': [2.5, 'eA==']}
@@ -77,7 +77,7 @@ def builtins_of(value: Any) -> Any:
 
 
 def type_name(type_: Any) -> str:
-    """A type as a person would write it: without its modules."""
+    """A type without its modules, for people."""
     written = type_.__name__ if isinstance(type_, type) and not hasattr(type_, "__args__") else str(type_)
     return re.sub(r"(?:\w+\.|<locals>\.)+(?=\w)", "", written)
 
@@ -125,7 +125,7 @@ def _describe_record(info: Any, seen: set[Any], defaults: bool) -> Any:
 
 
 def _describe_field(field: inspect.Field, seen: set[Any], omits: bool, defaults: bool) -> Any:
-    """Of a class that *omits* defaults, the default says what the bytes leave out."""
+    """The schema of a field; with its default if its class *omits* defaults from the bytes."""
     schema = _describe(field.type, seen, defaults)
     if field.required:
         return schema
@@ -137,7 +137,7 @@ def _describe_field(field: inspect.Field, seen: set[Any], omits: bool, defaults:
 
 
 def _noted(default: Any) -> Any:
-    """*default* as a checkpoint and an export give it back; NODEFAULT where they do not: JSON has no NaN, say."""
+    """*default* as checkpoints and exports return it; NODEFAULT if they cannot, as for NaN in JSON."""
     try:
         noted = msgspec.msgpack.decode(msgspec.msgpack.encode(builtins_of(default)))
         same = msgspec.json.decode(msgspec.json.encode(noted)) == noted
@@ -147,5 +147,5 @@ def _noted(default: Any) -> Any:
 
 
 def record_class(info: Any) -> Any:
-    """The class of records, without what a generic one is filled with."""
+    """The class of records, without type arguments."""
     return getattr(info.cls, "__origin__", info.cls)

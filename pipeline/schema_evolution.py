@@ -1,13 +1,12 @@
-"""The losses, and the gaps, where values of one schema are read by another one; schemas are `schema.describe`'s.
+"""The losses and gaps when values of one schema are read by another one. Schemas are those of `schema.describe`.
 
-`lost` judges schemas, and `changed` a value: whether the fields that are dropped have their defaults in it.
+`lost` compares schemas; `changed` checks whether the dropped fields of a value have their defaults.
 
-Invariant: whatever msgspec drops without a word is found by the schemas alone: fields that a record has no more, keys
-of a dict that has become a record, items by position that have no place or another one, items that a set has once, keys
-and items that a type does not tell apart, digits of a text that is read as a time, a default that the bytes leave out.
-Integers that become floats are rounded, as by Avro's rules, unless they are keys. What msgspec refuses, decoding finds;
-`unfit` knows some of it beforehand. A schema describes a record once and names it elsewhere; where two records of a
-schema have one name, each of them is looked at.
+Invariant: the schemas alone show everything that msgspec silently drops: fields that a record no longer has, keys of a
+dict that has become a record, items without their place, equal items of a set, keys and items that become equal, digits
+of a text that is read as a time, omitted defaults. Integers that become floats are rounded, as by Avro's rules, unless
+they are keys. Decoding finds values that msgspec refuses; `unfit` knows some of them beforehand. A schema describes a
+record once and names it elsewhere; if two records share a name, both are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _RECORD, _DICT, _ITEMS, _TUPLE, _ANY = "record", "dict", "items", "tuple", "any"
 _TIMES = {"datetime", "time", "timedelta"}
 _TEXTS = {"str", "any"}
 _MERGED = {"str": _TIMES | {"decimal", "uuid"}, "int": {"float"}, "any": _TIMES | {"decimal", "uuid", "float"}}
-"""By scalar, those that read several of its values as one: "1.0" and "1.00", and integers beyond 2^53."""
+"""By scalar, the types that read several values as one: "1.0" and "1.00", and integers beyond 2^53."""
 _KINDS = {"record": _RECORD, "dict": _DICT, "list": _ITEMS, "set": _ITEMS, "tuple": _TUPLE}
 
 
@@ -34,15 +33,15 @@ def _nothing(field: Any) -> bool:
 
 
 def has_default(field: Any) -> bool:
-    """Whether a field of this schema says its default."""
+    """Whether the schema of a field has its default."""
     return default_of(field) is not msgspec.NODEFAULT
 
 
 def lost(old: Any, new: Any, path: str, may_go: Callable[[Any], bool] = _nothing) -> list[str]:
-    """Paths of what values of schema *old* have and *new* has no place for. All other differences decoding judges.
+    """The paths in values of schema *old* that *new* has no place for. Decoding finds all other differences.
 
-    *may_go*: whether a record may lose a field of this schema, which then is not among them. In keys of dicts and items
-    of sets none may, for what differs in it would become one.
+    *may_go*: whether a record may lose a field of this schema, which is then left out. In keys of dicts and items of
+    sets none may: different ones would become equal.
 
     >>> lost({"dict": ["str", "int"]}, {"record": "Total", "fields": [["sum", "int"]]}, "Total")
     ['Total (its keys beside sum)']
@@ -51,8 +50,8 @@ def lost(old: Any, new: Any, path: str, may_go: Callable[[Any], bool] = _nothing
 
 
 def changed(value: Any, old: Any, new: Any, path: str) -> list[str]:
-    """Paths of fields in *value* that *new* drops though they do not have their defaults. What `lost` names beside
-    fields is not looked for. *value* is what msgpack holds of schema *old*, without types.
+    """The paths of fields in *value* that *new* drops and that do not have their defaults. Other findings of `lost` are
+    left out. *value* is the plain msgpack value of schema *old*.
 
     >>> old = {"record": "R", "fields": [["a", "int"], ["b", {"optional": "int", "default": 0}]]}
     >>> new = {"record": "R", "fields": [["a", "int"]]}
@@ -63,7 +62,7 @@ def changed(value: Any, old: Any, new: Any, path: str) -> list[str]:
 
 
 def unfit(old: Any, new: Any, path: str) -> list[str]:
-    """Fields of schema *new* that values of *old* surely do not fill. What else may not fit, decoding finds.
+    """The fields of schema *new* that values of *old* surely do not fill. Decoding finds others.
 
     >>> unfit({"record": "Total", "fields": []}, {"record": "Total", "fields": [["sum", "int"]]}, "Total")
     ['Total.sum is new and has no default']
@@ -72,17 +71,15 @@ def unfit(old: Any, new: Any, path: str) -> list[str]:
 
 
 class _Evolution:
-    """From *old* to *new*."""
-
     def __init__(self, old: Any, new: Any, may_go: Callable[[Any], bool] = _nothing) -> None:
         self._old, self._new = _records(old), _records(new)
         self._may_go = may_go
         self._compared: set[tuple[int, int, bool]] = set()
-        """Records, which may be within themselves; whether they are keys."""
+        """The compared pairs of records, which may be recursive; whether they are keys."""
 
     def lost(self, old: Any, new: Any, path: str, *, keyed: bool = False) -> Iterator[str]:
-        """See the function. *keyed*: the values are keys of a dict or items of a set, or within such, of which those
-        that are equal become one."""
+        """See the function. *keyed*: the values are keys of a dict or items of a set, or within them: equal ones become
+        one."""
         olds, news = _members(old, self._old), _members(new, self._new)
         tagged = sum("tag" in one for one in olds)
         for one in olds:
@@ -94,11 +91,11 @@ class _Evolution:
                 if tagged > 1 and "tag" not in other and _kind(other) == _RECORD:
                     yield f"{path} (which of {tagged} records it is)"
                 if "set" in other and "set" not in one:
-                    yield f"{path} (its items that are there more than once)"
+                    yield f"{path} (its items that occur more than once)"
                 yield from self._between(one, other, path, keyed)
 
     def _between(self, one: Any, other: Any, path: str, keyed: bool) -> Iterator[str]:
-        """What is lost where *one* is read as *other*; neither is a union."""
+        """The losses when *one* is read as *other*; neither is a union."""
         was, now = _kind(one), _kind(other)
         if was == _RECORD and now in (_RECORD, _ANY):
             if (id(one), id(other), keyed) in self._compared:
@@ -109,23 +106,23 @@ class _Evolution:
         elif now == _ANY:
             if was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
                 yield f"{path} (its fields that omit_defaults has left out)"
-            for each in (*_keys(one), *_values(one)):
-                yield from self.lost(each, other, path, keyed=keyed)
+            for part in (*_keys(one), *_values(one)):
+                yield from self.lost(part, other, path, keyed=keyed)
         elif now == _DICT:
             keys, values = other["dict"]
             if was in (_DICT, _ANY):
                 yield from self.lost(one["dict"][0] if was == _DICT else one, keys, path, keyed=True)
             elif was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
                 yield f"{path} (its fields that omit_defaults has left out)"
-            for each in _values(one):
-                yield from self.lost(each, values, path, keyed=keyed)
+            for value in _values(one):
+                yield from self.lost(value, values, path, keyed=keyed)
         elif was == now == _TUPLE:
-            for each, to in zip(one["tuple"], other["tuple"], strict=False):
-                yield from self.lost(each, to, path, keyed=keyed)
+            for item, to in zip(one["tuple"], other["tuple"], strict=False):
+                yield from self.lost(item, to, path, keyed=keyed)
         else:
-            for each in _values(one):
+            for value in _values(one):
                 for to in _values(other):
-                    yield from self.lost(each, to, path, keyed=keyed or "set" in other)
+                    yield from self.lost(value, to, path, keyed=keyed or "set" in other)
 
     def _in_record(self, one: Any, record: Any, path: str, keyed: bool) -> Iterator[str]:
         was, fields = _kind(one), dict(record["fields"])
@@ -145,8 +142,8 @@ class _Evolution:
                 elif keyed or not self._may_go(schema):
                     yield f"{path}.{name}"
         elif was == _TUPLE and len(one["tuple"]) <= len(fields):
-            for each, (name, schema) in zip(one["tuple"], fields.items(), strict=False):
-                yield from self.lost(each, schema, f"{path}.{name}", keyed=keyed)
+            for item, (name, schema) in zip(one["tuple"], fields.items(), strict=False):
+                yield from self.lost(item, schema, f"{path}.{name}", keyed=keyed)
         else:
             what = {_DICT: "keys", _ANY: "content"}.get(was, "items")
             yield f"{path} (its {what} beside {', '.join(fields) or 'nothing'})"
@@ -198,44 +195,43 @@ class _Evolution:
                 yield from self.unfit(fields[name], schema, f"{path}.{name}") if name in fields else ()
             elif name not in fields:
                 yield f"{path}.{name} is new and has no default"
-            elif _has_default(fields[name]):  # values from before it was there may lie beside those that have it
+            elif _has_default(fields[name]):  # values from before the field may lie beside newer ones
                 yield f"{path}.{name} has lost its default"
             else:
                 yield from self.unfit(fields[name], schema, f"{path}.{name}")
 
 
 def _records(schema: Any) -> dict[str, list[Any]]:
-    """Every record that *schema* describes, by name."""
-    found = defaultdict[str, list[Any]](list)
+    records = defaultdict[str, list[Any]](list)
     left = [schema]
     while left:
-        each = left.pop()
-        if isinstance(each, list):
-            left += each
-        elif isinstance(each, dict):
-            if "fields" in each:
-                found[each["record"]].append(each)
-                left += (of for _, of in each["fields"])
+        schema = left.pop()
+        if isinstance(schema, list):
+            left += schema
+        elif isinstance(schema, dict):
+            if "fields" in schema:
+                records[schema["record"]].append(schema)
+                left += (of for _, of in schema["fields"])
             else:
-                left += (of for form, of in each.items() if form in ("optional", "union", *_KINDS))
-    return found
+                left += (of for form, of in schema.items() if form in ("optional", "union", *_KINDS))
+    return records
 
 
 def _members(schema: Any, records: dict[str, list[Any]]) -> list[Any]:
-    """The schemas of which a value of *schema* has one: none is a union, or a record that is described elsewhere."""
+    """The alternatives of *schema*, without unions and references to records."""
     if not isinstance(schema, dict):
         return [schema]
     if "optional" in schema:
         return _members(schema["optional"], records)
     if "union" in schema:
-        return [each for member in schema["union"] for each in _members(member, records)]
+        return [leaf for member in schema["union"] for leaf in _members(member, records)]
     if "record" in schema and "fields" not in schema:
         return records[schema["record"]]
     return [schema]
 
 
 def _one(schema: Any, records: dict[str, list[Any]]) -> Any:
-    """The only member of *schema*, or a schema that has no form."""
+    """The only member of *schema*, else a schema without a form."""
     members = _members(schema, records)
     return members[0] if len(members) == 1 else {}
 
@@ -245,13 +241,12 @@ def _has_default(field: Any) -> bool:
 
 
 def _is_omitted(field: Any) -> bool:
-    """Whether a value leaves the field out where it has its default."""
+    """Whether the bytes omit the field if it has its default."""
     return isinstance(field, dict) and "omitted" in field
 
 
 def _is_same_default(was: Any, now: Any) -> bool:
-    """Whether what *was* left out is read as it was, as far as the schemas tell: a type that always writes its fields
-    does not say its defaults."""
+    """Whether the omitted default of *was* is that of *now*: a type that always writes its fields does not tell it."""
     return _is_omitted(now) and [type(was["omitted"]), was["omitted"]] == [type(now["omitted"]), now["omitted"]]
 
 
@@ -262,17 +257,17 @@ def _kind(schema: Any) -> str:
 
 
 def _not_told(one: Any, other: Any, keyed: bool) -> str:
-    """What scalar *other* does not say of scalar *one*; empty if nothing."""
+    """The loss when scalar *one* is read as scalar *other*; else empty."""
     if not (isinstance(one, str) and isinstance(other, str)):
         return ""
     if keyed and other in _MERGED.get(one, ()):
         return f"its keys or items that are the same {other}"
-    return f"what its texts say that a {other} cannot" if one in _TEXTS and other in _TIMES else ""
+    return f"details of its texts that a {other} lacks" if one in _TEXTS and other in _TIMES else ""
 
 
 def _may_be_read(one: Any, other: Any) -> bool:
-    """Whether something of *one* may be lost in *other*. Records of either layout are compared: that a NamedTuple's
-    fields are written by position, older schemas do not say."""
+    """Whether *other* may read *one*, and lose something. Records of either layout are compared: older schemas do not
+    tell that a NamedTuple's fields are written by position."""
     was, now = _kind(one), _kind(other)
     if not now or not was:
         return False
@@ -285,12 +280,12 @@ def _may_be_read(one: Any, other: Any) -> bool:
 
 
 def _is_map(schema: Any) -> bool:
-    """Whether msgpack has its values as a map, and not as an array."""
+    """Whether its values are maps in msgpack, and not arrays."""
     return _kind(schema) == _DICT or (_kind(schema) == _RECORD and not schema.get("array"))
 
 
 def _values(schema: Any) -> list[Any]:
-    """The schemas of what a value of *schema* holds, without the keys of a dict."""
+    """The schemas of the parts of a value, without the keys of a dict."""
     match _kind(schema):
         case "record":
             return [of for _, of in schema["fields"]]
@@ -304,12 +299,12 @@ def _values(schema: Any) -> list[Any]:
 
 
 def _keys(schema: Any) -> list[Any]:
-    """The schema of the keys of a dict; of all else, nothing."""
+    """The schema of the keys of a dict; else none."""
     return [schema["dict"][0]] if _kind(schema) == _DICT else []
 
 
 def _values_at(schema: Any, place: int, value: Any) -> list[Any]:
-    """The schemas that the item of *value* at *place* may have, where that is of *schema*."""
+    """The schemas of the item at *place* of *value*, which is of *schema*."""
     match _kind(schema):
         case "tuple":
             return list(schema["tuple"][place : place + 1])
@@ -322,7 +317,7 @@ def _values_at(schema: Any, place: int, value: Any) -> list[Any]:
 
 
 def _may_be(value: Any, schema: Any) -> bool:
-    """Whether msgpack has *value* for one of *schema*, which is no union, and which may hold records."""
+    """Whether *value*, from msgpack, may be one of *schema*, which is no union, and may hold records."""
     kind = _kind(schema)
     if kind in ("", _ANY):
         return False
@@ -335,16 +330,16 @@ def _may_be(value: Any, schema: Any) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two values in builtin types are one, as no truth value and number are."""
+    """Whether two values in builtin types are equal; True is not 1."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_equal(each, other[name]) for name, each in one.items())
+        return one.keys() == other.keys() and all(_is_equal(value, other[name]) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_is_equal, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _form(schema: Any) -> str:
-    """The form of a schema's values, of which no other is read; empty where it has several."""
+    """The form of a schema's values, which reads no other; empty if it has several."""
     if isinstance(schema, str):
         return schema if schema in _PLAIN else ""
     if "record" in schema:

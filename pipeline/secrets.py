@@ -1,7 +1,6 @@
-"""Secrets by reference: `env:NAME` and `file:/path` stand for what a variable or a file holds.
+"""Secrets by reference: `env:NAME` and `file:/path` stand for the content of a variable or a file.
 
-A reference is looked up each time a client is made, so that a changed secret is taken up by the next one, and it
-travels to other processes as the reference.
+A reference is looked up for each new client, so the next one takes a changed secret. Other processes get the reference.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pathlib import Path
 from exactlyonce.pipeline.errors import ConfigError
 
 SECRET_CHARACTERS = 8
-"""A shorter secret is masked only where it stands by itself: what is left of other words would tell it."""
+"""A shorter secret is masked only as a whole word: the rest of longer words would reveal it."""
 
 
 class Secret(str):
-    """A secret on its way to a client library. Its repr hides it: libraries log the arguments that they are given."""
+    """A secret for a client library. Its repr hides it: libraries log their arguments."""
 
     __slots__ = ()
 
@@ -46,7 +45,7 @@ def _pattern(secret: str) -> str:
 
 
 def is_reference(value: str) -> bool:
-    """Whether *value* says where a secret is, and is none itself.
+    """Whether *value* is a reference to a secret.
 
     >>> is_reference("env:PASSWORD"), is_reference("hunter2")
     (True, False)
@@ -55,7 +54,7 @@ def is_reference(value: str) -> bool:
 
 
 def reference_problem(value: str) -> str | None:
-    """What is wrong with a reference as it is written; None: nothing, or it is no reference.
+    """The mistake in a reference; None: there is none, or it is no reference.
 
     >>> reference_problem("env:"), reference_problem("env:PASSWORD")
     ('it names no variable: write env:NAME', None)
@@ -65,24 +64,24 @@ def reference_problem(value: str) -> str | None:
 
 
 def look_up(name: str, value: str) -> str:
-    """What *value*, the setting *name*, refers to, or itself if it is no reference. Nothing is no secret."""
+    """The secret that *value*, of the setting *name*, refers to, or *value* itself. An empty secret is an error."""
     if problem := reference_problem(value):
         raise ConfigError(f"{name} is {value}, but {problem}.")
     kind, _, target = value.partition(":")
     if kind == "env":
         if target not in os.environ:
             raise ConfigError(f"{name} is {value}, but the environment has no variable {target}. Export it.")
-        found, place = os.environ[target], f"the variable {target}"
+        secret, place = os.environ[target], f"the variable {target}"
     elif kind == "file":
         try:
             text = Path(target).read_text(encoding="utf-8", errors="surrogateescape")  # as the environment is read
         except OSError as error:
             raise ConfigError(f"{name} is {value}, which cannot be read: {error.strerror}.") from None
-        found, place = text.rstrip("\r\n"), f"the file {target}"
+        secret, place = text.rstrip("\r\n"), f"the file {target}"
     else:
         return value
-    if any("\udc80" <= each <= "\udcff" for each in found):
-        raise ConfigError(f"{name} is {value}, but {place} is no UTF-8. Put it there as that.")
-    if not found.strip():
-        raise ConfigError(f"{name} is {value}, but {place} is empty. Put there what it is to be.")
-    return found
+    if any("\udc80" <= character <= "\udcff" for character in secret):
+        raise ConfigError(f"{name} is {value}, but {place} is not UTF-8. Encode it so.")
+    if not secret.strip():
+        raise ConfigError(f"{name} is {value}, but {place} is empty. Put the secret there.")
+    return secret

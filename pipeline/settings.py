@@ -1,7 +1,7 @@
-"""The declaration of a setting: it stands once, with the field that holds it. Pure.
+"""The declaration of a setting, once, with its field. Pure.
 
-The parser of the command line, the keys of a settings file, the keyword arguments of `Pipeline.run`, what is refused,
-and the tables of docs/settings.md all follow from it.
+The command line, the settings file, the keyword arguments of `Pipeline.run`, the checks and the tables of
+docs/settings.md follow from it.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from exactlyonce.pipeline.names import setting as setting_named
 from exactlyonce.pipeline.sizes import byte_count, written_size
 
 DURATION, COUNT, SIZE, FLAG, CHOICE, TEXT, OTHER = "duration", "count", "size", "flag", "choice", "text", "other"
-"""How a value is written: "500ms", 3, "512mb", true, one of some words, any text, or as its reader says."""
+"""The form of a value: "500ms", 3, "512mb", true, one of some words, any text, or one of its reader."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is declared of a setting beside its field's name, type and default."""
+    """The declaration of a setting, beside its field's name, type and default."""
 
     kind: str
     help: str
-    """Its line of a command's help, without the default."""
+    """The help of the command line, without the default."""
     flink: str = ""
-    """What Flink calls it, as docs/settings.md has it; empty: there is no equal."""
+    """Flink's name for docs/settings.md; empty if there is none."""
     minimum: int = 0
-    """Of counts; of durations in milliseconds, of sizes in bytes."""
+    """In milliseconds for durations, in bytes for sizes."""
     choices: tuple[str, ...] = ()
     reader: Callable[[str], str] = str
-    """Makes a text the field's value, or raises `ConfigError`."""
+    """Converts a text to the field's value, or raises `ConfigError`."""
     default: str = ""
-    """The default in words, where the value itself tells less."""
+    """The default in words, if they tell more than the value."""
     key: str = ""
-    """Its name in a file; empty: that of the field, without its unit."""
+    """The name in a file; empty: that of the field, without its unit."""
     keyword: str = ""
-    """Its name in Python and, with dashes, on the command line; empty: `key`."""
+    """The name in Python and, with dashes, on the command line; empty: `key`."""
     in_file: bool = True
     """Whether a settings file may have it."""
     metavar: str = ""
-    """What stands for its value in a command's help; empty: a word for its kind."""
+    """The value's placeholder in the help; empty: a word for its kind."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,24 @@ class Declared:
 
     @property
     def key(self) -> str:
-        """Its name in a file."""
         return self.setting.key or self.field.removesuffix("_ms").removesuffix("_bytes")
 
     @property
     def keyword(self) -> str:
-        """Its name in Python."""
         return self.setting.keyword or self.key
 
     @property
     def option(self) -> str:
-        """Its name on the command line, without dashes before it."""
+        """The name on the command line, without leading dashes."""
         return self.keyword.replace("_", "-")
 
     @property
     def named(self) -> str:
-        """Its name in errors."""
         return setting_named(self.keyword)
 
     @property
     def default_text(self) -> str:
-        """The default as a person would write it."""
+        """The default as in a settings file."""
         kind, value = self.setting.kind, self.default
         if self.setting.default:
             return self.setting.default
@@ -90,7 +87,7 @@ class Declared:
         return written_duration(value) if kind == DURATION else written_size(value) if kind == SIZE else str(value)
 
     def read(self, value: Any) -> Any:
-        """The field's value from one that was given in Python or in a file; ConfigError if it is of another kind."""
+        """The field's value from one of Python or of a file; ConfigError for another kind."""
         match self.setting.kind:
             case "duration":
                 return duration_ms(value, self.named)
@@ -105,14 +102,14 @@ class Declared:
         return value
 
     def read_text(self, text: str) -> Any:
-        """A value as `read` takes it, from the command line; refused there already if it is out of bounds."""
+        """A value for `read`, from the command line; ConfigError if it is out of bounds."""
         is_number = self.setting.kind == COUNT and text.lstrip("-").isdecimal()
         value = int(text) if is_number else text
         self.check(self.read(value))
         return value
 
     def check(self, value: Any) -> None:
-        """ConfigError where the field's value is out of bounds."""
+        """ConfigError if the field's value is out of bounds."""
         setting = self.setting
         if setting.choices and value not in setting.choices:
             raise ConfigError(f"{self.named} is {value!r}: choose one of {', '.join(setting.choices)}.")
@@ -122,7 +119,7 @@ class Declared:
 
 
 def whole_number(value: Any, name: str) -> int:
-    """*value*, if it is a whole number; ConfigError, in which the setting is called *name*, if not."""
+    """*value*, if it is a whole number; else a ConfigError about the setting *name*."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}: write a whole number.")
     return value
@@ -136,14 +133,14 @@ def declared(owner: type) -> dict[str, Declared]:
     else:
         annotations = [(field.name, field.default, get_args(field.type)) for field in msgspec.structs.fields(owner)]
         fields = [
-            (name, default, next((each for each in found if isinstance(each, Setting)), None))
+            (name, default, next((annotation for annotation in found if isinstance(annotation, Setting)), None))
             for name, default, found in annotations
         ]
     return {name: Declared(name, default, setting) for name, default, setting in fields if setting is not None}
 
 
 def check_bounds(holder: object) -> None:
-    """ConfigError where a field of *holder* is out of the bounds that its setting has."""
+    """ConfigError if a field of *holder* is out of its setting's bounds."""
     owner: Any = type(holder)
-    for field, each in declared(owner).items():
-        each.check(getattr(holder, field))
+    for field, setting in declared(owner).items():
+        setting.check(getattr(holder, field))

@@ -1,4 +1,4 @@
-"""The description of a sink, which opens nothing, and how the functions in it are called. Engines know how to write."""
+"""The description of a sink, which opens no connection, and the call of its functions. Engines write to it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Sink(ABC, Generic[T_contra]):
-    """Where records go."""
+    """The destination of records."""
 
     delivery: str = EXACTLY_ONCE
-    """What a failure does to an output: a `pipeline.delivery.Delivery`."""
+    """A `pipeline.delivery.Delivery`."""
 
     @property
     def needs_type(self) -> bool:
-        """Whether it must know the type of the records to encode them."""
+        """Whether it needs the type of the records, to encode them."""
         return True
 
     @property
     def topic(self) -> str | None:
-        """The Kafka topic that is written to, if one is."""
+        """The Kafka topic of the output, if there is one."""
         return None
 
     @property
     def shown(self) -> str:
-        """What it writes to, and how, for people: a topic, or a table with mode and key."""
+        """The target for people: a topic, or a table with mode and key."""
         return self.topic or ""
 
     @property
@@ -42,26 +42,26 @@ class Sink(ABC, Generic[T_contra]):
         return self.delivery == EXACTLY_ONCE
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with this description for records of this type, each as a sentence that says how to fix it."""
+        """The mistakes in this description for records of this type, each with its remedy."""
         return iter(())
 
     @abstractmethod
     def describe(self, type_: Any) -> dict[str, Any]:
-        """What makes two such sinks the same, as JSON values: part of the graph's fingerprint and of manifests."""
+        """The identity of the sink, as JSON values: part of the graph's fingerprint and of manifests."""
 
 
 @contextmanager
 def naming(sink: str) -> Iterator[None]:
-    """What a store refuses within, or does not answer, is told as that of *sink*: stores do not know whose they are."""
+    """Add the name of *sink* to the errors of its store, which does not know it."""
     try:
         yield
     except (StoreError, StoreUnavailable, ConfigError) as error:
-        kind = next(each for each in (StoreError, StoreUnavailable, ConfigError) if isinstance(error, each))
+        kind = next(kind for kind in (StoreError, StoreUnavailable, ConfigError) if isinstance(error, kind))
         raise kind(f"Sink {sink!r}: {error}") from error
 
 
 class FunctionRaised(Exception):
-    """A function that a sink was given, as its *argument*, raised on a record: see `__cause__`."""
+    """The user's function in *argument* of a sink raised on a record: see `__cause__`."""
 
     def __init__(self, argument: str) -> None:
         super().__init__(argument)
@@ -69,7 +69,7 @@ class FunctionRaised(Exception):
 
 
 def mapped(argument: str, function: Callable[[T], R], outputs: Sequence[T]) -> list[R]:
-    """What the user's *function*, which a sink was given as *argument*, makes of each output."""
+    """The results of the user's *function*, in *argument* of a sink, for each output."""
     try:
         made = list(map(function, outputs))
         require_whole(made, len(outputs))

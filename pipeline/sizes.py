@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them: "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
+"""Sizes and counts in text: "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written_size(count: int) -> str:
 
 
 def shown_bytes(count: int) -> str:
-    """A size for people, everywhere.
+    """A size for people.
 
     >>> shown_bytes(384), shown_bytes(1536), shown_bytes(3 << 30)
     ('384 B', '1.5 kB', '3.0 GB')

@@ -1,4 +1,4 @@
-"""The description of a source, which opens nothing. Engines know how to read each."""
+"""The description of a source, which opens no connection. Engines read it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Source(ABC, Generic[T_co]):
-    """Where records come from."""
+    """The origin of records."""
+
+    start_group: str | None = None
+    """The consumer group at whose offsets it begins, if any."""
 
     @property
     @abstractmethod
     def type(self) -> Any:
-        """The type of the records that it gives."""
+        """The type of the records."""
 
     @property
     def topic(self) -> str | None:
-        """The Kafka topic that is read, if one is."""
+        """The Kafka topic of the input, if there is one."""
         return None
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with this description, each as a sentence that says how to fix it."""
+        """The mistakes in this description, each with its remedy."""
         return iter(())
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What makes two such sources the same, as JSON values: part of the graph's fingerprint and of manifests."""
+        """The identity of the source, as JSON values: part of the graph's fingerprint and of manifests."""

@@ -1,7 +1,7 @@
 """The pipeline as a user writes it: streams, and the operators on them.
 
-Only `build` raises for a wrong graph, and it names all mistakes at once, each with its file and line. A stream may be
-used several times: each use gets all of its records.
+Only `build` raises for a wrong graph, and names all mistakes at once, with file and line. A stream may be used several
+times: each use gets all its records.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class _Partial(Protocol[R_co]):
-    """`functools.partial` of a class, to type checkers, which else take it for a function that returns an instance."""
+    """`functools.partial` of a class: type checkers would take it for a function that returns an instance."""
 
     @property
     def func(self) -> Callable[..., R_co]: ...
 
 
 class Pipeline:
-    """A pipeline: sources, operators and sinks, under a name that its checkpoints are found by.
+    """A pipeline of sources, operators and sinks. Its name identifies its checkpoints.
 
     >>> from exactlyonce.connectors import KafkaSource
     >>> from exactlyonce.sinks import KafkaSink
@@ -55,23 +55,23 @@ class Pipeline:
       map-after-words  map               <- words  : str
       out              sink              <- map-after-words KafkaSink loud-words
 
-    *max_parallelism* is the number of key groups: state can be spread over at most as many subtasks. It is part of
-    every checkpoint and cannot be changed later.
+    *max_parallelism* is the number of key groups, and the limit of subtasks with state. It is part of every checkpoint
+    and cannot be changed later.
     """
 
     def __init__(self, name: str, max_parallelism: int = 128) -> None:
         self.name = name
         self.max_parallelism = max_parallelism
         self.scope = caller().f_globals
-        """The names of the module that makes it, by which worker processes import it."""
+        """The globals of its module, by which worker processes import it."""
         self._builder = Builder(name, max_parallelism)
 
     def source(self, id: str, source: Source[T]) -> Stream[T]:
-        """A stream of what *source* gives."""
+        """The stream of *source*."""
         return Stream(self._builder, self._builder.add_source(id, source))
 
     def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
-        """A loop: a stream of the records, of *type*, that `feed` gives it further on, so that they come round again.
+        """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
 
         >>> from exactlyonce.connectors import KafkaSource
         >>> from exactlyonce.sinks import KafkaSink
@@ -81,22 +81,24 @@ class Pipeline:
         >>> numbers.filter(lambda n: n % 2 == 0).map(lambda n: n // 2, output=int).feed(halved)
         >>> numbers.filter(lambda n: n % 2 == 1).sink("odd", KafkaSink("odd-parts"))
 
-        A loop begins where its stream is united with others, and has an operator on its way that lets records out. What
-        goes round is part of every checkpoint. With *pause*, a duration as "500ms", a record rests for that long before
-        it comes round: to try again later. After a crash, it may rest for less.
+        Unite the loop with other streams, and put an operator into it that lets records out. Records in the loop are
+        part of every checkpoint. With *pause*, a duration as "500ms", a record waits so long before it comes round, to
+        try again later. After a crash it may wait less.
         """
         return Feedback(self._builder, self._builder.add_loop(id, type, pause))
 
     def build(self) -> LogicalGraph:
-        """The checked graph; raises `GraphError` naming every mistake and how to fix it."""
+        """The checked graph; raises `GraphError` with every mistake and its remedy."""
         return self._builder.build()
 
     def run(self, engine: str = "local", **options: Any) -> Any:
         """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
 
-        *on_event* is a function that gets what are lines of JSON there, each as a dict.
+        ``run("spark", spark=spark, until="latest")`` runs on a Spark session, up to the present end of the topics, with
+        the options of `exactlyonce.spark.backfill`.
 
-        In a script, call it under ``if __name__ == "__main__":``, since worker processes import the script.
+        *on_event* is a function that gets each event, a line of JSON there, as a dict. In a script, call `run` under
+        ``if __name__ == "__main__":``, since worker processes import the script.
         """
         from exactlyonce.pipeline.loading import run
 
@@ -107,15 +109,13 @@ class Pipeline:
 
 
 class _Stream(Generic[T]):
-    """An output of a node while a pipeline is written."""
-
     def __init__(self, builder: Builder, origin: Input) -> None:
         self._builder = builder
         self._origin = origin
 
     def __iter__(self) -> NoReturn:
         where = location(caller())
-        raise GraphError(f"{where}: a stream cannot be looped over: it has no records before the pipeline runs")
+        raise GraphError(f"{where}: a stream cannot be iterated: it has no records before the pipeline runs")
 
 
 class Stream(_Stream[T]):
@@ -163,7 +163,7 @@ class Stream(_Stream[T]):
     @overload
     def peek(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
     def peek(self, fn: Any = print, *, id: str | None = None) -> Stream[T]:
-        """The same records, with ``fn(record)`` called for each: to look on. After a failure it is called again."""
+        """The same records, after a call of ``fn(record)`` for each. After a failure it is called again."""
         return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
 
     @overload
@@ -204,17 +204,17 @@ class Stream(_Stream[T]):
     def union(self, *others: Stream[Any], id: str | None = None) -> Stream[Any]:
         """The records of this stream and the others. Only the order within each is kept."""
         origins = [self._origin, *(self._builder.own(other, "union") for other in others)]
-        found = [origin for origin in origins if origin is not None]
+        known = [origin for origin in origins if origin is not None]
         if not others:
             self._builder.problem("union() needs at least one other stream")
-        type_ = hints.union(self._builder.type_of(origin) for origin in found)
-        return Stream(self._builder, self._builder.add(Kind.UNION, id, tuple(found), type=type_))
+        type_ = hints.union(self._builder.type_of(origin) for origin in known)
+        return Stream(self._builder, self._builder.add(Kind.UNION, id, tuple(known), type=type_))
 
     def key_by(self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False) -> KeyedStream[K, T]:
         """The stream by key, for an operator with state: each key has its own.
 
-        A key is anything that msgspec encodes; 1, "1" and True are three keys. *partitioned* says that all records of a
-        key are in one partition of the topic that is read, as when the topic has that key: nothing is shuffled then.
+        A key is any value that msgspec encodes; 1, "1" and True are three keys. *partitioned*: all records of a key are
+        in one partition of the source's topic, as if the topic has that key, so nothing is shuffled.
         """
         function = self._builder.read(fn, ("record",))
         origin = self._builder.add(
@@ -229,7 +229,7 @@ class Stream(_Stream[T]):
         return KeyedStream(self._builder, origin)
 
     def feed(self, loop: Feedback[T]) -> None:
-        """Let the records come round at *loop*, which `Pipeline.feedback` gave."""
+        """Feed the records to *loop*, from `Pipeline.feedback`."""
         self._builder.feed(self._origin, loop)
 
     def sink(self, id: str, sink: Sink[T]) -> None:
@@ -252,11 +252,11 @@ class Stream(_Stream[T]):
 
 
 class Feedback(Stream[T]):
-    """The stream of what was fed to a loop; see `Pipeline.feedback`."""
+    """The stream of the records fed to a loop; see `Pipeline.feedback`."""
 
 
 class KeyedStream(_Stream[T], Generic[K, T]):
-    """A stream with a key for each record; operators with state stand on it."""
+    """A stream with a key for each record, for operators with state."""
 
     @overload
     def stateful_map(
@@ -311,12 +311,12 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
         The state is None at a key's first record; a new state of None deletes the key. *state* is its type, or an
-        `AvroCodec`, by whose schema it is kept: when that changes, older states are read by Avro's rules. Where neither
-        names and defaults of fields nor these rules tell how, *state_version* grows by one, and *migrations* has by
-        version the function that makes a state of the next one.
+        `AvroCodec` whose schema stores it: after a change, older states are read by Avro's rules. If neither names and
+        defaults of fields nor these rules can convert older states, raise *state_version* by one; *migrations* maps a
+        version to the function that converts its states to the next one.
 
-        With *outputs* it is ``fn(state, record, emit)``, and ``emit(value, late)`` gives records to one of them; `side`
-        gives their streams.
+        With *outputs* it is ``fn(state, record, emit)``, and ``emit(value, late)`` writes to one of them; `side`
+        returns their streams.
         """
         function = self._builder.read(fn, _taken(outputs), yields="use stateful_flat_map")
         returned_state, returned = hints.pair(function.returns)
@@ -413,15 +413,14 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         def __getattr__(self, name: str) -> Any:
             if hasattr(Stream, name) and not name.startswith("_"):
                 where = location(caller())
-                raise GraphError(f"{where}: {name} does not stand on a keyed stream: put it before .key_by(...)")
+                raise GraphError(f"{where}: {name} is not for keyed streams: put it before .key_by(...)")
             raise AttributeError(f"a KeyedStream has no {name!r}")
 
 
 def _given(output: Any, declared: Any) -> Any:
-    """The type that the user gave for an output, or else the one that the function declares."""
+    """The given type of an output, else the annotated one."""
     return declared if output is None else hints.known(output)
 
 
 def _taken(outputs: Sequence[Output[Any]]) -> tuple[str, ...]:
-    """The arguments of a function with state."""
     return ("state", "record", "emit") if outputs else ("state", "record")

@@ -1,4 +1,4 @@
-"""The checks of a whole graph before it may run. Every mistake is found in one pass, with its file and line."""
+"""The checks of a whole graph. One pass finds every mistake, with its file and line."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _WANTED = {
     Kind.KEY_BY: "an operator with state, as .reduce(id, fn)",
     Kind.FEEDBACK: "a stream's .union(...) with them",
 }
-"""What to do with records that go nowhere, by the kind of who gives them, but for a sink."""
+"""The missing consumer of unused records by the kind of their node, other than a sink."""
 _LETTING_NONE_OUT = (Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE)
-"""Each record that comes to them goes on."""
+"""The kinds that drop no record."""
 _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake, as a sentence that says how to fix it."""
+    """A mistake with its remedy."""
 
     location: str
     text: str
 
 
 def check(graph: LogicalGraph, written_at: str) -> Iterator[Problem]:
-    """All that is wrong with a graph."""
+    """All mistakes in a graph."""
     yield from (Problem(written_at, text) for text in _whole(graph))
     for node in graph.nodes:
         yield from (Problem(node.location, text) for text in _node(graph, node))
@@ -54,6 +54,11 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.source:
         yield from node.source.problems()
         yield from _source_topic(graph, node)
+        if node.source.start_group == graph.pipeline_id:
+            yield (
+                f"start_group={node.source.start_group!r} is the pipeline's own name, under which its offsets are "
+                f"published: the group's would be overwritten. Give the pipeline another name"
+            )
     if node.sink:
         yield from _sink(graph, node)
     if node.kind is Kind.KEY_BY:
@@ -69,17 +74,17 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
         return
     if not graph.consumers(node.id):
         wanted = _WANTED.get(node.kind, ".sink(id, ...)")
-        yield f"the records of {node.id!r} go nowhere: add {wanted}, or take it away"
+        yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
     for output in node.outputs:
         if not graph.consumers(node.id, output):
-            yield f"the records of output {output!r} go nowhere: use .side(...) of it, or take it away"
+            yield f"the records of output {output!r} are not used: use .side(...) of it, or remove it"
 
 
 def _source_topic(graph: LogicalGraph, node: Node) -> Iterator[str]:
     topic = node.source.topic if node.source else None
     first = next(other for other in graph.sources if other.source and other.source.topic == topic)
     if topic and first is not node:
-        yield f"topic {topic!r} is read by {first.id!r} already: use that stream a second time"
+        yield f"{first.id!r} already reads topic {topic!r}: use that stream a second time"
 
 
 def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -96,7 +101,7 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
 
 def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
-        if node.kind is not Kind.REDUCE:  # whose state is of its input's type, which key_by has asked for
+        if node.kind is not Kind.REDUCE:  # its state has the type of its input, which key_by needs
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"
@@ -111,31 +116,31 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield f"the key must be encoded, and {problem}"
     above = graph.above(node.id)
     if node.partitioned and above & {edge.stateful for edge in graph.shuffles}:
-        yield "partitioned=True is about the topic that is read, and records were shuffled since: leave it out"
-    elif node.partitioned and above & {each.id for each in graph.loops}:
-        yield "partitioned=True is about the topic that is read, and records come round a loop, too: leave it out"
+        yield "partitioned=True is about the source's topic, but the records were shuffled since: leave it out"
+    elif node.partitioned and above & {loop.id for loop in graph.loops}:
+        yield "partitioned=True is about the source's topic, but records also come from a loop: leave it out"
 
 
 def _loop(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.type is UNKNOWN:
         yield f"the type of the records of loop {node.id!r} is unknown: give it to pipeline.feedback(id, type)"
     elif problem := _problem(lambda: wire.describe(node.type)):
-        yield f"records that go round are kept in checkpoints, and {problem}"
+        yield f"the records of a loop are kept in checkpoints, and {problem}"
     if not node.inputs:
-        yield f"nothing is fed to loop {node.id!r}: give it records by .feed(...) of a stream"
+        yield f"loop {node.id!r} has no input: give it records by .feed(...) of a stream"
     elif node.id not in (above := graph.above(node.id)):
-        yield f"loop {node.id!r} is fed records of which none has come from it: that is no cycle, use .union(...)"
-    elif not any(graph.node(each).kind is Kind.SOURCE for each in above):
-        yield f"nothing ever comes into loop {node.id!r}: unite it with a stream of a source by .union(...)"
+        yield f"loop {node.id!r} gets no record back from itself: that is no cycle, use .union(...)"
+    elif not any(graph.node(node_id).kind is Kind.SOURCE for node_id in above):
+        yield f"no record ever enters loop {node.id!r}: unite it with a stream of a source by .union(...)"
     elif not _lets_out(graph, node):
         yield (
-            f"no record ever comes out of loop {node.id!r}: every operator on its way passes on each one. Put a "
-            f"filter, a flat_map or a process(...) there, so that only what is to come round is fed to it"
+            f"no record ever leaves loop {node.id!r}: every operator in it passes on each one. Put a filter, a "
+            f"flat_map or a process(...) there, so that only some records are fed back"
         )
 
 
 def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
-    """Whether on every way round an operator can keep a record from coming round."""
+    """Whether every path of the loop has an operator that can drop a record."""
     ways, seen = [read.node for read in loop.inputs if read.output is None], set[str]()
     while ways:
         node = graph.node(ways.pop())
@@ -156,7 +161,7 @@ def _problem(describe: Callable[[], Any]) -> str | None:
 
 
 def _unknown(graph: LogicalGraph, origin: Input, why: str) -> str:
-    """Names the operator that gives records of unknown type, which may be far above the one that needs it."""
+    """The mistake of an unknown type, with the operator that it comes from, which may be far upstream."""
     node = graph.node(origin.node)
     while node.kind in _PASSING_ON and node.inputs:
         origin = next((read for read in node.inputs if graph.type_of(read) is UNKNOWN), node.inputs[0])

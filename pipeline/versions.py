@@ -1,7 +1,7 @@
-"""Versions of the state that an operator keeps: which one the code has, and how older ones become it.
+"""Versions of an operator's state: the present one, and the migrations of older ones.
 
-Invariant: a migration is a function of a state alone; states that lie in older blocks go through it each time that they
-are read, until they are written anew.
+Invariant: a migration is a function of a state alone. It runs whenever a state in an older block is read, until the
+state is written again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from exactlyonce.pipeline.hints import UNKNOWN
 
 
 class MigrationStep(NamedTuple):
-    """From one version of a state to the next."""
+    """A migration from one version of a state to the next."""
 
     version: int
     takes: Any
-    """The type of what *migrate* takes."""
+    """The parameter type of *migrate*."""
     migrate: Callable[[Any], Any]
 
 
@@ -29,35 +29,35 @@ class VersionedState:
     """The type of a state in its present version."""
 
     type: Any
-    """Also an `AvroCodec`: states are kept, and evolve, by its schema."""
+    """Also an `AvroCodec`, whose schema stores the states and governs their evolution."""
     version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
-    """By version, the function that makes a state of the next one. Without one, a state is taken over by the names and
-    defaults of its fields, or by Avro's rules."""
+    """The function by version that converts a state to the next one. Without one, the names and defaults of fields
+    convert it, or Avro's rules."""
     key_type: Any = UNKNOWN
-    """Of the keys, as far as the function of `key_by` says it."""
+    """The annotated type of the keys."""
     drops_fields: bool = False
-    """Whether fields of kept states that the type does not have are given up, whatever they hold."""
+    """Whether stored fields that the type lacks are dropped, whatever they hold."""
 
     @property
     def keys(self) -> Any:
-        """What checkpoints note of the keys; None: nothing is known."""
+        """The schema of the keys for checkpoints; None: unknown."""
         return key_types.described(self.key_type)
 
     @property
     def codec(self) -> AvroCodec[Any] | None:
-        """What states are kept by, if not by their type alone."""
+        """The codec of states, if there is one."""
         return self.type if isinstance(self.type, AvroCodec) else None
 
     @property
     def schema(self) -> Any:
-        """What checkpoints note of the states: with defaults, for code that has some of the fields no more. Raises
+        """The schema of states for checkpoints, with defaults, for code that lacks some of the fields. Raises
         `UnsupportedType`."""
         return {"avro": self.codec.schema} if self.codec is not None else schema.describe(self.type, defaults=True)
 
     @property
     def layout(self) -> Any:
-        """The schema without what no byte depends on: a part of the graph's fingerprint."""
+        """The schema of the bytes alone: part of the graph's fingerprint."""
         return self.schema if self.codec is not None else schema.describe(self.type)
 
     @property
@@ -66,7 +66,6 @@ class VersionedState:
         return schema.type_name(self.type if self.codec is None else self.codec.type)
 
     def steps(self, written: int) -> list[MigrationStep]:
-        """The migrations from version *written* on."""
         return [
             MigrationStep(version, _taken(self.migrations[version]), self.migrations[version])
             for version in range(written, self.version)
@@ -75,28 +74,27 @@ class VersionedState:
 
     @property
     def problems(self) -> list[str]:
-        """The mistakes in it, for people."""
-        found = []
+        problems = []
         if self.codec is not None and self.codec.schema_id is not None:
-            found.append("state= is an AvroCodec with a schema_id, which is for topics: leave it out")
+            problems.append("state= is an AvroCodec with a schema_id, which is for topics: leave it out")
         if self.codec is not None and (lost := self.codec.dropped):
-            found.append(
-                f"the schema of state= has fields that {self.name} has not, {', '.join(lost)}, which would be lost "
-                "with the next write: give the type these fields, or take them out of the schema"
+            problems.append(
+                f"the schema of state= has fields that {self.name} lacks, {', '.join(lost)}, which the next write "
+                "would lose: add these fields to the type, or remove them from the schema"
             )
         if self.version < 1:
-            found.append(f"state_version is {self.version}: versions begin at 1")
+            problems.append(f"state_version is {self.version}: versions begin at 1")
         for version in sorted(self.migrations):
             if not 1 <= version < self.version:
-                found.append(
-                    f"there is a migration of version {version}, and state_version is {self.version}: migrations are "
-                    f"keyed by the version that they take, which lies below state_version: raise it, or correct the key"
+                problems.append(
+                    f"there is a migration of version {version}, but state_version is {self.version}: the key of a "
+                    f"migration is its old version, below state_version: raise that, or correct the key"
                 )
-        return found
+        return problems
 
 
 def _taken(migration: Callable[[Any], Any]) -> Any:
-    """The type that *migration* says it takes; what it says nothing of comes as msgpack has it, a record as a dict."""
+    """The annotated parameter type of *migration*; without one it gets msgpack's plain values, such as dicts."""
     read = functions.read(migration, ("state",), {})
     taken = read.parameters[0] if read.parameters else UNKNOWN
     return Any if taken is UNKNOWN else taken

@@ -1,10 +1,10 @@
-"""The form that records have between processes and in captures of in-flight records.
+"""The wire form of records, between processes and in captures of in-flight records.
 
-A type that msgspec can decode is its own form. In a union of classes that it cannot tell apart, for they have no tags,
-each record travels with the name of its class: the form is a tagged union of envelopes, which schemas describe as they
-describe any other type. State, keys and sinks have no such form: others read what these write.
+A type that msgspec can decode is its own form. For a union of classes without tags, which msgspec cannot tell apart,
+the form is a tagged union of envelopes, with the name of each record's class. State, keys and sinks have no such form:
+other programs read them.
 
-Invariant: the class of a record decides, exactly. A record of any other class is an error, and never read as a member.
+Invariant: the exact class of a record decides. A record of another class is an error, and never read as a member.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)
 
 @dataclass(frozen=True)
 class Wire:
-    """The form of the records of one type."""
+    """The wire form of the records of one type."""
 
     type: Any
-    """As msgpack is decoded."""
+    """The type that msgpack is decoded to."""
     wrap: Callable[[list[Any]], list[Any]] | None = None
-    """Makes the form of records; TypeError for one of a class that is no member. None: they have it already."""
+    """Converts records to the form; TypeError for one of another class. None: they have it already."""
     unwrap: Callable[[list[Any]], list[Any]] | None = None
-    """Makes records of the form again."""
+    """Converts the form to records."""
 
 
 def wire_of(type_: Any) -> Wire:
-    """The form of records of *type_*; that of a type that cannot be encoded is the type itself.
+    """The wire form of *type_*; a type that cannot be encoded is its own.
 
     >>> class Order(msgspec.Struct):
     ...     id: int
@@ -51,23 +51,23 @@ def wire_of(type_: Any) -> Wire:
     envelopes: dict[type, Callable[[Any], Any]] = {class_: _envelope(class_, of) for class_, of in classes.items()}
     wire_type = hints.union([*envelopes.values(), *([NoneType] if hints.admits_none(type_) else [])])
     if hints.admits_none(type_):
-        envelopes[NoneType] = _itself
+        envelopes[NoneType] = lambda record: record
 
     def wrap(records: list[Any]) -> list[Any]:
         try:
             return [envelopes[type(record)](record) for record in records]
         except KeyError as error:
             names = ", ".join(sorted(class_.__name__ for class_ in envelopes))
-            raise TypeError(f"a {error.args[0].__name__} is of none of its classes, {names}") from None
+            raise TypeError(f"a {error.args[0].__name__} is none of its classes, {names}") from None
 
     def unwrap(wrapped: list[Any]) -> list[Any]:
-        return [each if each is None else each.record for each in wrapped]
+        return [envelope if envelope is None else envelope.record for envelope in wrapped]
 
     return Wire(wire_type, wrap, unwrap)
 
 
 def apart(type_: Any) -> dict[type, Any]:
-    """By class, the members of a union that only their classes tell apart; empty: msgspec does, or nothing can."""
+    """The members by class of a union that only the classes tell apart; empty: msgspec does, or nothing can."""
     members = [member for member in hints.members(type_) if member is not NoneType]
     if len(members) < 2 or _is_decodable(type_) or not all(map(_is_decodable, members)):
         return {}
@@ -79,7 +79,7 @@ def apart(type_: Any) -> dict[type, Any]:
 
 
 def describe(type_: Any) -> Any:
-    """The schema of the form; raises `UnsupportedType` where there is none."""
+    """The schema of the form; raises `UnsupportedType` if there is none."""
     return schema.describe(wire_of(type_).type)
 
 
@@ -94,7 +94,3 @@ def _is_decodable(type_: Any) -> bool:
 def _envelope(class_: type, of: Any) -> type:
     name = class_.__name__
     return msgspec.defstruct(f"Untagged{name}", [("record", of)], tag=name, array_like=True)
-
-
-def _itself(record: Any) -> Any:
-    return record

@@ -1,11 +1,11 @@
 """Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
 
-`writer` and `committer` are the seams to engines; `refusals` has the words for what stores refuse. What stores with a
-ledger share is in `write_ahead/` (rows that wait in the checkpoint topic), `prepared/` (rows that wait in the store)
-and `sql/` (tables of any database).
+`writer` and `committer` are the seams to engines; `refusals` has the error texts of stores, `ledger` the rules of their
+ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store) and
+`sql/` (tables of any database).
 
-May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported when it is asked
-for: a process starts with the sinks of its pipeline alone.
+May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported on first use: a
+process starts with the sinks of its pipeline alone.
 """
 
 from importlib import import_module
@@ -14,19 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from exactlyonce.sinks.files.sink import FileSink
     from exactlyonce.sinks.kafka.sink import KafkaSink
+    from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
     from exactlyonce.sinks.mysql.sink import MySQLSink
     from exactlyonce.sinks.postgres.sink import PostgresSink
     from exactlyonce.sinks.print_sink import PrintSink
     from exactlyonce.sinks.redis.sink import RedisSink
     from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-    from exactlyonce.sinks.write_ahead.store import (
-        ForeignLedger,
-        LedgerBehind,
-        LedgerEntry,
-        RowEncoder,
-        SinkLedger,
-        Store,
-    )
+    from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 __all__ = [
     "FileSink",
@@ -46,24 +40,24 @@ __all__ = [
 
 _MODULES = {
     "FileSink": "files.sink",
-    "ForeignLedger": "write_ahead.store",
+    "ForeignLedger": "ledger",
     "KafkaSink": "kafka.sink",
-    "LedgerBehind": "write_ahead.store",
-    "LedgerEntry": "write_ahead.store",
+    "LedgerBehind": "ledger",
+    "LedgerEntry": "ledger",
     "MySQLSink": "mysql.sink",
     "PostgresSink": "postgres.sink",
     "PrintSink": "print_sink",
     "RedisSink": "redis.sink",
     "RowEncoder": "write_ahead.store",
-    "SinkLedger": "write_ahead.store",
+    "SinkLedger": "ledger",
     "Store": "write_ahead.store",
     "WriteAheadSink": "write_ahead.sink",
 }
 
-if not TYPE_CHECKING:  # a checker of types would take any name for one of these
+if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        return found
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value

@@ -1,7 +1,6 @@
-"""The seam between a leader and a sink whose store keeps a ledger: who commits what its writers have set aside.
+"""The seam between a leader and a sink whose store keeps a ledger: the committer of what its writers have staged.
 
-Invariants: the ledger lies in the store, is changed in one step with the data, and is what decides; a committer can be
-asked the same again by any process, at any time, and does it once.
+Invariant: any process may repeat a request at any time, and its effect comes once; the ledger decides.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.sinks.ledger import SinkLedger
 
 
 class Committer(Protocol):
-    """Of one sink. For one thread at a time.
+    """The committer of one sink, for one thread at a time.
 
-    All raise `StoreUnavailable` where the store does not answer, from which nothing follows, and `StoreError` where it
+    Each method raises `StoreUnavailable` if the store does not answer, which proves nothing, and `StoreError` if it
     refuses; `fence` and `commit` also `ForeignLedger`, `LedgerBehind` and `Fenced`.
     """
 
@@ -28,59 +28,58 @@ class Committer(Protocol):
 
     @property
     def ledger(self) -> str:
-        """Where its ledger is, and what of it is the sink's: for whoever has to look at it, or to empty it. It has no
-        secret; nothing is asked for it."""
+        """The place of the sink's ledger, for an operator who has to look at it or empty it. It holds no secret, and
+        the store is not asked."""
 
     def check(self) -> None:
-        """Raise unless the store, as it is, can take what the sink writes. Nothing is changed but what the sink is to
-        create."""
+        """Raise unless the store can take what the sink writes. Creates only what the sink is to create."""
 
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
-        """Let no older incarnation commit any more; -> by subtask, the checkpoint in the ledger. See
+        """Fence all older incarnations; -> by subtask, the checkpoint in the ledger. See
         `checkpoint.requests.FenceStore`."""
 
     def clean(self, incarnation: int, attempt: int) -> None:
-        """What older attempts than that one have set aside outside of the checkpoint topic, and nobody has committed,
-        goes. See `checkpoint.requests.CleanStore`."""
+        """Drop what older attempts have staged outside of the checkpoint topic and nobody has committed. See
+        `checkpoint.requests.CleanStore`."""
 
     def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
-        """Commit what the sink has for one checkpoint, oldest first; -> whether any of it was committed now.
+        """Commit all committables of the sink at one checkpoint, oldest first; -> whether any was committed now.
 
-        A store commits all of *committables* and their ledger in one step, unless it `CommitsBySubtask`. May be called
-        again after any outcome, by any process. See `checkpoint.requests.CommitStaged`.
+        All of *committables* and their ledger are one step, unless the committer `CommitsBySubtask`. May be repeated
+        after any outcome, by any process. See `checkpoint.requests.CommitStaged`.
         """
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class CommitsBySubtask(ABC):
-    """A committer whose ledger has an entry for each subtask: its leader asks for one committable at a time, so that an
-    answer, a refusal or an accepted loss is that of one subtask."""
+    """A committer whose ledger has an entry for each subtask. Its leader asks for one committable at a time: an answer,
+    a refusal or an accepted loss is that of one subtask."""
 
     def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
-        """See `Committer.commit`: one after the other, so that a call that is repeated skips those that are there."""
+        """See `Committer.commit`: one after the other, so a repeated call skips those that are committed."""
         outcomes = [self.commit_one(committable, incarnation, origin) for committable in committables]
         return any(outcomes)
 
     @abstractmethod
     def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
-        """-> whether it was committed now, in one step with its entry; False: it had been."""
+        """Commit in one step with the ledger entry; -> whether it was now; False: it had been."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """What waits in a store itself, outside of the checkpoint topic, as the store lists it."""
+    """Output that waits in a store itself, outside of the checkpoint topic, as the store lists it."""
 
     name: str
-    """As a committable names it in its body, or tells it apart."""
+    """A committable has it in its body."""
     subtask: int
     incarnation: int
     attempt: int
     checkpoint: int | None = None
-    """At whose barrier it was cut; None: the store does not show it."""
+    """The one at whose barrier it was cut; None: the store does not show it."""
     since_ms: int | None = None
-    """When it was set aside, likewise."""
+    """The time of staging; None: the store does not show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,43 +87,50 @@ class StoreView:
     """A sink's store as a look shows it."""
 
     incarnation: int = 0
-    """The newest that has fenced; 0: none."""
+    """See `SinkLedger`, as for the next two."""
     origin: str = ""
-    """The id of the checkpoint topic that the ledger was begun for; empty: there is no ledger yet."""
     ledger: Mapping[int, int] = field(default_factory=dict)
     """By subtask, the checkpoint whose output is in the store."""
     waiting: tuple[SetAside, ...] = ()
     problem: str = ""
-    """Why the store, as it is, does not take what the sink writes; empty: nothing stands in the way."""
+    """Why the store does not take what the sink writes; empty: it does."""
+
+    @classmethod
+    def of(cls, ledger: SinkLedger, *, waiting: tuple[SetAside, ...] = (), problem: str = "") -> StoreView:
+        """The view of a store with *ledger*."""
+        return cls(
+            incarnation=ledger.incarnation, origin=ledger.origin, ledger=dict(ledger.checkpoints), waiting=waiting,
+            problem=problem,
+        )  # fmt: skip
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A committer whose store can be looked at beside a run: nothing is changed, locked or waited for."""
+    """A committer whose store can be looked at beside a run, without changes, locks or waits."""
 
     def look(self) -> StoreView | None:
-        """None: this store cannot show itself so."""
+        """None: this store cannot be looked at."""
 
 
 @runtime_checkable
 class RollsBack(Protocol):
-    """A committer of what holds something in its store while it waits, as prepared transactions hold locks."""
+    """A committer whose staged output holds resources of the store, as prepared transactions hold locks."""
 
     def roll_back(self, names: Collection[str], incarnation: int, origin: str) -> list[str]:
-        """Roll back those of *names* that wait; -> them. Nobody may be able to decide on them any more: who made them
-        has been fenced, as have all up to *incarnation*. Changes nothing where the ledger is not of *origin*."""
+        """Roll back those of *names* that wait; -> them. All incarnations up to *incarnation* must have been fenced, so
+        that nobody can decide on them any more. Changes nothing if the ledger is not of *origin*."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitterContext:
-    """What a committer is made of, beside the description of its sink."""
+    """The arguments of a committer, beside the description of its sink."""
 
     pipeline: str
     sink: str
     type: Any
-    """Of the records."""
+    """The records' type."""
     blocks: Blocks
-    """Reads what was set aside in the checkpoint topic."""
+    """Reads what was staged in the checkpoint topic."""
 
 
 @runtime_checkable
@@ -133,7 +139,7 @@ class Committing(Protocol):
 
     @property
     def stages(self) -> bool:
-        """Whether its writers set anything aside; else they write to the store themselves, which is only checked."""
+        """Whether its writers stage output; else they write to the store themselves, which is only checked."""
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        """Its committer; nothing is asked yet."""
+        """Its committer; the store is not asked yet."""

@@ -1,10 +1,10 @@
 """The writer of a sink whose delivery is at most once: outputs wait until their checkpoint is finalized, and are then
 written, once.
 
-Invariants: nothing is written before a checkpoint is finalized that says that its input is done with, so whatever reads
-that input again has written nothing of it; what is handed on is never handed on again. Outputs of an aborted checkpoint
-wait for the next one. What waits is in memory up to a bound, and beyond that in a file without a name, which ends with
-the process: it is what a crash loses. Only what may be written now, and is not, leaves the writer no `room`.
+Invariants: an output is written only after the checkpoint that covers its input is finalized, so a replay of that input
+has written nothing of it before; outputs are handed on once. Outputs of an aborted checkpoint wait for the next one.
+Waiting outputs are in memory up to a bound, and beyond it in an unnamed file; a crash loses both. Only finalized ones
+that are not written yet leave the writer no `room`.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ import msgspec
 from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, SinkWriter
 
 MEMORY_BYTES_MAX = 8 << 20
-"""Of an interval; more of it goes to a file."""
+"""In memory for each interval; the rest goes to a file."""
 UNWRITTEN_BYTES_MAX = 64 << 20
-"""Of finalized intervals, before the caller is asked to pause."""
+"""In finalized intervals, before the caller is asked to pause."""
 FRAMES_AT_ONCE = 16
-"""Batches that are handed on before the worker does something else."""
+"""Batches that one poll hands on."""
 
 _HEADER = struct.Struct("<I")
 
 
 @dataclass
 class _Interval:
-    """What was written between two barriers, or up to now."""
+    """The outputs between two barriers, or up to now."""
 
-    kept: IO[bytes] | None = None
+    file: IO[bytes] | None = None
     size: int = 0
     records: int = 0
     checkpoint: int = 0
 
     def keep(self, packed: bytes, records: int) -> None:
-        if self.kept is None:
-            self.kept = tempfile.SpooledTemporaryFile(MEMORY_BYTES_MAX)  # noqa: SIM115 - it is closed once it was read
-        self.kept.write(_HEADER.pack(len(packed)) + packed)
+        if self.file is None:
+            self.file = tempfile.SpooledTemporaryFile(MEMORY_BYTES_MAX)  # noqa: SIM115 - it is closed once it was read
+        self.file.write(_HEADER.pack(len(packed)) + packed)
         self.size += _HEADER.size + len(packed)
         self.records += records
 
     def frames(self) -> Iterator[bytes]:
-        """All that was kept, once."""
-        if self.kept is None:
+        """All kept frames; may be called once."""
+        if self.file is None:
             return
-        self.kept.seek(0)
-        while header := self.kept.read(_HEADER.size):
-            yield self.kept.read(_HEADER.unpack(header)[0])
-        self.kept.close()
+        self.file.seek(0)
+        while header := self.file.read(_HEADER.size):
+            yield self.file.read(_HEADER.unpack(header)[0])
+        self.file.close()
 
 
 @dataclass
 class DeferredWriter:
-    """Passes outputs on to *inner*, which writes them at once; see the module. They are of *type_*, whose length is the
-    number of records, and wait as msgpack."""
+    """Passes outputs on to *inner*, which writes them at once; see the module. Outputs are of *type_*, have as length
+    their number of records, and wait as msgpack."""
 
     inner: SinkWriter
     type_: Any
@@ -70,12 +70,12 @@ class DeferredWriter:
     unwritten: int = 0
     _open: _Interval = field(default_factory=_Interval)
     _cut: deque[_Interval] = field(default_factory=deque)
-    """Not finalized yet."""
+    """Intervals that are not finalized yet."""
     _finalized: deque[_Interval] = field(default_factory=deque)
     _frames: Iterator[bytes] | None = None
-    """Of the first that is finalized."""
+    """Those left of the first finalized interval."""
     _handed_on: deque[_Interval] = field(default_factory=deque)
-    """To the inner writer, which may have them under way."""
+    """Intervals that the inner writer has not flushed yet."""
 
     def __post_init__(self) -> None:
         self.sink = self.inner.sink
@@ -83,42 +83,42 @@ class DeferredWriter:
 
     @property
     def held_up(self) -> str:
-        """As of the writer behind it."""
+        """See `SinkWriter`: as of the inner writer."""
         return self.inner.held_up
 
     @property
     def room(self) -> int:
-        """None while more may be written than should wait for it: the store is slower than the stream."""
-        return 0 if sum(each.size for each in self._finalized) > UNWRITTEN_BYTES_MAX else ROOM
+        """See `SinkWriter`: 0 while the store is slower than the stream."""
+        return 0 if sum(interval.size for interval in self._finalized) > UNWRITTEN_BYTES_MAX else ROOM
 
     def write(self, outputs: Any) -> None:
-        """Keep *outputs* aside."""
-        with self._room():
+        """Keep *outputs* for later."""
+        with self._disk_explained():
             self._open.keep(self._pack(outputs), len(outputs))
         self.records += len(outputs)
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
+    def _disk_explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise SinkFailed(
-                f"sink {self.sink!r}: what waits for its checkpoint does not fit into {tempfile.gettempdir()}: "
-                f"{error.strerror}. Make room there, or set TMPDIR to a folder that has it."
+                f"sink {self.sink!r}: the outputs that wait for their checkpoint do not fit into "
+                f"{tempfile.gettempdir()}: {error.strerror}. Make room there, or set TMPDIR to a folder that has it."
             ) from None
 
     def barrier(self, checkpoint: int) -> None:
-        """What was written before waits for *checkpoint*, or a later one."""
+        """Let the outputs so far wait for *checkpoint*, or a later one."""
         self._open.checkpoint = checkpoint
         self._cut.append(self._open)
         self._open = _Interval()
 
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """Nothing is to be flushed: a crash may lose what waits."""
+        """See `SinkWriter`: an empty interval at once, since a crash may lose what waits."""
         return FlushedInterval()
 
     def finalized(self, checkpoint: int) -> None:
-        """All that was cut at *checkpoint* or before may be written now; `poll` does."""
+        """Let `poll` write all intervals up to *checkpoint*."""
         while self._cut and self._cut[0].checkpoint <= checkpoint:
             interval = self._cut.popleft()
             if interval.records:
@@ -126,7 +126,7 @@ class DeferredWriter:
                 self.unwritten += interval.records
 
     def poll(self, wait_s: float = 0.0) -> bool:
-        """Hand on what may be written, as fast as it is taken."""
+        """Hand on finalized outputs, as fast as the inner writer takes them."""
         moved = self.inner.poll(wait_s)
         for _ in range(FRAMES_AT_ONCE):
             if not self._finalized or not self.inner.room:
@@ -139,9 +139,9 @@ class DeferredWriter:
         return moved
 
     def _hand_on(self) -> None:
-        """The next frame, or the barrier behind the last."""
+        """Hand on the next frame, or the barrier after the last."""
         self._frames = self._frames or self._finalized[0].frames()
-        with self._room():
+        with self._disk_explained():
             frame = next(self._frames, None)
         if frame is not None:
             self.inner.write(self._unpack(frame))
@@ -151,5 +151,5 @@ class DeferredWriter:
         self._handed_on.append(self._finalized.popleft())
 
     def abandon(self) -> None:
-        """What waits is lost."""
+        """Give up all waiting outputs."""
         self.inner.abandon()

@@ -17,8 +17,8 @@ from exactlyonce.sinks.writer import FlushedInterval, IntervalWriter, Opened, Wr
 class PrintSink(Sink[object]):
     """Writes the repr of each record to the standard output, a line each.
 
-    At least once, not exactly once: what is printed cannot be taken back, so after a failure lines come again. A
-    character that the output's encoding has not is written as an escape, and a reader that goes away ends the run.
+    At least once, not exactly once: printed lines cannot be taken back, and come again after a failure. A character
+    that the output's encoding lacks is written as an escape, and a reader that goes away ends the run.
     """
 
     prefix: str = ""
@@ -30,11 +30,11 @@ class PrintSink(Sink[object]):
         return False
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """That it prints."""
+        """The kind alone."""
         return {"sink": "print"}
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """Its subtasks print into one another's lines, but whole lines."""
+        """See `Writable`; subtasks print whole lines."""
         return Opened(_Printer(context.sink), _Lines(self.prefix))
 
 
@@ -47,7 +47,7 @@ class _Lines:
 
 
 class _Printer(IntervalWriter):
-    """A writer that sets nothing aside."""
+    """A writer that prints at once."""
 
     def write(self, outputs: list[str]) -> None:
         self.records += len(outputs)

@@ -1,37 +1,37 @@
-"""The words of a store's refusals: one text for one error, whatever the store.
+"""The error texts of stores: one text for one error, whatever the store.
 
-`StoreUnavailable` passes by itself, or by an operator's hand, and its rows wait; `StoreError` is what another attempt
-would meet again, and says what to do. *server* begins a sentence; *said* are the server's or the driver's words,
-without a secret and without a full stop.
+`StoreUnavailable` passes by itself or by an operator's hand, and rows wait for it; another attempt would meet a
+`StoreError` again, which says what to do. *server* begins a sentence; *message* is the server's or the driver's text,
+without secrets and without a full stop.
 """
 
 from __future__ import annotations
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 
-AGAIN = "Nothing is lost: it is asked again."
+_AGAIN = "Nothing is lost: it is asked again."
 
 
 def silent(server: str, timeout_s: float, advice: str = "") -> StoreUnavailable:
-    """The server has given no sign of life for so long."""
-    return StoreUnavailable(f"{server} has not answered for {timeout_s:g} s. {AGAIN}{' ' if advice else ''}{advice}")
+    """The server has not answered for *timeout_s*."""
+    return StoreUnavailable(f"{server} has not answered for {timeout_s:g} s. {_AGAIN}{' ' if advice else ''}{advice}")
 
 
-def unreachable(server: str, said: str) -> StoreUnavailable:
-    """No connection comes about."""
-    return StoreUnavailable(f"{server} cannot be reached: {said}. Start it, or correct its address. {AGAIN}")
+def unreachable(server: str, message: str) -> StoreUnavailable:
+    """No connection could be made."""
+    return StoreUnavailable(f"{server} cannot be reached: {message}. Start it, or correct its address. {_AGAIN}")
 
 
-def cut_off(server: str, said: str) -> StoreUnavailable:
+def cut_off(server: str, message: str) -> StoreUnavailable:
     """The connection has ended during a request."""
-    return StoreUnavailable(f"{server} has closed the connection, or it was cut: {said}. {AGAIN}")
+    return StoreUnavailable(f"{server} has closed the connection, or it was cut: {message}. {_AGAIN}")
 
 
-def passing(server: str, why: str, said: str, kind: type[StoreUnavailable] = StoreUnavailable) -> StoreUnavailable:
-    """The server answers that it cannot do it now."""
-    return kind(f"{server} cannot do it now: {why}. It says: {said}. {AGAIN}")
+def passing(server: str, why: str, message: str, kind: type[StoreUnavailable] = StoreUnavailable) -> StoreUnavailable:
+    """The server cannot do it now."""
+    return kind(f"{server} cannot do it now: {why}. It says: {message}. {_AGAIN}")
 
 
-def refused(server: str, said: str, advice: str, kind: type[StoreError] = StoreError) -> StoreError:
-    """The server answers what it would answer again, until somebody follows *advice*."""
-    return kind(f"{server} refuses: {said}. {advice}")
+def refused(server: str, message: str, advice: str, kind: type[StoreError] = StoreError) -> StoreError:
+    """The server refuses, and will until somebody follows *advice*."""
+    return kind(f"{server} refuses: {message}. {advice}")

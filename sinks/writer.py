@@ -1,7 +1,7 @@
-"""The seam between an engine and a sink: the writer of one subtask, and what it is made of.
+"""The seam between an engine and a sink: the writer of one subtask, and the context it is made in.
 
-Invariants: a writer belongs to the loop of one worker, and none of its calls waits unless it is told to; what was
-written before `barrier(n)` belongs to checkpoint n; what it pre-commits it never commits: that is the protocol's.
+Invariants: a writer belongs to the loop of one worker, and its calls wait only if told to; outputs before `barrier(n)`
+belong to checkpoint n; a writer pre-commits and never commits: that is the protocol's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 BLOCKS_PENDING_MAX = 64
-"""Blocks of a worker, of 1 MB at most, that are on their way to the broker before whoever writes more waits."""
-
-
+"""In-flight blocks of a worker, of 1 MB at most, at which its writers wait."""
 ROOM = 1 << 20
-"""Of a writer that can take whatever comes at once."""
+"""`SinkWriter.room` without a limit."""
 
 
 class SinkFailed(ExactlyOnceError):
@@ -30,51 +28,51 @@ class SinkFailed(ExactlyOnceError):
 
 @dataclass(frozen=True)
 class FlushedInterval:
-    """All that was written before a barrier is where no crash of this process can take it away."""
+    """The outputs before a barrier, durable beyond a crash of this process."""
 
     precommit: Precommit | None = None
-    """A transaction, which is to be checked; None: nothing was written since the barrier before, or not to Kafka."""
+    """The Kafka transaction to check; None: there were no outputs, or the sink is another."""
     staged: StagedAck | None = None
-    """What was set aside for a store."""
+    """The output staged for a store."""
     written: tuple[BlockRef, ...] = ()
-    """The blocks that this took."""
+    """The blocks written for it."""
 
 
 class SinkWriter(Protocol):
-    """Of one sink subtask."""
+    """The writer of one sink subtask."""
 
     sink: str
     records: int
-    """How many it was given in all."""
+    """The number it was given in all."""
     unwritten: int
-    """Records that wait to be written though their checkpoint is finalized: a clean end waits for them."""
+    """Records of finalized checkpoints that are still to be written: a clean end waits for them."""
 
     def write(self, outputs: Any, /) -> None:
-        """Take what its `SinkEncoder` made of a batch."""
+        """Take an encoded batch of its `SinkEncoder`."""
 
     def barrier(self, checkpoint: int) -> None:
-        """What was written before belongs to *checkpoint*; `take_flushed` tells when it is flushed."""
+        """End the interval of *checkpoint*; `take_flushed` tells when it is flushed."""
 
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
         """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
 
     def poll(self, wait_s: float = 0.0) -> bool:
-        """Go on with what is under way; True if anything moved. May wait so long. Raises `SinkFailed`."""
+        """Make progress, and wait up to *wait_s* for it; True if there was any. Raises `SinkFailed`."""
 
     def finalized(self, checkpoint: int) -> None:
-        """*checkpoint* and all before it are finalized."""
+        """Take notice that *checkpoint* and all before it are finalized."""
 
     def abandon(self) -> None:
-        """The worker ends, however: what is under way need not."""
+        """Give up work in progress, for the worker ends."""
 
     @property
     def room(self) -> int:
-        """How many records more it should be given now; 0: the caller should pause until more was polled, which must
-        not take a barrier."""
+        """The number of records to give it now; 0: the caller should pause until more was polled, which must not take
+        a barrier."""
 
     @property
     def held_up(self) -> str:
-        """What its flush would wait for, in words; empty: for nothing, or who is asked elsewhere says it."""
+        """A sentence on what its flush would wait for; empty: for nothing, or somebody else says so."""
 
     @property
     def open_transactions(self) -> int:
@@ -83,8 +81,8 @@ class SinkWriter(Protocol):
 
 @dataclass
 class IntervalWriter:
-    """The part of a `SinkWriter` that most have in common: each interval is told once, when it is flushed; nothing is
-    open on the broker, and nothing waits for a finalization."""
+    """The common part of most `SinkWriter`s: tells each interval once, when it is flushed; nothing is open on the
+    broker, and nothing waits for a finalization."""
 
     sink: str
     records: int = field(default=0, init=False)
@@ -93,12 +91,12 @@ class IntervalWriter:
 
     @property
     def room(self) -> int:
-        """It takes whatever comes."""
+        """Unlimited."""
         return ROOM
 
     @property
     def held_up(self) -> str:
-        """Its flush waits for nothing."""
+        """Empty."""
         return ""
 
     @property
@@ -107,48 +105,47 @@ class IntervalWriter:
         return 0
 
     def poll(self, wait_s: float = 0.0) -> bool:
-        """Nothing is under way."""
+        """Nothing is in progress."""
         return False
 
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
         return self._flushed.pop(checkpoint, None)
 
     def finalized(self, checkpoint: int) -> None:
         """Nothing waits for it."""
 
     def abandon(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in progress."""
 
 
 class GrantedWriter(SinkWriter, Protocol):
-    """One that writes only under transactional ids that the coordinator grants; see `Sink.transactional`."""
+    """A writer that uses only transactional ids granted by the coordinator; see `Sink.transactional`."""
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        """The coordinator has read whose the id is: it may be written with."""
+        """Write with this id from now on: the coordinator knows its producer."""
 
 
 class SinkEncoder(Protocol):
-    """Turns records into what the sink's writer takes."""
+    """Encodes records for the sink's writer."""
 
     def encode(self, records: Sequence[Any]) -> Any:
-        """Of a batch. It has no effects. What it raises on a record says what of it does not fit, and into what; what
-        the user's functions raise it calls by `pipeline.sink.mapped`."""
+        """The encoded batch, without effects. Errors say which field does not fit, and into what; those of the user's
+        functions are named by `pipeline.sink.mapped`."""
 
 
 class BlockStaging(Protocol):
-    """Where a writer sets aside, in the checkpoint topic, what its committables name."""
+    """The checkpoint topic, as a writer stages blocks in it."""
 
     @property
     def pending(self) -> int:
-        """How many blocks of this worker are on their way."""
+        """The number of in-flight blocks of this worker."""
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
         """Send a block; those of one sink subtask keep their order."""
 
 
 class WriterClients(Protocol):
-    """What a writer reaches the world by."""
+    """The clients of a writer."""
 
     @property
     def clock(self) -> Clock: ...
@@ -159,7 +156,7 @@ class WriterClients(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WriterContext:
-    """What a sink's writer is made of, beside the description."""
+    """The arguments of a sink's writer, beside the description."""
 
     pipeline: str
     sink: str
@@ -167,15 +164,17 @@ class WriterContext:
     incarnation: int
     attempt: int
     type: Any
-    """Of the records."""
+    """The records' type."""
     slots: int
-    """How many transactions it may have at once."""
+    """The number of transactions it may have at once."""
     clients: WriterClients
     staging: BlockStaging
     prepared: Callable[[str], None]
-    """To be called with each transactional id whose producer is ready, and is to be granted."""
+    """Called with each transactional id whose producer is ready to be granted."""
     note: Callable[[str], None]
-    """To be called, on the worker's loop, with what a person should know."""
+    """Called, on the worker's loop, with a sentence for the operator."""
+    partitions: int | None = None
+    """The number of partitions of the sink's topic, if it has one."""
 
 
 class Opened(NamedTuple):
@@ -186,21 +185,21 @@ class Opened(NamedTuple):
 
 
 class WritesToTopic(Protocol):
-    """The description of a sink whose `topic` is one: bounded work stages what it encodes, and writes it later."""
+    """The description of a sink that writes to a topic: bounded work stages encoded outputs, and writes them later."""
 
     @property
     def topic(self) -> str: ...
 
     @property
     def create_partitions(self) -> int | None:
-        """With so many partitions the topic is created if there is none; None: it must be there."""
+        """The partition count with which a missing topic is created; None: it must exist."""
 
-    def encoder(self, type_: Any, /) -> SinkEncoder:
-        """Of records of the type."""
+    def encoder(self, type_: Any, partitions: int | None, /) -> SinkEncoder:
+        """The encoder of records of the type, for a topic with so many partitions."""
 
 
 class Writable(Protocol):
-    """What every description of a sink can do, beside describing."""
+    """The description of any sink."""
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask; nothing is written yet."""
+        """The writer of one subtask, and the encoder; nothing is written yet."""

@@ -1,12 +1,11 @@
-"""The seam between an engine and keyed state: a backend makes the tables in which the subtasks of operators keep it.
+"""The seam between an engine and keyed state: a backend makes the tables of operators' subtasks.
 
-Invariants: a table belongs to the loop of one worker; what is encoded of a snapshot is the state at its barrier,
-whatever records do meanwhile; blocks belong to no backend: what one has written, any other restores, at any
-parallelism. `testing/state_contract/` asks all of it of any backend.
+Invariants: a table belongs to the loop of one worker; a snapshot is the state at its barrier, whatever records do
+meanwhile; any backend restores the blocks of any other, at any parallelism. `testing/state_contract/` tests any
+backend.
 
-A backend that keeps less than all state in memory needs no more than this: where it keeps the rest, and how much memory
-it may take, are arguments of its own; `StoredState.read` gives it a key group when the first record wants it, and
-`fetch` when none does; a snapshot encodes in slices, so that images may be iterated from a store's own snapshot.
+A backend may keep most state outside of memory. `StoredState.read` gives it a key group when the first record wants it,
+and `fetch` when none does; a snapshot encodes in slices, so that images may be iterated from a store's own snapshot.
 """
 
 from __future__ import annotations
@@ -38,13 +37,18 @@ class TableSnapshot(Protocol):
         """All blocks of the state, once it is sealed."""
 
     def encode(self) -> Iterator[EncodedBlock | None]:
-        """Blocks to write; None where a slice of work is done and no block finished. Called once, and advanced between
-        batches: a slice takes a few milliseconds. Raises `StateUnstorable` for a state that is not of the type, and
-        `SnapshotDeclined` where this snapshot cannot be written now; a later one then has all that this one has."""
+        """Blocks to write; None after a slice of work without a finished block. Called once, and advanced between
+        batches: a slice takes a few milliseconds.
+
+        Raises `StateUnstorable` for a state that is not of the type, and `SnapshotDeclined` if the snapshot cannot be
+        written now; a later one then has all of its changes.
+        """
 
     def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
-        """The parts of the index to write, given where the blocks of `encode` were written, in their order; none for
-        empty state. The checkpoint may be a base from now on."""
+        """The parts of the index to write, given the references to the blocks of `encode`; none for empty state.
+
+        The checkpoint may be a base from now on.
+        """
 
 
 class Table(Protocol, Generic[S]):
@@ -61,27 +65,27 @@ class Table(Protocol, Generic[S]):
     ) -> list[O]:
         """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
 
-        Raises `ApplyFailed` where *fn* raises. An output that is the state itself keeps the value that it has.
+        Raises `ApplyFailed` if *fn* raises. An output that is the state itself keeps its value.
         """
 
     def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
         """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
 
-        Raises `ApplyFailed` where *fn* raises. *fn* may change its accumulator in place.
+        Raises `ApplyFailed` if *fn* raises. *fn* may change its accumulator in place.
         """
 
     @property
     def full(self) -> str:
-        """Why no record may be applied now, for people: what the table needs room for finds none. Empty: they may."""
+        """Why no record may be applied now, for people: the table lacks room. Empty: records may be applied."""
 
     def fetch(self) -> bool:
-        """Between two batches: read a part of the stored state that no record has wanted yet; False if none was."""
+        """Between two batches: read a part of the stored state that no record has wanted yet; False if none is left."""
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> TableSnapshot:
-        """The synchronous part of a snapshot, in constant time; *whole*: its chain is to have no older block.
+        """The synchronous part of a snapshot, in constant time; *whole*: its chain has no older block.
 
         *base* is 0, or a completed checkpoint that this table sealed or was restored from; bases and checkpoints only
-        grow. A snapshot that is never sealed was aborted; whichever is sealed holds all changes since its base.
+        grow. A snapshot that is never sealed was aborted; a sealed one holds all changes since its base.
         """
 
     def get(self, key: bytes) -> S | None:
@@ -92,10 +96,10 @@ class Table(Protocol, Generic[S]):
 
 
 class StateBackend(Protocol):
-    """Where tables keep their states."""
+    """Makes tables."""
 
     def table(self, stored: StoredState[S]) -> Table[S]:
-        """The table of what is *stored*, for its key groups. Raises what `StoredState.read` raises."""
+        """The table of *stored*. Raises like `StoredState.read`."""
 
     def close(self) -> None:
-        """At a clean end: let go of what the tables have kept beside memory, and of the tables."""
+        """At a clean end: let go of the tables, and of their files."""

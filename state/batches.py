@@ -1,7 +1,7 @@
-"""A batch of records on states in a dict: the loop that every table runs whose newest states are Python objects.
+"""A batch of records on states in a dict: the loop of every table whose newest states are Python objects.
 
-Invariant: before the loop, `_touch` has put the state of every key of the batch into `_states`, where it has one; the
-loop leaves each new state there and in the interval's changes; after it, `_touched` may take states out again.
+Invariant: before the loop, `_touch` has put the existing states of the batch's keys into `_states`; the loop leaves
+each new state there and in the interval's changes; after it, `_touched` may take states out again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ O = TypeVar("O")  # noqa: E741 - the output
 
 
 class BatchTable(Generic[S]):
-    """What tables have in common; they differ in where states come from, and where changes go."""
+    """The common part of tables, which differ in where states come from, and where changes go."""
 
     state_type: StateType[S]
     _states: dict[bytes, S | None]
@@ -35,11 +35,11 @@ class BatchTable(Generic[S]):
         return False
 
     def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
-        """Make ready the states of *keys*; returns the changes of the current interval, to which they may be added."""
+        """Load the states of *keys*; returns the dict for the changes of the current interval."""
         raise NotImplementedError
 
     def _touched(self, added: int) -> None:
-        """The batch is through; it has *added* keys to `_states`, the newest of it."""
+        """After the batch, which has *added* keys at the end of `_states`."""
         raise NotImplementedError
 
     def apply(
@@ -47,8 +47,8 @@ class BatchTable(Generic[S]):
     ) -> list[O]:
         """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
 
-        Raises `ApplyFailed` where *fn* raises. What others hold of a state is never changed by later records: where an
-        output may hold something of it, or it is the record itself, a clone is kept.
+        Raises `ApplyFailed` if *fn* raises. Later records never change an output or a record: if one may hold a part of
+        the state, or is the state, a clone is kept.
         """
         changes, states = self._touch(keys), self._states
         get, count = states.get, len(states)
@@ -79,8 +79,8 @@ class BatchTable(Generic[S]):
     def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
         """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
 
-        Raises `ApplyFailed` where *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place, and
-        may return the record.
+        Raises `ApplyFailed` if *fn* raises. Mutable ones are clones: *fn* may change its accumulator in place, and may
+        return the record.
         """
         changes, states = self._touch(keys), self._states
         get, count = states.get, len(states)

@@ -28,14 +28,14 @@ IMAGE = 0
 INCREMENT = 1
 RAW_TARGET = 256 * 1024
 GROUP_LARGE = 32 * 1024
-"""A key group with this much to write shares a block with one like it at most: whoever wants it reads little else."""
+"""A key group of this size shares a block with one like it at most, so that its reader reads little else."""
 SECTION_SIZE_MAX = 900 * 1000
 _MAGIC = b"EOS1"
 _PREFIX = len(_MAGIC) + 4
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one key group has in a block."""
+    """The part of one key group in a block."""
 
     group: int
     kind: int
@@ -45,36 +45,34 @@ class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a block holds, readable without decompressing it."""
+    """The contents of a block, readable without decompressing it."""
 
     operator: str
     checkpoint: int
     sections: tuple[Section, ...]
     version: int = 1
-    """Of the states: `pipeline.versions`."""
+    """The version of the states; see `pipeline.versions`."""
     key_forms: int = 0
-    """Of the keys with a state: `pipeline.key_types`. It is not in the bytes: the index has it. 0: unknown."""
+    """The forms of the keys with a state; see `pipeline.key_types`. Only the index has it. 0: unknown."""
 
     @property
     def groups(self) -> int:
-        """The key groups that have a section here, as a mask."""
+        """The key groups with a section here, as a mask."""
         return mask_of({section.group for section in self.sections})
 
     @property
     def images(self) -> int:
-        """The key groups that have an image, or a part of it, here, as a mask."""
+        """The key groups with an image, or a part of it, here, as a mask."""
         return mask_of({section.group for section in self.sections if section.kind == IMAGE})
 
 
 class EncodedBlock(msgspec.Struct, frozen=True):
-    """A block to be written."""
-
     header: BlockHeader
     body: bytes
 
     @property
     def group(self) -> int:
-        """The first key group of it: names the block and places it on a partition."""
+        """Its first key group: names the block and places it on a partition."""
         return self.header.sections[0].group
 
 
@@ -84,7 +82,7 @@ _keys_decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes]])
 
 
 class BlockEncoder:
-    """Packs sections into blocks. `add` and `flush` return the block that they finished, if any."""
+    """Packs sections into blocks. The methods return the block that they finished, if any."""
 
     def __init__(self, operator: str, checkpoint: int, version: int = 1) -> None:
         self._operator = operator
@@ -95,7 +93,6 @@ class BlockEncoder:
         self._raw_bytes = self._key_forms = 0
 
     def add(self, group: int, kind: int, keys: EncodedKeys, states: bytes, entries: int) -> EncodedBlock | None:
-        """Take a section of *group*; *keys* from `encode_keys`."""
         size = len(keys.body) + len(states)
         if size > SECTION_SIZE_MAX:
             raise StateUnstorable(
@@ -110,14 +107,13 @@ class BlockEncoder:
         return finished
 
     def begin_group(self, raw_bytes: int) -> EncodedBlock | None:
-        """Finish the block if it should not hold a key group of some *raw_bytes*, too."""
+        """Finish the block if a key group of some *raw_bytes* should not be in it, too."""
         return self._make_room(raw_bytes, RAW_TARGET if raw_bytes < GROUP_LARGE else 2 * GROUP_LARGE)
 
     def _make_room(self, raw_bytes: int, target: int) -> EncodedBlock | None:
         return self.flush() if self._raw_bytes + raw_bytes > target else None
 
     def flush(self) -> EncodedBlock | None:
-        """Finish the block, if anything is in it."""
         if not self._sections:
             return None
         header = BlockHeader(self._operator, self._checkpoint, tuple(self._sections), self._version, self._key_forms)
@@ -138,12 +134,11 @@ class EncodedKeys(NamedTuple):
 
 
 def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes]) -> EncodedKeys:
-    """The keys' half of a section."""
     return EncodedKeys(_encode((keys, deleted)), forms_of(keys))
 
 
 class BlockDecoder:
-    """A block that was read. The sections are decompressed when the first one is wanted, and let go by `release`."""
+    """A block that was read. Its sections are decompressed when the first one is wanted, until `release`."""
 
     def __init__(self, body: bytes) -> None:
         start = _PREFIX + int.from_bytes(body[len(_MAGIC) : _PREFIX], "big")
@@ -184,11 +179,10 @@ class BlockDecoder:
 
     @property
     def raw_bytes(self) -> int:
-        """What it takes then."""
+        """Its decompressed size."""
         return self._ends[-1]
 
     def release(self) -> None:
-        """Let go of what was decompressed; `section` would do it again."""
         self._raw = None
 
     def _decompressed(self) -> bytes:

@@ -1,9 +1,8 @@
 """A chain: the blocks that make up the state of one subtask of one operator at one checkpoint.
 
-A chain never changes. The next one is its blocks and those of a later checkpoint, without the blocks in which every key
-group has since got an image. It knows of every block which key groups it is needed for, so that any of them can be
-restored without the others; and as no block was read to know it, those of the others are carried over by reference.
-Sets of key groups are masks (`key_groups.mask_of`).
+A chain never changes. The next one has its blocks and those of a later checkpoint, without blocks whose key groups all
+have a later image. It knows which key groups need each block, so that any of them can be restored without the others,
+whose blocks are carried over by reference, unread. Sets of key groups are masks (`key_groups.mask_of`).
 """
 
 from __future__ import annotations
@@ -19,24 +18,22 @@ from exactlyonce.state.blocks import BlockHeader
 
 
 class ChainBlock(msgspec.Struct, frozen=True, gc=False):
-    """A block of a chain."""
-
     ref: BlockRef
     checkpoint: int
     groups: int
-    """The key groups in it, of those that the chain is for."""
+    """Its key groups, among those of the chain."""
     images: int
-    """Those of `groups` of which it is an image, or a part of one."""
+    """Those of `groups` with an image, or a part of one, in it."""
     key_forms: int = 0
-    """`BlockHeader.key_forms`; 0 also of a block of before these were noted."""
+    """`BlockHeader.key_forms`; 0 also in checkpoints of older releases."""
 
     def within(self, groups: int) -> ChainBlock:
-        """The same block in a chain that is for *groups* only."""
+        """The same block in a chain of *groups* only."""
         return ChainBlock(self.ref, self.checkpoint, self.groups & groups, self.images & groups, self.key_forms)
 
 
 class Chain:
-    """Blocks, oldest first; of those given, the ones that are needed."""
+    """The needed ones of the given blocks, oldest first."""
 
     def __init__(self, blocks: Iterable[ChainBlock] = ()) -> None:
         needed: list[tuple[ChainBlock, int]] = []
@@ -53,14 +50,14 @@ class Chain:
     @staticmethod
     def of(blocks: Iterable[ChainBlock], groups: int) -> Chain:
         """The chain of *groups*, given the blocks of the chains of all subtasks that had some of them."""
-        found: dict[BlockRef, ChainBlock] = {}
+        by_ref: dict[BlockRef, ChainBlock] = {}
         for block in blocks:
-            before, own = found.get(block.ref), block.within(groups)
+            before, own = by_ref.get(block.ref), block.within(groups)
             if before is not None:
                 groups_of, images_of = before.groups | own.groups, before.images | own.images
                 own = ChainBlock(block.ref, block.checkpoint, groups_of, images_of, block.key_forms)
-            found[block.ref] = own
-        return Chain(sorted(found.values(), key=attrgetter("checkpoint")))
+            by_ref[block.ref] = own
+        return Chain(sorted(by_ref.values(), key=attrgetter("checkpoint")))
 
     def extended(self, written: Iterable[tuple[BlockRef, BlockHeader]]) -> Chain:
         """The chain with the blocks of later checkpoints, oldest first."""
@@ -76,19 +73,16 @@ class Chain:
 
     @property
     def blocks(self) -> tuple[ChainBlock, ...]:
-        """All blocks."""
         return tuple(block for block, _ in self._needed)
 
     @property
     def refs(self) -> tuple[BlockRef, ...]:
-        """Where they lie."""
         return tuple(block.ref for block, _ in self._needed)
 
     @property
     def size(self) -> int:
-        """Bytes of all blocks."""
         return sum(block.ref.size for block, _ in self._needed)
 
     def needed(self, groups: int) -> Iterator[tuple[ChainBlock, int]]:
-        """The blocks that *groups* are restored from, and for which of them each is needed."""
+        """The blocks to restore *groups* from, each with those of *groups* that need it."""
         return ((block, some & groups) for block, some in self._needed if some & groups)

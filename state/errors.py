@@ -1,11 +1,11 @@
-"""The errors of state, and whose fault each is."""
+"""The errors of state."""
 
 from __future__ import annotations
 
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt, UserError
 
 UNDECODABLE = (ValueError, RecursionError, MemoryError)
-"""What msgspec raises on bytes that are not what they should be; `ValueError` includes its own errors and Unicode's."""
+"""Errors of msgspec on damaged bytes; `ValueError` includes its own errors and Unicode's."""
 
 
 class ApplyFailed(Exception):
@@ -17,7 +17,7 @@ class ApplyFailed(Exception):
 
 
 class SnapshotDeclined(ExactlyOnceError):
-    """A snapshot cannot be taken now; a later one can, for the table is whole and goes on. The text says why."""
+    """A snapshot cannot be taken now, but a later one can: the table is whole. The text says why."""
 
 
 class StateUnstorable(UserError):

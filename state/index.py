@@ -1,10 +1,10 @@
-"""The index of a chain: the manifest refers to it alone, and the chain is made of it without reading a block.
+"""The index of a chain: the manifest refers only to it, and the chain is made of it without reading a block.
 
     "EOX2", zlib(msgpack array: the fields of `_Columns`), the SHA-256 of every block end to end
 
-in as many parts as it takes to keep each under `BLOCK_SIZE_MAX` bytes. Every checkpoint writes one for each subtask,
-so what a block takes in it counts. A digest does not compress; all else takes some twelve bytes, since what is alike
-lies together, and what grows is written as its steps.
+in as many parts as keep each under `BLOCK_SIZE_MAX` bytes. Every checkpoint writes one for each subtask, so the size of
+an entry counts. A digest does not compress; the rest takes some twelve bytes, by columns, and by steps where values
+grow.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _DIGEST_SIZE = 32
 
 
 class IndexHead(msgspec.Struct, frozen=True, array_like=True):
-    """What an index says of all blocks."""
+    """The part of an index about all blocks."""
 
     operator: str
     checkpoint: int
     max_parallelism: int
     schema: Any
-    """Of the states, as `VersionedState.schema` gives it; where that is Avro's, all blocks are of it."""
+    """`VersionedState.schema` of the states; an Avro schema is that of all blocks."""
     credit: float = 0.0
-    """`Merging.credit`, as this checkpoint left it."""
+    """`Merging.credit` at this checkpoint."""
     version: int = 1
-    """Of the states; in checkpoints of before, blocks that are older than its first one may have older ones."""
+    """The version of the states; in checkpoints of older releases, older blocks may have older versions."""
     keys: Any = None
-    """The schema of the keys, as `VersionedState.keys` gives it."""
+    """`VersionedState.keys`, the schema of the keys."""
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -51,8 +51,6 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """An index, column by column."""
-
     head: IndexHead
     partitions: list[int]
     offsets: list[int]
@@ -62,11 +60,11 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
     checkpoints: list[int]
     """Steps."""
     groups: bytes
-    """Masks, each little-endian and as long as `max_parallelism` bits take."""
+    """Masks, each little-endian, of `max_parallelism` bits."""
     images: bytes
     """Masks, too."""
     key_forms: bytes = b""
-    """A byte each; none where nothing is known of any."""
+    """A byte each; empty if none is known."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -74,7 +72,7 @@ _decoder = msgspec.msgpack.Decoder(_Columns)
 
 
 def index_digest(parts: Sequence[bytes]) -> bytes:
-    """Names the state that the *parts* of an index stand for, down to the bytes of its blocks."""
+    """Identifies the state of the index in *parts*, down to the bytes of its blocks."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
@@ -109,8 +107,7 @@ def _parts(blocks: Sequence[ChainBlock], head: IndexHead) -> list[bytes]:
 
 
 def _fields(blocks: Sequence[ChainBlock], head: IndexHead) -> tuple[Any, ...]:
-    """The columns; a head without a schema of keys, or of version 1 as well, and without the last column where nothing
-    is known of keys: as it has always been written."""
+    """The columns, as they have always been written: without trailing fields that have their defaults."""
     columns, first = msgspec.structs.astuple(_columns(blocks, head)), msgspec.structs.astuple(head)
     left_out = 0 if head.keys is not None else 1 if head.version > 1 else 2
     noted = columns[1:] if any(columns[-1]) else columns[1:-1]

@@ -1,20 +1,21 @@
 """The changes between two barriers, and their way into blocks.
 
 From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
-most: it distributes the changes by key group, then encodes group by group, images first. Those also need the states
-that did not change, and read them from the table; so while an interval is `open`, the next one keeps in `before` what
-the state of a key was at the barrier, before a record first changes it. Intervals are encoded in order, each once; a
-later checkpoint that needs the same changes sends the same blocks again.
+most: it distributes the changes by key group, then encodes group by group, images first. Images also need unchanged
+states, and read them from the table. So while an interval is `open`, the next one keeps in `before` the states at the
+barrier of keys that records change. Intervals are encoded in order, each once; a later checkpoint that needs the same
+changes sends the same blocks again.
 
 A state of the wrong type, or one that its type does not hold whole, would only be noticed by a restore. So states are
-decoded again and compared: all of the first interval, later some of each.
+decoded again and compared: all of the first interval, later those of some key groups, which take turns, and always
+those of a class that none was read back as (`SectionWriter`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import compress, islice
 from operator import not_
 from types import NoneType
@@ -30,10 +31,10 @@ S = TypeVar("S")
 
 SLICE_ENTRIES = 2048
 PART_ENTRIES = 170_000
-"""A dict copies all that it holds when it grows, which records wait for: past 2^18 * 2/3 entries it is not let grow."""
+"""A dict copies its contents when it grows, while records wait: past 2^18 * 2/3 entries it is not let grow."""
 CHECKED_ENTRIES = 2048
-"""After its first checkpoint, a table decodes no more states of a checkpoint again than these, and what is encoded with
-the last of them: checking takes seven times as long as encoding, or more."""
+"""After its first checkpoint, a table decodes about so many states of each again: checking takes seven times as long as
+encoding, or more."""
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
@@ -43,83 +44,84 @@ T = TypeVar("T")
 ByGroup = defaultdict[int, list[T]]
 
 
+@dataclass
+class TableContents(Generic[S]):
+    """The parts of a hash map that its intervals share."""
+
+    states: dict[bytes, S | None]
+    keys: Mapping[int, dict[bytes, None]]
+    max_parallelism: int
+    state_type: StateType[S]
+    merging: Merging
+
+
 class Interval(Generic[S]):
     """The changes from one barrier to the next; None stands for a deleted key."""
 
-    def __init__(
-        self,
-        states: dict[bytes, S | None],
-        keys: Mapping[int, dict[bytes, None]],
-        max_parallelism: int,
-        state_type: StateType[S],
-        merging: Merging,
-        *,
-        first: bool = True,
-    ) -> None:
+    def __init__(self, table: TableContents[S], *, first: bool = True) -> None:
         """*first*: of its table, in this process. All its states are decoded again, to see that they can be."""
         self.checkpoint = 0
         """The checkpoint at whose barrier it ends; 0 before that."""
-        self._parts: list[dict[bytes, S | None]] = [{}]
-        """The changes that are not distributed yet. Of a key in several parts, the last one counts."""
         self.before: dict[bytes, S | None] = {}
         self.added = ByGroup[bytes](list)
         """The keys that records have added to the table."""
-        self._dropped: set[bytes] = set()
-        self.blocks: list[EncodedBlock] = []
         self.open = True
         """Whether encoding still reads states that records may change."""
         self.encoded = False
         self.credit = 0.0
-        """What merging had left after this interval's images."""
+        """The credit of merging after this interval's images."""
+        self._parts: list[dict[bytes, S | None]] = [{}]
+        """The changes that are not distributed yet. If several parts have a key, the last one counts."""
+        self._dropped: set[bytes] = set()
         self._next: Interval[S] | None = None
-        self._states = states
-        self._keys = keys
-        self._max_parallelism = max_parallelism
-        self._state_type = state_type
-        self._merging = merging
-        self._bytes_per_entry = 0.0
+        self._table = table
+        self._first = first
         self._whole = False
-        self._to_check = sys.maxsize if first else CHECKED_ENTRIES
-        """How many states more are decoded again."""
+
+    @property
+    def blocks(self) -> list[EncodedBlock]:
+        """After its barrier: the blocks that are finished."""
+        return self._writer.blocks
 
     def changes(self) -> dict[bytes, S | None]:
-        """Where to add the changes of a batch."""
+        """The dict for the changes of a batch."""
         if len(self._parts[-1]) > PART_ENTRIES:
             self._parts.append({})
         return self._parts[-1]
 
     def _has_changed(self, key: bytes) -> bool:
-        """Whether a record has changed the state of *key*, as long as the changes are not distributed."""
+        """Whether a record has changed the state of *key*; until the changes are distributed."""
         return any(key in part for part in self._parts)
 
     def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
-        self._writer = BlockEncoder(self._state_type.operator, checkpoint, self._state_type.version)
+        self._writer = SectionWriter(self._table.state_type, checkpoint)
         self._slices = self._encode()
-        self._next = Interval(
-            self._states, self._keys, self._max_parallelism, self._state_type, self._merging, first=False
-        )
+        self._next = Interval(self._table, first=False)
         return self._next
 
     def advance(self) -> None:
-        """Encode one slice more."""
         if next(self._slices, _DONE) is _DONE:
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def _encode(self) -> Iterator[None]:
         changed = sum(map(len, self._parts))
-        merged = set(self._keys) if self._whole else self._merging.choose(self.checkpoint, changed, self._keys)
-        self.credit = self._merging.credit
+        table_keys, merging = self._table.keys, self._table.merging
+        merged = set(table_keys) if self._whole else merging.choose(self.checkpoint, changed, table_keys)
+        self.credit = merging.credit
+        if not self._first:
+            entries = changed + sum(len(table_keys[group]) for group in merged)
+            self._writer.check_turns = max(1, entries // CHECKED_ENTRIES)
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()
         for group in sorted(merged):
             yield from self._image(group)
-        self._keep(self._writer.flush())
-        self.open = self._state_type.mutable
+        self._writer.flush()
+        self.open = self._table.state_type.mutable
         for group in sorted((keys.keys() | deleted.keys()) - merged):
             yield from self._increment(group, keys[group], states[group], deleted[group])
-        self._keep(self._writer.flush())
+        self._writer.flush()
         self.open = False
         yield from self._forget()
         self.encoded = True
@@ -128,7 +130,7 @@ class Interval(Generic[S]):
         """The changed keys and their states, and the deleted keys."""
         keys, states, deleted = ByGroup[bytes](list), ByGroup[S](list), ByGroup[bytes](list)
         for some, some_states in self._newest():
-            groups = key_groups(some, self._max_parallelism)
+            groups = key_groups(some, self._table.max_parallelism)
             if NoneType in set(map(type, some_states)):
                 present = [state is not None for state in some_states]
                 self._delete(compress(zip(some, groups, strict=True), map(not_, present)), deleted)
@@ -138,7 +140,7 @@ class Interval(Generic[S]):
             _exhaust(map(_append, map(states.__getitem__, groups), some_states))
             yield
         while self._parts:
-            self._parts.pop()  # not all at once: that takes its time, too
+            self._parts.pop()  # not all at once: that takes time, too
             yield
         return keys, states, deleted
 
@@ -154,21 +156,22 @@ class Interval(Generic[S]):
                 yield some, some_states
 
     def _delete(self, keys: Iterable[tuple[bytes, int]], deleted: ByGroup[bytes]) -> None:
-        """Take keys out of the table, if no later interval has changed them; note those that older blocks may hold."""
+        """Remove keys from the table, unless a later interval has changed them; note those in older blocks."""
+        table = self._table
         for key, group in keys:
-            if key in self._keys[group]:
+            if key in table.keys[group]:
                 deleted[group].append(key)
             if not any(later._has_changed(key) for later in self._later()):
-                self._states.pop(key, None)
-                self._keys[group].pop(key, None)
+                table.states.pop(key, None)
+                table.keys[group].pop(key, None)
                 self._dropped.add(key)
 
     def _take_in(self) -> Iterator[None]:
-        """Keys that were added and not deleted again are the table's from now on."""
+        """Add new keys that are not deleted again to those of the table."""
         for group, added in self.added.items():
             for start in range(0, len(added), SLICE_ENTRIES):
                 some = [key for key in added[start : start + SLICE_ENTRIES] if key not in self._dropped]
-                self._keys[group].update(dict.fromkeys(some))
+                self._table.keys[group].update(dict.fromkeys(some))
                 yield
         self.added.clear()
 
@@ -181,77 +184,94 @@ class Interval(Generic[S]):
 
     def _image(self, group: int) -> Iterator[None]:
         """Write the whole of *group* as it was at the barrier."""
-        self._merging.imaged(group)
-        keys, left = iter(self._keys[group]), len(self._keys[group])
-        self._begin_group(left)
+        self._table.merging.imaged(group)
+        keys, left = iter(self._table.keys[group]), len(self._table.keys[group])
+        self._writer.begin_group(left)
         while True:
-            some = list(islice(keys, self._entries_per_section()))
+            some = list(islice(keys, self._writer.entries_per_section))
             left -= len(some)
-            self._add(group, IMAGE, *self._at_barrier(some), [])
+            self._writer.add(group, IMAGE, *self._at_barrier(some), [])
             yield
             if not left:
                 return
 
     def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
-        """Those of *keys* that had a state at the barrier, and these states: the newest, if no later interval knows."""
-        found: list[S | None] = list(map(self._states.get, keys))
+        """Those of *keys* with a state at the barrier, and these: the newest, unless a later interval has one."""
+        newest: list[S | None] = list(map(self._table.states.get, keys))
         for later in reversed([*self._later()]):
-            found = list(map(later.before.get, keys, found))
-        states = [state for state in found if state is not None]
+            newest = list(map(later.before.get, keys, newest))
+        states = [state for state in newest if state is not None]
         if len(states) < len(keys):
-            keys = [key for key, state in zip(keys, found, strict=True) if state is not None]
+            keys = [key for key, state in zip(keys, newest, strict=True) if state is not None]
         return keys, states
 
     def _increment(self, group: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> Iterator[None]:
-        """Write what changed in *group*; as an image, if that is all of it."""
-        kind = IMAGE if len(keys) == len(self._keys[group]) else INCREMENT
+        """Write the changes in *group*; as an image, if they are all of it."""
+        kind = IMAGE if len(keys) == len(self._table.keys[group]) else INCREMENT
         if kind == IMAGE:
-            self._merging.imaged(group)
+            self._table.merging.imaged(group)
             deleted = []
         else:
-            self._merging.incremented(group, self.checkpoint, len(keys) + len(deleted))
+            self._table.merging.incremented(group, self.checkpoint, len(keys) + len(deleted))
         more, more_states, more_deleted, left = iter(keys), iter(states), iter(deleted), len(keys) + len(deleted)
-        self._begin_group(left)
+        self._writer.begin_group(left)
         while True:
-            limit = self._entries_per_section()
+            limit = self._writer.entries_per_section
             some, some_states = list(islice(more, limit)), list(islice(more_states, limit))
             some_deleted = list(islice(more_deleted, limit - len(some)))
             left -= len(some) + len(some_deleted)
-            self._add(group, kind, some, some_states, some_deleted)
+            self._writer.add(group, kind, some, some_states, some_deleted)
             yield
             if not left:
                 return
 
-    def _begin_group(self, entries: int) -> None:
-        self._keep(self._writer.begin_group(int(entries * self._bytes_per_entry)))
-
-    def _add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
-        encoded_keys = encode_keys(keys, deleted)
-        encoded_states = self._state_type.encode(states, checked=self._to_check > 0)
-        self._to_check -= len(states)
-        size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
-        self._bytes_per_entry = size / max(1, entries)
-        if size > _SECTION_TARGET and entries > 1:
-            middle = entries // 2
-            beyond = max(0, middle - len(keys))
-            self._add(group, kind, keys[:middle], states[:middle], deleted[:beyond])
-            self._add(group, kind, keys[middle:], states[middle:], deleted[beyond:])
-        else:
-            self._keep(self._writer.add(group, kind, encoded_keys, encoded_states, entries))
-
-    def _entries_per_section(self) -> int:
-        if not self._bytes_per_entry:
-            return _ENTRIES_AT_FIRST
-        return max(1, min(SLICE_ENTRIES, int(_SECTION_TARGET / self._bytes_per_entry)))
-
-    def _keep(self, finished: EncodedBlock | None) -> None:
-        if finished is not None:
-            self.blocks.append(finished)
-
     def _forget(self) -> Iterator[None]:
-        """Let go, in slices too, of what the next interval kept for this one."""
+        """Drop, in slices too, the states that the next interval kept for this one."""
         before = next(self._later()).before
         while before:
             for _ in range(min(SLICE_ENTRIES, len(before))):
                 before.popitem()
             yield
+
+
+class SectionWriter(Generic[S]):
+    """Cuts the states of key groups into sections, and packs these into blocks."""
+
+    def __init__(self, state_type: StateType[S], checkpoint: int) -> None:
+        self.blocks: list[EncodedBlock] = []
+        self.check_turns = 1
+        """The states of a key group are decoded again in one of so many checkpoints."""
+        self._state_type = state_type
+        self._checkpoint = checkpoint
+        self._encoder = BlockEncoder(state_type.operator, checkpoint, state_type.version)
+        self._bytes_per_entry = 0.0
+
+    @property
+    def entries_per_section(self) -> int:
+        if not self._bytes_per_entry:
+            return _ENTRIES_AT_FIRST
+        return max(1, min(SLICE_ENTRIES, int(_SECTION_TARGET / self._bytes_per_entry)))
+
+    def begin_group(self, entries: int) -> None:
+        self._keep(self._encoder.begin_group(int(entries * self._bytes_per_entry)))
+
+    def add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
+        """Add a section, or several where it is too large for one."""
+        encoded_keys = encode_keys(keys, deleted)
+        encoded_states = self._state_type.encode(states, checked=(group + self._checkpoint) % self.check_turns == 0)
+        size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
+        self._bytes_per_entry = size / max(1, entries)
+        if size > _SECTION_TARGET and entries > 1:
+            middle = entries // 2
+            beyond = max(0, middle - len(keys))
+            self.add(group, kind, keys[:middle], states[:middle], deleted[:beyond])
+            self.add(group, kind, keys[middle:], states[middle:], deleted[beyond:])
+        else:
+            self._keep(self._encoder.add(group, kind, encoded_keys, encoded_states, entries))
+
+    def flush(self) -> None:
+        self._keep(self._encoder.flush())
+
+    def _keep(self, finished: EncodedBlock | None) -> None:
+        if finished is not None:
+            self.blocks.append(finished)

@@ -1,6 +1,6 @@
-"""States and keys as JSON for people and for text columns: whatever msgpack holds, with nothing left out.
+"""States and keys as JSON for people and for text columns: any msgpack value, with nothing left out.
 
-Invariant: a dict stays an object. A key that JSON has no name for, a tuple, is named by its own JSON text.
+Invariant: a dict stays an object. A key without a JSON name, as a tuple, is named by its own JSON text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 def json_text(value: Any) -> str:
-    """What msgpack holds, as JSON.
+    """A msgpack value as JSON.
 
     >>> json_text({"sum": 3, 7: 1}), json_text({("ann", 1): [3], None: []})
     ('{"sum":3,"7":1}', '{"[\\\\"ann\\\\",1]":[3],"null":[]}')
@@ -23,11 +23,11 @@ def json_text(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """*value*, with a text in place of every key that JSON has no name for."""
+    """*value*, with a text in place of every key without a JSON name."""
     if isinstance(value, dict):
-        return {_name(key): _named(each) for key, each in value.items()}
+        return {_name(key): _named(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_named(each) for each in value]
+        return [_named(inner) for inner in value]
     return value
 
 

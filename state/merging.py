@@ -1,9 +1,9 @@
-"""The key groups that a checkpoint writes whole, so that chains stay short: rolling, a few at a time, no spikes.
+"""The key groups that a checkpoint writes whole, so that chains stay short: a few at a time, without spikes.
 
-Over any run, no more entries go into merged images than `1 / RATIO` of those in increments, or than rewriting the state
-once in `cycle` checkpoints takes, whichever is more. In return increments never grow far past `RATIO` times the state,
-and no increment that is needed is much older than `cycle` checkpoints. A run may be cut into any number of short runs:
-what is left for images is restored with the state. Only groups that are in the table are ever chosen.
+Over any run, the entries in merged images are at most `1 / RATIO` of those in increments, or as many as rewriting the
+state once in `cycle` checkpoints takes, whichever is more. In return increments never grow far past `RATIO` times the
+state, and no needed increment is much older than `cycle` checkpoints. A run may be cut into any number of short runs:
+the credit for images is restored with the state. Only groups in the table are ever chosen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sized
 from math import isqrt
 
 RATIO = 4
-"""More makes checkpoints cheaper and restarts dearer: of 1,000,000 changing keys, 0.4 s at 4 against 2."""
+"""A larger one makes checkpoints cheaper and restarts slower: with 1,000,000 changing keys by 0.4 s at 4 against 2."""
 CYCLE_MAX = 256
 CYCLE_MIN = 16
 
@@ -22,13 +22,13 @@ class Merging:
 
     def __init__(self, credit: float = 0.0, share: float = 1.0) -> None:
         self.credit = credit
-        """Entries that may go into images, and did not yet."""
+        """Entries that may still go into images."""
         self.share = share
-        """Of the subtask's key groups, those in the table. The others' entries are taken to be as many in each."""
+        """The share of the subtask's key groups in the table; the others are taken to be as large."""
         self.entries: dict[int, int] = {}
-        """By group, how many its increments have since its image."""
+        """The entries in a group's increments since its image, by group."""
         self.oldest: dict[int, int] = {}
-        """By group, the checkpoint of its first increment since its image."""
+        """The checkpoint of a group's first increment since its image, by group."""
 
     def incremented(self, group: int, checkpoint: int, entries: int) -> None:
         """*group* got an increment. Checkpoints may come in any order."""
@@ -41,7 +41,7 @@ class Merging:
         self.oldest.pop(group, None)
 
     def choose(self, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
-        """The groups to write whole at *checkpoint*, in which *changed* keys changed: those most in need of it."""
+        """The groups most in need of an image at *checkpoint*, in which *changed* keys changed."""
         total = sum(map(len, tables.values())) / self.share
         cycle = _cycle(total)
         needs = {
@@ -50,7 +50,8 @@ class Merging:
         }
         self.credit += max(changed / RATIO, total / cycle)
         chosen: set[int] = set()
-        for group in sorted((each for each in needs if needs[each] >= 0.5), key=needs.__getitem__, reverse=True):
+        needy = (group for group, need in needs.items() if need >= 0.5)
+        for group in sorted(needy, key=needs.__getitem__, reverse=True):
             cost = len(tables[group])
             if cost > self.credit:
                 self.credit = min(self.credit, cost)

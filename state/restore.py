@@ -1,6 +1,6 @@
 """State from the blocks of any number of old subtasks, for any parallelism, for some key groups or all, in any backend.
 
-The indexes alone are read here; of the blocks, a backend reads what it wants (`stored`). All others stay in the chain.
+Only the indexes are read here; a backend reads the blocks that it wants (`stored`). All others stay in the chain.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def restore(
 ) -> Table[Any]:
     """The table of *groups* at *checkpoint*, given all parts of the indexes of the old subtasks that had any of them.
 
-    With *touched*, only these of *groups* are read. The table refuses records of the others, and its snapshots carry
-    their blocks over; unless all are to be written anew, which needs all. *fetch* is given the references of the blocks
-    that are needed and yields each with its body, in any order. Raises `StateIncompatible` or `DamagedState`.
+    With *touched*, only these of *groups* are read, unless all must be written anew. The table refuses records of the
+    others, and its snapshots carry their blocks over. *fetch* is given the references of needed blocks and yields each
+    with its body, in any order. Raises `StateIncompatible` or `DamagedState`.
     """
     known = touched is None or set(touched) <= set(groups)
     require(known, f"of the key groups {groups} only those are touched that are among them")

@@ -6,19 +6,19 @@ order. Every chain is the base's with all blocks since, so blocks of a checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader, EncodedBlock
-from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.state_type import StateType
+from exactlyonce.state.stored import StoredState
 
 
 class BlockSequence(Protocol):
-    """Blocks, by number; a list of them is one. Whoever has many need not have all of them in memory."""
+    """Blocks by number, like a list of them; not all need be in memory."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, number: int, /) -> EncodedBlock: ...
@@ -33,39 +33,68 @@ class Encoding(Protocol):
 
     @property
     def blocks(self) -> BlockSequence:
-        """Those that are finished."""
+        """The finished ones."""
 
     def advance(self) -> None:
         """Encode one slice more."""
 
 
+E = TypeVar("E", bound=Encoding)
+
+
+class SnapshotHistory(Generic[E]):
+    """The chains of the checkpoints that may be a base, and the intervals since the oldest of them."""
+
+    def __init__(self, stored: StoredState[Any]) -> None:
+        self.intervals: list[E] = []
+        """Oldest first."""
+        self.chains = {stored.checkpoint: stored.chain}
+        self._operator = stored.operator
+        self._latest = stored.checkpoint
+        self._anew = stored.anew
+
+    def begin(self, checkpoint: int, base: int, *, whole: bool) -> bool:
+        """Check a new snapshot's numbers, and forget everything before *base*; returns whether to write all state."""
+        require(checkpoint > self._latest, f"checkpoint {checkpoint} is later than {self._latest}")
+        require(base in self.chains, f"checkpoint {base} is a base of {self._operator!r}")
+        for older in [completed for completed in self.chains if completed < base]:
+            del self.chains[older]
+        self.intervals = [interval for interval in self.intervals if interval.checkpoint > base]
+        whole, self._latest, self._anew = whole or self._anew, checkpoint, False
+        return whole
+
+
 class Snapshot:
-    """Made by `KeyedTable.freeze`."""
+    """See `Table.freeze` and `TableSnapshot`."""
 
     def __init__(
         self,
-        intervals: Sequence[Encoding],
-        base: Chain,
-        chains: dict[int, Chain],
+        history: SnapshotHistory[Any],
+        base: int,
         state_type: StateType[Any],
         max_parallelism: int,
         *,
-        whole: bool = False,
+        whole: bool,
+        sealed: Callable[[int, tuple[bytes, ...]], None] = lambda checkpoint, parts: None,
     ) -> None:
-        """*whole*: the last of *intervals* has images of all key groups, so that nothing else is needed."""
-        self.checkpoint = intervals[-1].checkpoint
+        """*whole*: the newest interval has images of all key groups, so that nothing else is needed.
+
+        *sealed* is called with the checkpoint and the parts of its index.
+        """
+        self._intervals: tuple[Encoding, ...] = tuple(history.intervals)
+        self.checkpoint = self._intervals[-1].checkpoint
         self.operator = state_type.operator
-        self._intervals, self._whole = intervals, whole
-        self._chains = chains
+        self._whole, self._sealed = whole, sealed
+        self._chains = history.chains
         self._schema, self._version, self._keys = state_type.schema, state_type.version, state_type.keys
         self._max_parallelism = max_parallelism
         self._headers: list[BlockHeader] = []
         self._encoded = False
-        self.chain = base
+        self.chain = self._chains[base]
         """All blocks of the state, once it is sealed."""
 
     def encode(self) -> Iterator[EncodedBlock | None]:
-        """Blocks to write; None where a slice of work is done and no block finished. Call it once."""
+        """See `TableSnapshot.encode`."""
         for interval in self._intervals:
             sent = 0
             while sent < len(interval.blocks) or not interval.encoded:
@@ -82,10 +111,13 @@ class Snapshot:
         self._encoded = True
 
     def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
-        """The parts of the index to write, given where the blocks of `encode` were written; none for empty state."""
+        """See `TableSnapshot.seal`."""
         require(self._encoded, f"checkpoint {self.checkpoint} is sealed after its last block")
         self.chain = self.chain.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
         credit = self._intervals[-1].credit
         written = self._schema, credit, self._version, self._keys
-        return encode_index(self.chain, IndexHead(self.operator, self.checkpoint, self._max_parallelism, *written))
+        head = IndexHead(self.operator, self.checkpoint, self._max_parallelism, *written)
+        parts = encode_index(self.chain, head)
+        self._sealed(self.checkpoint, parts)
+        return parts

@@ -1,11 +1,10 @@
-"""The type of an operator's state: how it is encoded, whether it must be cloned, and what it can be restored from.
+"""The type of an operator's state: its encoding, its clones, and the older states that it can be restored from.
 
 Everything that a checked `encode` returns, `decode` accepts: a snapshot that cannot be restored would only be noticed
-when it is needed. States that are kept by an Avro schema lie in the same msgpack array as others, each as a byte
-string; their writer's schema is the one that the index notes, for all of them: where it changes, or the version does, a
-table's first snapshot writes the state whole. So all states of a checkpoint are of one version, and once it is taken no
-older one is read any more. It does so too where fields of the states are dropped: what code of before has dropped does
-not come back with newer code.
+when it is needed. States with an Avro schema lie in the same msgpack array as others, each as a byte string, and the
+index has their writer's schema. If the schema or the version changes, a table's first snapshot writes the state whole.
+So all states of a checkpoint are of one version, and once it is taken no older one is read any more. The same holds if
+fields are dropped, so that they do not come back with newer code.
 """
 
 from __future__ import annotations
@@ -52,38 +51,33 @@ _IMMUTABLE = (
 
 
 _NOT_OF_TYPE = (TypeError, ValueError, OverflowError, RecursionError)
-"""What encoding and decoding raise on values that are not of their type."""
+"""Errors of encoding and decoding values of another type."""
 _FIT = "Keep every old field under its name and give new ones a default"
 
 
 class RawState(NamedTuple):
-    """A state as it was written."""
-
     version: int
     msgpack: bytes
 
 
 class _Packing(Protocol[S]):
-    """How states become msgpack, and back."""
+    """The encoding of states as msgpack, one by one or as an array."""
 
-    def pack(self, state: S) -> bytes:
-        """One state."""
+    def pack(self, state: S) -> bytes: ...
 
-    def unpack(self, packed: bytes) -> S:
-        """One state, which `pack` has made."""
+    def unpack(self, packed: bytes) -> S: ...
 
-    def encode(self, states: Sequence[S]) -> bytes:
-        """The array of them."""
+    def encode(self, states: Sequence[S]) -> bytes: ...
 
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
-        """What `encode` has made, maybe of another schema, which *written* is."""
+        """The states in *encoded*, whose schema was *written*."""
 
     def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        """What is another in the states that were encoded and decoded; empty if nothing is."""
+        """The difference between *states* and *decoded*; empty if there is none."""
 
 
 class _ByType(Generic[S]):
-    """As their type has it: fields by their names."""
+    """States as msgpack by their type: fields by their names."""
 
     def __init__(self, type_: Any) -> None:
         self.pack = self.encode = _encode
@@ -94,7 +88,6 @@ class _ByType(Generic[S]):
         return self._decode(encoded)
 
     def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        """Bytes tell what a type has no place for, and not what they were."""
         if _encode(decoded) == encoded:
             return ""
         try:
@@ -104,7 +97,7 @@ class _ByType(Generic[S]):
 
 
 class _ByAvro(Generic[S]):
-    """Byte strings of Avro, without its schema."""
+    """States as byte strings of Avro, without its schema."""
 
     def __init__(self, codec: AvroCodec[S]) -> None:
         self._codec = codec
@@ -148,19 +141,22 @@ class StateType(Generic[S]):
         self._dropped: tuple[Any, list[str]] | None = None
         """A schema, and its `dropped`."""
         self.sharing: dict[type, bool] = {}
-        """What `shares` has found of a class."""
+        """Results of `shares` by class."""
+        self._decoded_classes: set[type] = set()
+        """The classes of states that were checked, as they were decoded."""
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
 
     @property
     def form(self) -> Any:
-        """Version and schema: packed states of equal forms are read alike."""
+        """Version and schema: packed states of equal forms are read the same way."""
         return [self.version, self.schema]
 
     def may_share_chain(self, written: Any, version: int) -> bool:
-        """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
-        index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields.
-        Those of an older version would mean something else, or have fields again that it has taken out, to code that
-        has its migrations no longer; nor would fields that are dropped be gone."""
+        """Whether blocks with states of schema *written* and of *version* may be in a chain with today's.
+
+        An index has one Avro schema; msgpack names its own fields. States of an older version would be misread by code
+        without its migrations, and dropped fields would not be gone.
+        """
         if [version, written] == self.form:
             return True
         if version != self.version or _by_avro(written) or _by_avro(self.schema):
@@ -168,8 +164,10 @@ class StateType(Generic[S]):
         return not self.dropped(written, version)
 
     def dropped(self, written: Any, version: int) -> list[str]:
-        """Paths of the fields in states of schema *written* and of *version* that those of today have no more, though
-        nothing says that it is meant. They may go where they have their defaults, or `VersionedState.drops_fields`."""
+        """Paths of the fields in states of schema *written* and of *version* that today's states lack.
+
+        They may be dropped if they have their defaults, or by `VersionedState.drops_fields`.
+        """
         if version != self.version or written == self.schema or _by_avro(written) or _by_avro(self.schema):
             return []
         if self._dropped is None or self._dropped[0] is not written:
@@ -177,35 +175,40 @@ class StateType(Generic[S]):
         return self._dropped[1]
 
     def changed(self, packed: bytes | memoryview, written: Any) -> list[str]:
-        """Those of `dropped` that do not have their defaults in a state of schema *written*, *packed* in msgpack; all
-        of them, where only its type could read it."""
+        """The `dropped` fields without their defaults in a state of schema *written*, *packed* in msgpack.
+
+        All of them, if only the state's type could read it.
+        """
         try:
             return changed(msgspec.msgpack.decode(packed), written, self.schema, self.name)
         except (msgspec.DecodeError, TypeError):
             return self.dropped(written, self.version)
 
     def shares(self, output: Any) -> bool:
-        """Whether *output* may be, or hold, something of a state that can change in place: of the classes of neither
-        follows that it does not."""
+        """Whether *output* may be, or hold, a mutable part of a state, judging by the classes of both."""
         kind = type(output)
         if kind is tuple:
             return any(map(self.shares, output))
         if kind not in self.sharing:
-            self.sharing[kind] = _overlap(self._parts, _parts_of(kind))
+            own, parts = self._parts, _parts_of(kind)
+            self.sharing[kind] = own is None or parts is None or not own.isdisjoint(parts)
         return self.sharing[kind]
 
     def encode(self, states: Sequence[S], *, checked: bool = True) -> bytes:
-        """*states* as msgpack. Raises `StateUnstorable` for a value that cannot be encoded; where it is *checked*, also
-        for one that could not be decoded again as it was."""
-        if checked:
-            return self._encoded(states)[0]
+        """*states* as msgpack. Raises `StateUnstorable` for a value that cannot be encoded; if *checked*, also for one
+        that cannot be decoded again unchanged. States are always checked if the class of one is none that such states
+        were decoded as: a derived class would lose its own fields every time."""
+        if checked or not self._decoded_classes.issuperset(map(type, states)):
+            encoded, decoded = self._encoded(states)
+            self._decoded_classes.update(map(type, decoded))
+            return encoded
         try:
             return self._packing.encode(states)
         except _NOT_OF_TYPE as error:
             raise self._unstorable(states, error) from error
 
     def _encoded(self, states: Sequence[S]) -> tuple[bytes, list[S]]:
-        """*states* as msgpack, and what is read from it."""
+        """*states* as msgpack, and decoded again."""
         try:
             encoded = self._packing.encode(states)
             decoded = self._packing.decode(encoded, self.schema)
@@ -242,7 +245,7 @@ class StateType(Generic[S]):
         )
 
     def _of_type(self, states: Sequence[S]) -> bool:
-        """Whether all are, whatever a schema says."""
+        """Whether all *states* are of the type, without regard to a schema."""
         try:
             self._plain.decode(self._plain.encode(states), None)
         except _NOT_OF_TYPE:
@@ -250,24 +253,24 @@ class StateType(Generic[S]):
         return True
 
     def pack(self, states: Sequence[S]) -> list[bytes]:
-        """Each of *states* by itself; `joined`, they are what `encode` returns. Raises `StateUnstorable` likewise."""
+        """Each of *states* by itself; `joined`, they equal the result of `encode`. Raises like `encode`."""
         self.encode(states)
         return list(map(self._packing.pack, states))
 
     def unpack(self, packed: bytes) -> S:
-        """One state. Raises what `decode` raises."""
+        """One state. Raises like `decode`."""
         try:
             return self._packing.unpack(packed)
         except UNDECODABLE:
             return self.decode(joined([packed]), self.schema)[0]
 
     def split(self, encoded: bytes | memoryview, written: Any, version: int) -> list[bytes]:
-        """What `decode` returns, packed as states of this type. Raises what `decode` raises."""
+        """The states of `decode`, packed as states of this type. Raises like `decode`."""
         states, same = self.decode(encoded, written, version), (written, version) == (self.schema, self.version)
         return list(map(bytes, _raw.decode(encoded))) if same else self.pack(states)
 
     def decode(self, encoded: bytes | memoryview, written: Any, version: int | None = None) -> list[S]:
-        """The states in *encoded*, whose schema was *written*; *version*: if not the present one."""
+        """The states in *encoded*, of schema *written* and of *version*, by default the present one."""
         version = self.version if version is None else version
         self._require_known(version)
         same = (written, version) == (self.schema, self.version)
@@ -279,27 +282,27 @@ class StateType(Generic[S]):
             return self._packing.decode(encoded, written)
         except UNDECODABLE as error:
             if same or not (_by_avro(written) or isinstance(error, msgspec.ValidationError)):
-                raise self.damaged(str(error)) from error
+                raise damaged_block(self.operator, str(error)) from error
             raise self._incompatible(written, str(error)) from error
 
     def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[MigrationStep]) -> bytes:
-        """The states in *encoded*, of schema *written*, after *steps*, as msgpack has the type of today."""
-        found: list[Any] = _raw.decode(encoded)
+        """The states in *encoded*, of schema *written*, after *steps*, as msgpack of today's type."""
+        states: list[Any] = _raw.decode(encoded)
         if _by_avro(written):
-            found = list(map(as_msgpack(avro_of(written)), map(_byte_string.decode, found)))
+            states = list(map(as_msgpack(avro_of(written)), map(_byte_string.decode, states)))
         for step, taken, migration in steps:
             try:
-                found = [_encode(migration(msgspec.msgpack.decode(each, type=taken))) for each in found]
+                states = [_encode(migration(msgspec.msgpack.decode(state, type=taken))) for state in states]
             except USERS_ERRORS as error:
                 raise StateIncompatible(
                     f"The migration of version {step} of the state of operator {self.operator!r} failed: "
                     f"{type(error).__name__}: {error}. Nothing was changed: correct it, and run again."
                 ) from error
-        return _encode(list(map(msgspec.Raw, found)))
+        return _encode(list(map(msgspec.Raw, states)))
 
     def _require_defaults(self, encoded: bytes | memoryview, written: Any) -> None:
         states = _raw.decode(encoded)
-        kept = [paths for each in states if (paths := self.changed(memoryview(each), written))]
+        kept = [paths for state in states if (paths := self.changed(memoryview(state), written))]
         if kept:
             raise self.would_drop({path for paths in kept for path in paths}, f"{len(kept)} of some {len(states)} keys")
 
@@ -321,8 +324,7 @@ class StateType(Generic[S]):
     def require_readable(self, written: Any, version: int | None = None) -> None:
         """Raise `StateIncompatible` if states of schema *written* cannot be read, or a field would be dropped silently.
 
-        States of an older *version* may lose fields: that is what the new version says. `dropped` names others that may
-        go; whether they have their defaults `decode` judges.
+        States of an older *version* may lose fields by migration. `decode` checks the defaults of other `dropped` ones.
         """
         version = self.version if version is None else version
         self._require_known(version)
@@ -331,24 +333,24 @@ class StateType(Generic[S]):
             if not steps and (unresolved := _unresolved(written, self.schema)):
                 raise self._incompatible(written, "; ".join(unresolved))
             return
-        if version == self.version and (gone := lost(written, self.schema, self.name, self._may_go)):
-            raise self._incompatible(written, f"{', '.join(gone)} would be lost")
+        if version == self.version:
+            may_go = has_default if not self.drops_fields else lambda field: True
+            if gone := lost(written, self.schema, self.name, may_go):
+                raise self._incompatible(written, f"{', '.join(gone)} would be lost")
         if not steps and (missing := unfit(written, self.schema, self.name)):
             raise self._incompatible(written, "; ".join(missing))
 
-    def _may_go(self, field: Any) -> bool:
-        """Whether a field of this schema may be dropped, if it has its default."""
-        return self.drops_fields or has_default(field)
-
     def has_keys(self, written: Any) -> bool:
-        """Whether the operator has keys of schema *written* yet, as far as that is known of both."""
+        """Whether the operator still has keys of schema *written*, as far as both are known."""
         return key_types.holds(self.keys, written)
 
     def require_keys(self, written: Any, or_else: str = "") -> None:
-        """Raise `StateIncompatible` unless it has: states of other keys would be left behind, each for a new one. What
-        the user can do, beside the rest, is *or_else*."""
+        """Raise `StateIncompatible` unless `has_keys`: states under other keys would never be found.
+
+        *or_else* is a further choice of the user, as text.
+        """
         if not self.has_keys(written):
-            old, new = (msgspec.json.encode(each).decode() for each in (written, self.keys))
+            old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.keys))
             raise StateIncompatible(
                 f"The checkpoint's state of operator {self.operator!r} has keys of type {old}, and key_by gives keys of"
                 f" type {new} now, which would not find it. Let the function of key_by return the old type; or give the"
@@ -356,10 +358,11 @@ class StateType(Generic[S]):
                 f" both are written alike, run it once without the annotation of that function."
             )
 
-    def require_led(self, version: int, newest: int) -> None:
-        """Raise `StateIncompatible` unless migrations lead from *version* to *newest*, that of the checkpoint in which
-        its states lie: before whole states were written at a new version, others were migrated where they were read,
-        and nothing says of a version without a migration whether there was one."""
+    def require_migrations(self, version: int, newest: int) -> None:
+        """Raise `StateIncompatible` unless migrations lead from *version* to *newest*, the checkpoint's version.
+
+        Older releases did not write all states at a new version, and left no record of a version without migration.
+        """
         if gone := sorted(set(range(version, newest)) - self._versioned.migrations.keys()):
             raise StateIncompatible(
                 f"The checkpoint's state of operator {self.operator!r} is of version {newest}, and some of it, which "
@@ -368,10 +371,6 @@ class StateType(Generic[S]):
                 f" none, because the states mean the same, one that returns what it is given. It may go once the"
                 f" pipeline has gone on from a savepoint, in which all states are of one version."
             )
-
-    def damaged(self, why: str) -> DamagedState:
-        """The error for bytes of this operator's state that are not what was written."""
-        return _damaged(self.operator, why)
 
     def _incompatible(self, written: Any, why: str) -> StateIncompatible:
         old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.schema))
@@ -386,32 +385,20 @@ class StateType(Generic[S]):
         return self._encoded([state])[1][0]
 
 
-class RawStates:
-    """The states of *operator* as they were written: each as its own msgpack, whatever their type is."""
-
-    _decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
-
-    def __init__(self, operator: str) -> None:
-        self.operator = operator
-
-    def decode(self, encoded: bytes | memoryview, written: Any, version: int) -> list[RawState]:
-        """The states in *encoded*, of *version*."""
-        try:
-            return [RawState(version, bytes(each)) for each in self._decoder.decode(encoded)]
-        except UNDECODABLE as error:
-            raise self.damaged(str(error)) from error
-
-    def damaged(self, why: str) -> DamagedState:
-        """The error for bytes of this operator's state that are not what was written."""
-        return _damaged(self.operator, why)
+def raw_states(operator: str, encoded: bytes | memoryview, version: int) -> list[RawState]:
+    """The states in *encoded*, of *version*: each as its own msgpack, whatever its type."""
+    try:
+        return [RawState(version, bytes(state)) for state in _raw.decode(encoded)]
+    except UNDECODABLE as error:
+        raise damaged_block(operator, str(error)) from error
 
 
-def _damaged(operator: str, why: str) -> DamagedState:
+def damaged_block(operator: str, why: str) -> DamagedState:
     return DamagedState(f"A block with state of operator {operator!r} is damaged: {why}.")
 
 
 def joined(packed: Sequence[bytes]) -> bytes:
-    """The msgpack array of states that are packed.
+    """The msgpack array of *packed* states.
 
     >>> joined([b"\\x01", b"\\xa1x"])
     b'\\x92\\x01\\xa1x'
@@ -420,7 +407,7 @@ def joined(packed: Sequence[bytes]) -> bytes:
 
 
 def array_head(count: int) -> bytes:
-    """What the msgpack array of *count* items begins with."""
+    """The first bytes of the msgpack array of *count* items."""
     if count < 16:
         return bytes((0x90 | count,))
     if count < 1 << 16:
@@ -433,20 +420,20 @@ def _by_avro(schema: Any) -> bool:
 
 
 def _unresolved(old: Any, new: Any) -> list[str]:
-    """Why states of schema *old* are not read as *new*, one of which is Avro's at least."""
+    """Why states of schema *old* are not read as *new*; at least one of them is Avro's."""
     if _by_avro(old) and _by_avro(new):
         return AvroResolution(avro_of(old), avro_of(new)).problems
-    was, now = ("by an Avro schema" if _by_avro(each) else "by a type alone" for each in (old, new))
+    was, now = ("by an Avro schema" if _by_avro(schema) else "by a type alone" for schema in (old, new))
     return [f"it was kept {was}, and is declared {now}"]
 
 
 def _comparable(states: Sequence[Any]) -> Any:
-    """*states* by their fields, whether their types compare these or not; sets are ordered."""
+    """The fields of *states*, whether their types compare them or not; sets are ordered."""
     return msgspec.to_builtins(states, builtin_types=FASTAVRO_TYPES, order="deterministic")
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str:
-    """Where two values, as `_comparable` has them, differ, and how; a NaN is as good as another, but in a set."""
+    """The first difference of two values from `_comparable`, as text; NaNs are equal, except in a set."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         inner = ((f"{path}.{name}" if path else f"{name}", one[name], other[name]) for name in one)
     elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
@@ -459,12 +446,12 @@ def _difference(one: Any, other: Any, path: str = "") -> str:
 
 
 def _mutable(info: inspect.Type) -> bool:
-    """Whether a value of this type can change in place. What is not known to be immutable can."""
+    """Whether a value of this type can change in place; True if that is unknown."""
     return _mutable_parts(info) != frozenset()
 
 
 def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> frozenset[type] | None:
-    """The classes of all that can change in place in a value of this type; None: it may hold anything."""
+    """The classes of the mutable parts of a value of this type; None: unknown."""
     own: set[type] = set()
     inner: Iterable[inspect.Type] = ()
     if isinstance(info, _IMMUTABLE):
@@ -490,21 +477,16 @@ def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> f
         own, inner = set() if _frozen(info) else {record_class(info)}, [field.type for field in info.fields]
     else:
         return None
-    for each in inner:
-        parts = _mutable_parts(each, seen)
+    for part in inner:
+        parts = _mutable_parts(part, seen)
         if parts is None:
             return None
         own |= parts
     return frozenset(own)
 
 
-def _overlap(some: frozenset[type] | None, others: frozenset[type] | None) -> bool:
-    """Whether a class may be among both."""
-    return some is None or others is None or not some.isdisjoint(others)
-
-
 def _parts_of(class_: type) -> frozenset[type] | None:
-    """Likewise, of values of a class that a function has returned."""
+    """The classes of the mutable parts of a value of *class_*; None: unknown."""
     try:
         return _mutable_parts(inspect.type_info(class_))
     except (TypeError, NameError):  # msgspec does not know it, or not yet
@@ -520,7 +502,7 @@ def _frozen(info: inspect.StructType | inspect.DataclassType | inspect.NamedTupl
 
 
 def _flat_clone(info: inspect.Type) -> Callable[[Any], Any] | None:
-    """A quick way to copy a container of immutable values, if that is what the type is."""
+    """A quick copy, if the type is a container of immutable values."""
     if isinstance(info, inspect.ListType) and not _mutable(info.item_type):
         return methodcaller("copy")
     if isinstance(info, inspect.SetType) and not _mutable(info.item_type):

@@ -1,8 +1,7 @@
 """The stored state of one operator for one subtask: key groups that are read from blocks, some or all, in any order.
 
-Only blocks that wanted key groups need are fetched, and only their wanted sections decoded. A group is its newest
-image and the increments after it, in the order of their checkpoints. No backend is known here: any reads what another
-has written.
+Only the blocks of wanted key groups are fetched, and only their wanted sections decoded. A group is its newest image
+and the increments after it, in the order of their checkpoints. Any backend reads the blocks of any other.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.state_type import RawState, RawStates, StateType
+from exactlyonce.state.state_type import RawState, StateType, damaged_block, raw_states
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 RAW_BYTES = 64 << 20
-"""At most so much stays decompressed between key groups; beyond it a block is decompressed again for each group."""
+"""The most that stays decompressed between key groups; beyond it a block is decompressed again for each group."""
 
 Decode = Callable[[memoryview, Any, int], list[T]]
 """Given encoded states, their schema and their version, decodes them."""
@@ -38,7 +37,7 @@ class GroupState(Generic[S]):
 
     states: dict[bytes, S] = field(default_factory=dict)
     increments: list[tuple[int, int]] = field(default_factory=list)
-    """(checkpoint, entries) of every section behind its newest image, oldest first."""
+    """(checkpoint, entries) of every section after its newest image, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,35 +47,34 @@ class StoredState(Generic[S]):
     operator: str
     type: Any
     groups: Sequence[int]
-    """The key groups of the table. The chain may hold more: those stay as they are, and are carried over unread."""
+    """The key groups of the table. The chain may hold more: those are carried over unread."""
     max_parallelism: int
     checkpoint: int = 0
     chain: Chain = field(default_factory=Chain)
     schema: Any = None
-    """Of the states in the blocks; None where there are none."""
+    """The schema of the states in the blocks; None without states."""
     version: int = 1
-    """Likewise, the newest."""
+    """The newest version of the states."""
     credit: float = 0.0
-    """`Merging.credit`, as the checkpoint left it."""
+    """`Merging.credit` at the checkpoint."""
     share: float = 1.0
-    """Of the subtask's key groups, those in `groups`."""
+    """The share of the subtask's key groups that are in `groups`."""
     anew: bool = False
-    """Whether the table's first snapshot is to write all of it: the blocks cannot stand beside its own."""
+    """Whether the table's first snapshot must write all state: its blocks cannot be in a chain with these."""
     digest: bytes = b""
-    """Of the indexes: of one digest is one state. Empty where there is none."""
+    """The digest of the indexes, which identifies the state. Empty without state."""
     fetch: Fetch = lambda refs: ()
 
     @property
     def present(self) -> set[int]:
-        """Those of `groups` that have any state."""
+        """Those of `groups` with any state."""
         mask = 0
         for _, some in self.chain.needed(mask_of(self.groups)):
             mask |= some
         return {group for group in self.groups if mask >> group & 1}
 
     def together(self, groups: Iterable[int], bytes_max: float) -> tuple[int, ...]:
-        """The first of *groups*, and as many behind it as need at most *bytes_max* of blocks beyond those of the
-        first."""
+        """The first of *groups*, and as many more as need at most *bytes_max* of blocks beyond those of the first."""
         some, blocks, bytes_left = list[int](), set[BlockRef](), bytes_max
         for group in sorted(groups):
             own = {block.ref for block, _ in self.chain.needed(1 << group)} - blocks
@@ -88,47 +86,43 @@ class StoredState(Generic[S]):
         return tuple(some)
 
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
-        """By key group, the state of those of *groups* that have any. Raises `DamagedState`, `StateIncompatible`."""
+        """The state of those of *groups* that have any. Raises `DamagedState` or `StateIncompatible`."""
         state_type: StateType[S] = StateType(self.operator, self.type)
-        return dict(filter(None, self._decoded(groups, state_type.damaged, self._led(state_type, state_type.decode))))
+        return dict(filter(None, self._decoded(groups, self._migrating(state_type, state_type.decode))))
 
     def reading(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[bytes]] | None]:
-        """What `read` returns, group by group, each state as `StateType.pack` has it; None after a slice of work."""
+        """`read`, group by group, with each state as `StateType.pack` has it; None after a slice of work."""
         state_type: StateType[S] = StateType(self.operator, self.type)
-        return self._decoded(groups, state_type.damaged, self._led(state_type, state_type.split))
+        return self._decoded(groups, self._migrating(state_type, state_type.split))
 
     def reading_raw(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[RawState]]]:
-        """The same, each state as the msgpack that was written: for whoever does not know its type."""
-        raw = RawStates(self.operator)
-        return filter(None, self._decoded(groups, raw.damaged, raw.decode))
+        """`read`, group by group, with each state as the msgpack that was written, whatever its type."""
 
-    def _led(self, state_type: StateType[S], decode: Decode[T]) -> Decode[T]:
-        """*decode*, for states of which migrations lead to the newest."""
+        def raw(encoded: memoryview, written: Any, version: int) -> list[RawState]:
+            return raw_states(self.operator, encoded, version)
+
+        return filter(None, self._decoded(groups, raw))
+
+    def _migrating(self, state_type: StateType[S], decode: Decode[T]) -> Decode[T]:
+        """*decode*, only for states with migrations to the newest version."""
 
         def decoded(encoded: memoryview, written: Any, version: int) -> list[T]:
-            state_type.require_led(version, self.version)
+            state_type.require_migrations(version, self.version)
             return decode(encoded, written, version)
 
         return decoded
 
-    def _decoded(
-        self,
-        groups: Iterable[int],
-        damaged: Callable[[str], DamagedState],
-        decode: Decode[T],
-    ) -> Iterator[tuple[int, GroupState[T]] | None]:
+    def _decoded(self, groups: Iterable[int], decode: Decode[T]) -> Iterator[tuple[int, GroupState[T]] | None]:
         wanted = list(self.chain.needed(mask_of(groups)))
         readers: dict[BlockRef, BlockDecoder] = {}
         for ref, body in self.fetch([block.ref for block, _ in wanted]):
             readers[ref] = BlockDecoder(body)
             yield None
         parts = _parts(_required(self.operator, wanted, readers))
-        yield from _decode(parts, damaged, lambda encoded, version: decode(encoded, self.schema, version))
+        yield from _decode(self.operator, parts, lambda encoded, version: decode(encoded, self.schema, version))
 
 
 class _Part(NamedTuple):
-    """A section that belongs to the state."""
-
     section: Section
     number: int
     reader: BlockDecoder
@@ -137,13 +131,13 @@ class _Part(NamedTuple):
 def _required(
     operator: str, wanted: Sequence[tuple[ChainBlock, int]], readers: Mapping[BlockRef, BlockDecoder]
 ) -> list[tuple[BlockDecoder, int]]:
-    """Blocks with what to take from each, in the same order. What the index says of them must be true."""
+    """The blocks with the key groups to take from each, in the same order, checked against the index."""
     if missing := [block.ref.key for block, _ in wanted if block.ref not in readers]:
         raise DamagedState(f"{len(missing)} blocks of operator {operator!r} are missing, the first is {missing[0]}.")
     for block, groups in wanted:
         header = readers[block.ref].header
-        said = (operator, block.checkpoint, groups, block.images & groups)
-        if (header.operator, header.checkpoint, header.groups & groups, header.images & groups) != said:
+        indexed = (operator, block.checkpoint, groups, block.images & groups)
+        if (header.operator, header.checkpoint, header.groups & groups, header.images & groups) != indexed:
             raise DamagedState(
                 f"Block {block.ref.key} does not hold that state of operator {operator!r} which its index says."
             )
@@ -162,7 +156,7 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
 
 
 def _decode(
-    parts: Sequence[_Part], damaged: Callable[[str], DamagedState], decode: Callable[[memoryview, int], list[T]]
+    operator: str, parts: Sequence[_Part], decode: Callable[[memoryview, int], list[T]]
 ) -> Iterator[tuple[int, GroupState[T]] | None]:
     remaining, held_bytes = Counter(part.reader for part in parts), 0
     for number, same in groupby(parts, key=lambda part: part.section.group):
@@ -172,7 +166,7 @@ def _decode(
             keys, deleted, encoded = part.reader.section(part.number)
             states = decode(encoded, part.reader.header.version)
             if len(states) != len(keys):
-                raise damaged(f"it holds {len(keys)} keys and {len(states)} states")
+                raise damaged_block(operator, f"it holds {len(keys)} keys and {len(states)} states")
             group.states.update(zip(keys, states, strict=True))
             for key in deleted:
                 group.states.pop(key, None)

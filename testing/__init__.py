@@ -1,10 +1,9 @@
 """Tools for tests of pipelines and of exactlyonce itself: a broker in memory, a clock moved by hand, faults on order.
 
-The stand-ins here, those in `broker/` too, pass the same contract tests as what they stand for. The contracts of what
-you may write yourself: `sink_contract/` of a sink, `source_contract/` of a source, `state_contract/` of a state
-backend, `storage_contract/` of a block storage. What needs a client library is imported from its own module:
-`exactlyonce.testing.broker.real_broker`, `exactlyonce.testing.scripted`. May import everything but `cli`; nothing that
-is shipped imports it.
+The in-memory stand-ins, in `broker/` too, pass the contract tests of the real thing. Contract tests for your classes:
+`sink_contract/`, `source_contract/`, `state_contract/` (state backends), `storage_contract/` (block storages). Modules
+that need a client library are imported by name: `exactlyonce.testing.broker.real_broker`,
+`exactlyonce.testing.scripted`. May import everything but `cli`; nothing that is shipped imports it.
 """
 
 from exactlyonce.testing.broker.interface import (

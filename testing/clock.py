@@ -1,7 +1,7 @@
-"""A clock that stands still until it is moved.
+"""A clock that stands still until it is advanced.
 
-Moving it fires the timers that come due, in the order of their times and, at one time, in the order in which they were
-set; while a timer runs, the clock shows the time it was set for. So a run depends on nothing but its script.
+Advancing it fires the timers that come due, ordered by their times and then by the order in which they were set. While
+a timer runs, the clock shows the timer's time. So a run depends on its script alone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ START_MS = 1_700_000_000_000
 
 
 class Timer:
-    """What `SimulatedClock.call_after` set; `cancel` it to keep it from firing."""
+    """A timer set by `SimulatedClock.call_after`; `cancel` keeps it from firing."""
 
     __slots__ = ("_action", "due_ms")
 
     def __init__(self, due_ms: int, action: Callable[[], None]) -> None:
         self.due_ms = due_ms
-        """By the clock's `monotonic_ms`."""
+        """Monotonic time."""
         self._action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """Never fire. Once it has fired, this does nothing."""
+        """Keep it from firing; a timer that has fired is not affected."""
         self._action = None
 
     def fire(self) -> None:
@@ -65,7 +65,7 @@ class SimulatedClock:
         return timer
 
     def advance(self, duration_ms: int) -> None:
-        """Let *duration_ms* pass, firing what comes due, also timers that are set on the way."""
+        """Let *duration_ms* pass and fire the timers that come due, also those set meanwhile."""
         end_ms = self._monotonic_ms + duration_ms
         while self._timers and self._timers[0][0] <= end_ms:
             due_ms, _, timer = heapq.heappop(self._timers)
@@ -74,16 +74,16 @@ class SimulatedClock:
         self._monotonic_ms = max(self._monotonic_ms, end_ms)
 
     def advance_to_timer(self) -> bool:
-        """Go to the time of the next timer and fire what is due then; False: no timer is set."""
+        """Advance to the time of the next timer and fire the timers due then; False: no timer is set."""
         if not self._timers:
             return False
         self.advance(max(0, self._timers[0][0] - self._monotonic_ms))
         return True
 
     def jump(self, by_ms: int) -> None:
-        """Set the wall clock by *by_ms*, forward or back. No time passes."""
+        """Move the wall clock by *by_ms*, forward or back. No time passes."""
         self._wall_ms += by_ms
 
     def copy(self) -> SimulatedClock:
-        """A clock that stands where this one stands. Timers stay with whoever set them: the copy has none."""
+        """A clock that shows the same time, without timers."""
         return SimulatedClock(self.now_ms(), self._monotonic_ms)

@@ -1,6 +1,6 @@
-"""A Kafka cluster as tests see it: make a topic, write to it, read what every read_committed reader can see.
+"""A Kafka cluster for tests: create a topic, write to it, read the records that every read_committed reader sees.
 
-Shares no code with the engine, so that what it says of the engine's output is a second opinion.
+It shares no code with the engine, so that it gives a second opinion on the engine's output.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 
 LIMIT_S = 600
-"""How long a test waits for a state: a limit for what hangs, which a machine that is merely slow does not reach."""
+"""The time limit of tests: it ends tests that hang, and is far above what a slow machine needs."""
 ANSWER_S = 10.0
-"""How long a broker may take to answer before it is asked again."""
+"""The time after which an unanswered broker is asked again."""
 PAUSE_S = 0.01
 BY_KEY = -1
 
@@ -41,7 +41,7 @@ Value = bytes | str | None
 
 
 class Committed(NamedTuple):
-    """A record that a read_committed reader sees."""
+    """A record as a read_committed reader sees it."""
 
     key: bytes | None
     value: bytes | None
@@ -65,11 +65,11 @@ class KafkaCluster:
         self.bootstrap_servers = bootstrap_servers
 
     def admin(self) -> AdminClient:
-        """A client for what has no method here."""
+        """A client for operations that have no method here."""
         return AdminClient({"bootstrap.servers": self.bootstrap_servers})
 
     def create_topic(self, name: str, partitions: int = 1, **config: object) -> str:
-        """Create a topic and return its name, once the leaders of all partitions answer.
+        """Create a topic and return its name once the leaders of all partitions answer.
 
         `cleanup_policy="compact"` stands for the setting cleanup.policy.
         """
@@ -80,16 +80,17 @@ class KafkaCluster:
         return name
 
     def produce(self, topic: str, records: Iterable[Value | tuple[Value, Value]], partition: int = BY_KEY) -> None:
-        """Write values, or (key, value) pairs, in order; returns when all of them are durable."""
+        """Write values or (key, value) pairs in order; returns once all are durable."""
         failures: list[KafkaError] = []
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
                 "enable.idempotence": True,
+                "max.in.flight": 1,  # else it may lose records where a leader is new; see docs/settings.md
                 "topic.metadata.propagation.max.ms": 2000,  # how long a missing topic may turn up yet
             }
         )
-        for _ in range(2):  # of a bootstrap server, then of the broker: else the first record waits half a second
+        for _ in range(2):  # asks a bootstrap server, then the broker: else the first record waits half a second
             producer.list_topics(topic, timeout=LIMIT_S)
         for record in records:
             key, value = record if isinstance(record, tuple) else (None, record)
@@ -99,7 +100,7 @@ class KafkaCluster:
             raise AssertionError(f"{topic}: not everything could be written: {failures[:3] or 'no answer'}")
 
     def configure_topic(self, topic: str, **config: object) -> None:
-        """Change settings of a topic, written as for `create_topic`; brokers take to them a little later."""
+        """Change settings of a topic, written as for `create_topic`; brokers apply them a little later."""
         entries = [
             ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
             for name, value in config.items()
@@ -109,21 +110,21 @@ class KafkaCluster:
         admin.incremental_alter_configs([resource])[resource].result(LIMIT_S)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Let *topic* have so many partitions; returns once the leaders of all of them answer."""
+        """Raise the number of the topic's partitions; returns once the leaders of all of them answer."""
         admin = self.admin()
         admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(LIMIT_S)
         _await(lambda: _answers(admin, topic, partitions), f"Partition {partitions - 1} of {topic}")
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """Delete what lies below an offset of each partition (-1: everything), as retention would.
+        """Delete the records below an offset of each partition (-1: all), as retention would.
 
-        The topic's cleanup.policy must have "delete" in it, which may be as new as the last call of `configure_topic`.
+        The topic's cleanup.policy must include "delete"; a call of `configure_topic` just before will do.
         """
         admin = self.admin()
         _await(lambda: _deleted(admin, topic, before), f"The right to delete records of {topic}")
 
     def read_committed(self, topic: str, timeout_s: float = LIMIT_S) -> list[Committed]:
-        """All records visible to a read_committed reader up to the end as of this call, by partition and offset."""
+        """All records that a read_committed reader sees up to the current end, by partition and offset."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -142,7 +143,7 @@ class KafkaCluster:
 
 
 class OwnCluster(KafkaCluster):
-    """A cluster of one embedded broker that the test may stop, kill and start again."""
+    """A cluster of one embedded broker that the test may stop, kill and restart."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         super().__init__(broker.bootstrap_servers)
@@ -150,12 +151,12 @@ class OwnCluster(KafkaCluster):
 
 
 def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Whether every partition has a leader that knows of it, which the metadata may show before it is true.
+    """Whether the leader of every partition answers; metadata may name leaders that do not know it yet.
 
-    The library does not look by itself for a partition that it has not heard of, and may wait for it for minutes.
+    The library does not look for a partition missing from its metadata, and may wait for it for minutes.
     """
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's own lack
-    wanted = {TopicPartition(topic, each): latest for each in range(partitions)}
+    wanted = {TopicPartition(topic, partition): latest for partition in range(partitions)}
     try:
         if len(admin.list_topics(topic, ANSWER_S).topics[topic].partitions) < partitions:
             admin.poll(PAUSE_S)
@@ -169,7 +170,7 @@ def _answers(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 
 def _deleted(admin: AdminClient, topic: str, before: Mapping[int, int]) -> bool:
-    """Whether the records are deleted now, rather than kept by a policy that has been changed and still holds."""
+    """Delete the records; False: the topic's former policy still forbids it."""
     places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
     try:
         for future in admin.delete_records(places).values():
@@ -185,7 +186,7 @@ def _deleted(admin: AdminClient, topic: str, before: Mapping[int, int]) -> bool:
 def _accepted(
     producer: Producer, topic: str, key: Value, value: Value, partition: int, failures: list[KafkaError]
 ) -> bool:
-    """Whether the producer's queue had room for the record."""
+    """Queue a record; False: the producer's queue is full."""
 
     def report(error: KafkaError | None, message: Message) -> None:
         if error:
@@ -217,7 +218,7 @@ def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
 
 
 def _position(message: Message) -> tuple[int, int]:
-    """Partition and offset of a record or of the end of a partition; every other event is an error."""
+    """Partition and offset of a record or of a partition's end; other events raise."""
     error, partition, offset = message.error(), message.partition(), message.offset()
     if error and error.code() != KafkaError._PARTITION_EOF:
         raise KafkaException(error)
@@ -227,7 +228,7 @@ def _position(message: Message) -> tuple[int, int]:
 
 
 def _await(condition: Callable[[], bool], what: str) -> None:
-    """Ask again until the brokers, which lag behind an answered request, know of it."""
+    """Wait until all brokers know of a change that one of them has confirmed."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > deadline:

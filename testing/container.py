@@ -1,7 +1,7 @@
 """A Kafka broker in a container, by testcontainers.
 
-The image is the one that docker/kafka makes: it runs the broker on port 9092 and takes the broker's `--override`
-options as its command. The address that it advertises is the one published on the loopback interface.
+The image is built in docker/kafka: it runs the broker on port 9092 and takes the broker's `--override` options as its
+command. It advertises the address published on the loopback interface.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 INTERNAL = "INTERNAL://127.0.0.1:9094"
-"""Where the image's broker reaches itself."""
+"""The listener at which the broker reaches itself."""
 
 
 @contextlib.contextmanager
 def kafka_container(image: str) -> Iterator[KafkaCluster]:
-    """Run *image* and give the cluster once it answers; the container is removed at the end.
+    """Run *image* and yield the cluster once it answers; the container is removed at the end.
 
-    Raises `BrokerUnavailable` when there is no Docker engine, no such image, or the broker in it does not come up.
+    Raises `BrokerUnavailable` without a Docker engine or the image, or if the broker does not come up.
     """
     address = f"{HOST}:{free_port()}"
     # Its reaper is an image to be pulled from a registry; the container is removed here, and nothing is pulled.

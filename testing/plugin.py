@@ -7,9 +7,9 @@
 | `own_broker` | function | a function that starts a broker of the test's own, which it may kill |
 | `container_kafka` | session | a `KafkaCluster` that runs in a container |
 
-A given cluster is the one that EXACTLYONCE_BOOTSTRAP_SERVERS names. Everything started here ends with the tests, an
-embedded broker also when they are killed. The plugin is part of every pytest run of every user, so nothing but pytest
-is imported until a fixture is asked for.
+EXACTLYONCE_BOOTSTRAP_SERVERS names a given cluster. Everything started here ends with the tests, an embedded broker
+also when they are killed. The plugin is loaded in every pytest run of every user, so it imports nothing but pytest
+until a fixture is requested.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def topic_name(request: pytest.FixtureRequest) -> str:
-    """A unique prefix of letters, digits and dashes that tells which test it belongs to."""
+    """A unique prefix of letters, digits and dashes with the name of the test."""
     test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:60]
     return f"{test}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., OwnCluster]]:
-    """`own_broker({"log.retention.ms": "1000"})` starts a broker with these settings for this test alone."""
+    """Starts brokers for this test alone: `own_broker({"log.retention.ms": "1000"})`."""
     running = []
 
     def start(settings: Mapping[str, str] | None = None) -> OwnCluster:
@@ -108,7 +108,7 @@ def _embedded(
 
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
-    """Where a wait of half a minute for a download is explained, past pytest's capture."""
+    """Prints lines about a long download past pytest's capture."""
     from exactlyonce.connectors.embedded.progress import seldom
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")

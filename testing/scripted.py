@@ -1,8 +1,8 @@
-"""Sources whose script says what comes and where a process dies: `[1, 2, CRASH, 3]`.
+"""Sources with a script of records and crashes: `[1, 2, CRASH, 3]`.
 
-`script_topic` writes the script into a topic, `crash_once` is the step of the pipeline that reads it: where the script
-says `CRASH`, the process that meets it first is killed by SIGKILL; whoever meets it again, after the restart, skips
-it. What has fired is kept in a file, so that a test can assert that the crash it is about took place.
+`script_topic` writes the script into a topic; `crash_once` is the step of the pipeline that reads it. The first process
+that meets a `CRASH` is killed by SIGKILL; after the restart it is skipped. A file keeps the crashes that have fired, so
+that a test can assert that they took place.
 
 ```python
 # numbers.py
@@ -18,7 +18,7 @@ script_topic(kafka, f"{name}-in", [1, 2, CRASH, 3])
 ...
 assert fired(f"{name}.fired") == [2]
 ```
-Not for `--inline`, where the process that dies is the test's own.
+Do not use it with `--inline`, where the test's own process would be killed.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class Crash(enum.Enum):
 
 
 CRASH = Crash.CRASH
-"""In a script: here a process dies."""
+"""A place in a script where a process is killed."""
 
 
 def script_topic(kafka: KafkaCluster, topic: str, script: Sequence[Any]) -> str:
-    """Create *topic* with one partition that holds *script*, in its order, values as JSON; returns its name."""
+    """Create *topic* with one partition that holds *script*, values as JSON; returns its name."""
     kafka.create_topic(topic)
     kafka.produce(topic, [_encoded(step, position) for position, step in enumerate(script)], partition=0)
     return topic
 
 
 def crash_once(path: str | os.PathLike[str], type_: type[T]) -> Callable[[bytes], list[T]]:
-    """For `flat_map`: the values of a script as *type_*; each CRASH kills the process unless it did so before.
+    """A function for `flat_map` that decodes a script's values as *type_*; each CRASH kills the process once.
 
-    *path* names the file that remembers; it must be the same in every process.
+    *path* is the file of the crashes that have fired; it must be the same in every process.
     """
 
     def crash(record: bytes) -> list[T]:
@@ -77,7 +77,7 @@ def crash_once(path: str | os.PathLike[str], type_: type[T]) -> Callable[[bytes]
 
 
 def fired(path: str | os.PathLike[str]) -> list[int]:
-    """The positions in the script whose CRASH has killed a process, in the order in which they did."""
+    """The positions in the script of the crashes that have killed a process, in that order."""
     file = Path(path)
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 

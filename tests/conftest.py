@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +19,7 @@ from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.engines.bounded.unit import unit
+from exactlyonce.engines.collector import UnitCollector
 from exactlyonce.engines.local import worker
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
@@ -53,7 +53,7 @@ def _no_collection_of_all_tests() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unit, "collecting_rarely", nullcontext)
+        patch.setattr(UnitCollector, "collecting_rarely", lambda collector: nullcontext())
         patch.setattr(worker, "collecting_rarely", nullcontext)
         yield
 
@@ -89,8 +89,7 @@ def kafka(request: pytest.FixtureRequest) -> KafkaCluster:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Let go of clients that commands have left behind within this process, which would soon have a thousand threads.
-    Python comes to that seldom where it has much to look through."""
+    """Drop clients that commands have left behind in this process, which would soon have a thousand threads."""
     threads = Path("/proc/self/task")
     if not threads.exists():
         return
@@ -140,6 +139,36 @@ def table() -> Callable[..., Rows]:
 
 
 @pytest.fixture(scope="session")
+def store_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The servers of all stores, started once for all tests of a process."""
+    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
+        pytest.importorskip(driver)
+    from servers import Servers
+
+    servers = Servers(tmp_path_factory.mktemp("redis"))
+    yield servers
+    servers.remove()
+
+
+@pytest.fixture
+def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
+    """`run("pipelines:linear", "--param", ...)` starts `exactlyonce run` in a process, killed with the test."""
+    from running import runs_of
+
+    with runs_of(kafka) as start:
+        yield start
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server of a test's own, where blocks may lie outside of the topic."""
+    from tests.connectors.blocks.conftest import started
+
+    with closing(started(request.param, tmp_path_factory.mktemp("blocks"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def _second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EmbeddedBroker]]:
     """One, on a folder of its own."""
     brokers = [EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0, lifetime="process")]
@@ -174,5 +203,5 @@ def image() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def kafka_image(image: Callable[[str], str]) -> str:
-    """What the plugin's fixtures start in a container."""
+    """The image that the plugin's fixtures start in a container."""
     return image("kafka")

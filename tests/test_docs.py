@@ -168,9 +168,9 @@ def test_pipelines_write_what_the_page_says(
 
 
 def written(kafka: KafkaCluster, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]) -> str:
-    """What a run of the pipeline writes: topic and value by line, or what it prints.
+    """The output of a run of the pipeline: topic and value by line, or what it prints.
 
-    What a topic gets from several sources has no order; it is sorted.
+    Records of a topic from several sources have no order; it is sorted.
     """
     graph = pipeline.build()
     sinks = {node.sink.topic: node for node in graph.nodes if node.kind is Kind.SINK and node.sink and node.sink.topic}

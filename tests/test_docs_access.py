@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
     AclBinding,
     AclBindingFilter,
@@ -22,11 +23,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs h
     ResourcePatternType,
     ResourceType,
 )
+from waiting import until
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, free_port
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 from exactlyonce.views.doctor.examination import examine, traces_of
 
@@ -39,6 +43,8 @@ LOGIN = {
     "sasl.username": "totals",
     "sasl.password": "secret",
 }
+BEFORE = "before"
+"""The group that the pipeline takes over from."""
 MODULE = """\
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -46,8 +52,9 @@ from exactlyonce.sinks import KafkaSink
 
 def make(name: str) -> Pipeline:
     pipeline = Pipeline(name)
-    numbers = pipeline.source("numbers", KafkaSource("numbers", value=int)).key_by(lambda number: number % 2)
-    numbers.reduce("sums", lambda left, right: left + right).sink("out", KafkaSink(f"{name}-out"))
+    numbers = pipeline.source("numbers", KafkaSource("numbers", value=int, start_group="before"))
+    by_parity = numbers.key_by(lambda number: number % 2)
+    by_parity.reduce("sums", lambda left, right: left + right).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
 """
 
@@ -116,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
-    """Its input topic has ten records."""
+    """Its input topic has ten records, and the group `before` is at the first of them."""
     ports = dict(zip(("PLAINTEXT", "CONTROLLER", "SASL"), free_ports(3), strict=True))
     listeners = {name: f"{name}://{HOST}:{port}" for name, port in ports.items()}
     settings = {
@@ -135,6 +142,11 @@ def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedK
     cluster = KafkaCluster(broker.bootstrap_servers)
     cluster.create_topic("numbers")
     cluster.produce("numbers", [str(number) for number in range(10)])
+    reader: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap_servers, "group.id": BEFORE}
+    with closing(Consumer({**reader, "auto.offset.reset": "earliest"})) as consumer:
+        consumer.subscribe(["numbers"])
+        until(lambda: consumer.poll(0.1))
+        consumer.commit(offsets=[TopicPartition("numbers", 0, 0)], asynchronous=False)
     yield GuardedKafka(cluster, f"{HOST}:{ports['SASL']}")
     broker.kill()
 
@@ -143,7 +155,10 @@ def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedK
 def documented(table: Callable[..., list[dict[str, str]]]) -> Rights:
     def rights(pipeline: str) -> list[Right]:
         output = f"{pipeline}-out"
-        names = {"each input": "numbers", "each output": output, "each output that is missing": output}
+        names = {
+            "each input": "numbers", "each output": output, "each output that is missing": output,
+            "each `start_group`": BEFORE,
+        }  # fmt: skip
         return [
             (row["resource"], names.get(row["name"], row["name"].strip("`").replace("<pipeline>", pipeline)), operation)
             for row in table("docs/settings.md", "resource", "name", "operations", "for")
@@ -179,8 +194,13 @@ def test_the_doctor_names_a_right_that_is_missing(
     guarded_kafka: GuardedKafka, documented: Rights, folder: Path
 ) -> None:
     rights = documented("examined")
+    guarded_kafka.grant([each for each in rights if each[1] != BEFORE])
+    assert f"We lack Describe on group {BEFORE}" in lacked(guarded_kafka, "examined", graph(folder, "examined"))
     guarded_kafka.grant(rights)
+    assert lacked(guarded_kafka, "examined", graph(folder, "examined")) == []
     assert guarded_kafka.runs(folder, "examined")
+    rights = [each for each in rights if each[1] != BEFORE]  # the group was read, and is not any more
+    guarded_kafka.grant(rights)
     assert lacked(guarded_kafka, "examined") == []
     for missing in rights:
         if missing[2] not in ("Create", "Delete"):
@@ -190,19 +210,24 @@ def test_the_doctor_names_a_right_that_is_missing(
             assert f"We lack {operation} on {kind} {name}".rstrip() in "; ".join(lacked(guarded_kafka, "examined"))
 
 
-def lacked(kafka: GuardedKafka, pipeline: str) -> list[str]:
+def graph(folder: Path, pipeline: str) -> LogicalGraph:
+    reference = {"module": "guarded", "attribute": "make", "params": {"name": pipeline}, "path": str(folder)}
+    return load_reference(reference).build()
+
+
+def lacked(kafka: GuardedKafka, pipeline: str, graph: LogicalGraph | None = None) -> list[str]:
     config = ClientConfig({**LOGIN, "bootstrap.servers": kafka.guarded})
-    traces, now_ms = traces_of(config, pipeline, None), SystemClock().now_ms()
-    _, found = examine(config, traces, None, CheckpointSettings(), now_ms=now_ms, older_than_ms=0, deep=False)
+    traces, now_ms = traces_of(config, pipeline, graph), SystemClock().now_ms()
+    _, found = examine(config, traces, graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0, deep=False)
     return [each.what for each in found.diagnoses if each.about == "rights"]
 
 
 def test_reading_is_enough_to_judge(guarded_kafka: GuardedKafka, documented: Rights, folder: Path) -> None:
-    """Audit and replay need no other right of the page than each Read."""
+    """An audit and a replay need the page's Read rights alone."""
     rights = documented("judged")
     guarded_kafka.grant(rights)
     assert guarded_kafka.runs(folder, "judged")
     guarded_kafka.grant([each for each in rights if each[2] == "Read"])
-    pipeline = ("guarded:make", "--param", "name=judged", "--in-process")
+    pipeline = ("guarded:make", "--param", "name=judged", "--on", "driver")
     assert guarded_kafka.command(folder, "audit", *pipeline)
     assert guarded_kafka.command(folder, "replay", *pipeline, "--checkpoint", "1")

@@ -27,7 +27,7 @@ Table = Callable[..., list[dict[str, str]]]
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = "docs/settings.md"
-OPTIONS = (SETTINGS, "command line", "in the file", "default", "what it does, and what it costs")
+OPTIONS = (SETTINGS, "command line", "in the file", "default", "effect and cost")
 RESTARTS = (SETTINGS, "`[restart] strategy`", "options and their defaults", "what it does")
 TIMEOUTS = (SETTINGS, "`tolerable_failed`", "`interval`", "`timeout`", "`restart_budget`", "a transaction needs")
 

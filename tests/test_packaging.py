@@ -60,7 +60,7 @@ def files(folder: Path) -> set[str]:
 
 def test_the_wheel_is_the_tree(repository: list[Path], unpacked: Path) -> None:
     expected = {f"exactlyonce/{path}" for path in repository if path.parts[0] in PACKAGES}
-    expected |= {"exactlyonce/__init__.py", "exactlyonce/py.typed"}
+    expected |= {f"exactlyonce/{name}" for name in ("__init__.py", "py.typed", "spark.py")}
     assert {path for path in files(unpacked) if ".dist-info/" not in path} == expected
 
 
@@ -75,8 +75,7 @@ def test_the_licence_is_shipped(unpacked: Path) -> None:
 
 
 def test_the_core_needs_no_extra(unpacked: Path, tmp_path: Path) -> None:
-    """All that a package exports comes from the wheel alone, whichever package is imported first, where no optional
-    package and no Java is installed; so do the commands, engines and plugins that the wheel announces."""
+    """The wheel alone gives all exports, in any order, and its commands and plugins, without extras or Java."""
     announced = configparser.ConfigParser()
     announced.read(next(unpacked.glob("*.dist-info/entry_points.txt")))
     targets = {target for group in announced.sections() for target in announced[group].values()}

@@ -29,7 +29,7 @@ HOMELY = {
     r"pass(ed|es|ing)? over": "skip",
     r"for ever": "permanently, always, or without end",
 }
-"""By a homely word, the field's."""
+"""The field's words, by the homely one."""
 BANNED_IN_PYTHON = {
     r"# noqa(?!: [A-Z0-9, ]+\S* - \S)": "say why, after the rule",
     r"# type: ignore(?!\[[\w, -]+\]  # \S)": "say why, in a comment after it",

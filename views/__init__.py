@@ -1,4 +1,4 @@
-"""Read models: what commands, pages and programs show of a pipeline, as plain data. Nothing here changes anything.
+"""Read models: plain data about a pipeline for commands, pages and programs. Nothing here changes anything.
 
-`doctor/` finds what is wrong around a pipeline. May import `engines` and everything below it; `cli` imports it.
+`doctor/` finds faults around a pipeline. May import `engines` and everything below it; `cli` imports it.
 """

@@ -1,4 +1,4 @@
-"""The checkpoints of a pipeline, or of a sink of Spark: what each was made of, and whether it can be restored."""
+"""The checkpoints of a pipeline, or of a sink of Spark, and whether they can be restored."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import Storages
-from exactlyonce.views.unclaimed_blocks import standing
+from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
+from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
+from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.state.errors import DamagedState
+from exactlyonce.views.unclaimed_blocks import needed_blocks
 
 
 @dataclass(frozen=True)
 class CheckpointView:
-    """One checkpoint."""
-
     manifest: Manifest
     finalized: Finalized | None
     damage: str = ""
-    """Why nothing can be restored from it; empty: nothing is known to stand in the way."""
+    """Why it cannot be restored; empty: no damage is known."""
 
     @property
     def state(self) -> str:
-        """Either "damaged", or "finalized" once all of it is known to be committed, or "decided"."""
+        """Either "damaged", or "finalized" once all of it is committed, or "decided"."""
         return "damaged" if self.damage else "finalized" if self.finalized else "decided"
 
     @property
@@ -36,7 +38,7 @@ class CheckpointView:
 
     @property
     def bytes_in_flight(self) -> int | None:
-        """Size of the records between operators; None: the manifest names lists of them, which are not read."""
+        """Size of the in-flight records; None: the manifest names lists of them, which are not read."""
         logs = self.manifest.channel_logs
         return None if any(log.indexed for log in logs) else sum(ref.size for log in logs for ref in log.blocks)
 
@@ -46,14 +48,14 @@ class CheckpointView:
 
     @property
     def fates(self) -> Counter[str]:
-        """How many of its committables have each fate."""
+        """The number of its committables by fate."""
         names = [committable.transactional_id for committable in self.manifest.committables]
         return Counter(map(self.fate, [*names, *(committable.name for committable in self.manifest.staged)]))
 
 
 @dataclass(frozen=True)
 class CheckpointsView:
-    """All that are retained, oldest first."""
+    """All retained checkpoints, oldest first."""
 
     history: History
     damaged: dict[int, str] = field(default_factory=dict)
@@ -61,7 +63,6 @@ class CheckpointsView:
 
     @property
     def checkpoints(self) -> list[CheckpointView]:
-        """Each checkpoint with what is known of it."""
         finalized = self.history.finalized
         return [
             CheckpointView(manifest, finalized.get(manifest.checkpoint), self.damaged.get(manifest.checkpoint, ""))
@@ -70,15 +71,52 @@ class CheckpointsView:
 
     @property
     def is_spark_sink(self) -> bool:
-        """Whether they are those of a sink of Spark."""
         return self.history.latest is not None and self.history.latest.is_spark_sink
 
 
 def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
     """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
-    history = read_history(config.confluent(), pipeline)
-    with closing(Storages(config, find_topic(config.confluent(), pipeline))) as storages:
-        references = standing(storages, history)
-    damaged = {checkpoint: why for checkpoint, why in references.items() if isinstance(why, str)}
-    left = read_history(config.confluent(), pipeline).manifests if damaged else {}  # what has expired is not damaged
+    history = read_history(config, pipeline)
+    with closing(Storages(config, find_topic(config, pipeline))) as storages:
+        needed = needed_blocks(storages, history)
+    damaged = {checkpoint: why for checkpoint, why in needed.items() if isinstance(why, str)}
+    left = read_history(config, pipeline).manifests if damaged else {}  # expired ones are not damaged
     return CheckpointsView(history, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left})
+
+
+@dataclass(frozen=True)
+class VerifiedSavepoint:
+    """A savepoint that was read whole and compared with its SHA-256."""
+
+    pipeline: str
+    """Name of the pipeline; empty: unreadable in an exported one."""
+    checkpoint: int
+    damage: tuple[str, ...]
+    """One sentence for each damage; none: it is whole."""
+    parts: int
+    """Its blocks, or the files of an exported one."""
+    finalized: bool = True
+    """Whether all of its output is committed."""
+
+
+def verified(config: ClientConfig, pipeline: str, checkpoint: int) -> VerifiedSavepoint:
+    """Read every block of a savepoint in the topic of *pipeline*; ConfigError if there is none of that number."""
+    history = read_history(config, pipeline)
+    manifest = require_savepoint(history, checkpoint)
+    topic, parts = find_topic(config, pipeline), 0
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
+        try:
+            wanted = references(manifest, blocks)
+            parts, damage = len(wanted), tuple(damaged_among(wanted, blocks).values())
+        except (DamagedBlock, UnreadableBlock, DamagedState) as error:
+            damage = (str(error),)
+    return VerifiedSavepoint(pipeline, checkpoint, damage, parts, checkpoint in history.finalized)
+
+
+def verified_export(url: str) -> VerifiedSavepoint:
+    """Read every file of the savepoint that was exported to *url*."""
+    try:
+        export = ExportedSavepoint.at(url)
+        return VerifiedSavepoint(export.saved.pipeline, export.saved.checkpoint, tuple(export.damage()), export.files)
+    except DamagedSavepoint as error:
+        return VerifiedSavepoint("", 0, (str(error),), 0)

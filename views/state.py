@@ -1,4 +1,4 @@
-"""The state that operators keep at a checkpoint, by key: read from blocks, so that no running pipeline is disturbed."""
+"""The state of operators at a checkpoint, by key: read from blocks, so that no running pipeline is disturbed."""
 
 from __future__ import annotations
 
@@ -14,64 +14,60 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
-from exactlyonce.engines.savepoints.retained import chosen, unless_expired
+from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
 from exactlyonce.state.index import IndexHead
 
 
 @dataclass(frozen=True)
 class OperatorView:
-    """An operator that keeps state."""
+    """A stateful operator."""
 
     operator: str
     checkpoint: int
     parallelism: int
-    """How many subtasks it had."""
     state_bytes: int
     schema: Any
-    """How its states were written; None: it has none."""
+    """The schema of its states; None: it has none."""
     version: int = 1
     """The newest version of its states."""
 
 
 @dataclass(frozen=True)
 class KeyView:
-    """The state of one key."""
-
     key_group: int
     key: Any
     state: Any
     version: int
-    """The version of the state as it was written."""
+    """The version of the writer."""
 
 
 @dataclass(frozen=True)
 class StateView:
-    """The state at one checkpoint; to be read while `state_at` is open."""
+    """The state at one checkpoint, readable while `state_at` is open."""
 
     manifest: Manifest
     _blocks: Blocks
 
     def operators(self) -> list[OperatorView]:
-        """The operators that keep state."""
         return [self.operator(snapshot.operator) for snapshot in self.manifest.operators]
 
     def operator(self, operator: str) -> OperatorView:
-        """One of them; ConfigError, with those that there are, if it is none."""
+        """One operator; ConfigError, which lists the operators, if there is no such one."""
         head = kept_state(self.manifest, operator, self._blocks).head()
-        snapshot = next(each for each in self.manifest.operators if each.operator == operator)
+        snapshot = next(snapshot for snapshot in self.manifest.operators if snapshot.operator == operator)
         return OperatorView(
             operator, self.manifest.checkpoint, snapshot.parallelism, snapshot.state_bytes,
             head.schema if head is not None else None, head.version if head is not None else 1,
         )  # fmt: skip
 
     def keys(self, operator: str, key: str | None = None) -> Iterator[KeyView]:
-        """Its keys and their states; *key* is one as a person writes it, in JSON or as it is."""
+        """The keys of *operator* and their states; *key* is one as people write it, in JSON or as plain text."""
         kept = kept_state(self.manifest, operator, self._blocks)
         return key_views(kept.head(), kept.entries() if key is None else kept.of_key(key))
 
 
 def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[KeyView]:
-    """*entries* decoded. The schema in *head* is that of the newest version, and says nothing of older states."""
+    """*entries* decoded. The schema in *head* is that of the newest version only."""
     for entry in entries:
         schema = head.schema if head is not None and entry.version == head.version else None
         yield KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)
@@ -79,10 +75,12 @@ def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[
 
 @contextmanager
 def state_at(config: ClientConfig, pipeline: str, checkpoint: int | None = None) -> Iterator[StateView]:
-    """The state of *pipeline* at a checkpoint that is retained, or at the newest; ConfigError if it is none of these,
-    or expires while it is read."""
-    manifest = chosen(read_history(config.confluent(), pipeline), checkpoint)
-    topic = find_topic(config.confluent(), pipeline)
+    """The state of *pipeline* at a retained checkpoint, by default the newest.
+
+    Raises ConfigError if there is no such checkpoint, or it expires while it is read.
+    """
+    manifest = choose_checkpoint(read_history(config, pipeline), checkpoint)
+    topic = find_topic(config, pipeline)
     storage = block_storage(config, topic, manifest.storage, stays_connected=True)
     with closing(storage) as blocks, unless_expired(config, manifest):
         yield StateView(manifest, blocks)

@@ -1,8 +1,7 @@
-"""The output of a pipeline that waits: its open transactions, and what is set aside for stores.
+"""The waiting output of a pipeline: its open transactions, and rows staged for stores.
 
-Invariants: brokers and stores are only looked at; a store that could not be asked is named, and what it would have told
-is left open. A store is known by the pipeline's module alone: a name says which sinks there are, and not where they
-write.
+Invariants: brokers and stores are only looked at; a store that could not be asked is named. Only the pipeline's module
+knows its stores: its name tells the sinks, and not where they write.
 """
 
 from __future__ import annotations
@@ -40,88 +39,82 @@ _AGAIN = "the next run commits it, as often as it takes; `transactions commit MO
 
 
 class WaitingView(NamedTuple):
-    """All that waits, and what is not known."""
-
     waiting: list[WaitingOutput]
     unasked: dict[str, str]
     """Why a store was not asked, or may not have shown all, by sink."""
 
 
 def waiting_output(config: ClientConfig, traces: Traces, graph: LogicalGraph | None) -> WaitingView:
-    """All output of the pipeline that waits; *graph*, if its module was given, says where its stores are."""
+    """All waiting output of the pipeline; *graph*, if its module was given, tells where its stores are."""
     with closing(Transactions(config)) as transactions:
-        found = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
+        open_output = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
     staged = find_staged(config, traces, graph)
     refusing = {sink: view.problem for sink, view in staged.views.items() if view.problem}
-    return WaitingView([*found, *staged.waiting], {**staged.unasked, **refusing})
+    return WaitingView([*open_output, *staged.waiting], {**staged.unasked, **refusing})
 
 
 def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None) -> StagedOutput:
-    """The part of it that waits for stores, and what these show."""
-    found, history = StagedOutput(), traces.history
+    """The output that waits for stores, and the views of these stores."""
+    output, history = StagedOutput(), traces.history
     if history is None or history.latest is None:
-        return found
-    with closing(Storages(config, find_topic(config.confluent(), traces.pipeline))) as storages:
+        return output
+    with closing(Storages(config, find_topic(config, traces.pipeline))) as storages:
         if graph is not None:
             with closing(PipelineStores(graph, storages.of(history.storage))) as stores:
-                found.look_at(stores)
+                output.look_at(stores)
         for sink in traces.stores():
-            if sink not in found.views:
-                found.unasked.setdefault(sink, BY_NAME)
-        sinks = {*traces.stores(), *found.views}
+            if sink not in output.views:
+                output.unasked.setdefault(sink, BY_NAME)
+        sinks = {*traces.stores(), *output.views}
         if not sinks:
-            return found
-        seen = survey(storages, history, deep=False)
-        found.waiting += _decided(history, found.views, seen)
-        for sink in sorted(found.views):
-            found.waiting += found.undecided(sink, history)
-        found.waiting += _rows(seen, sinks)
-        for sink in sinks if seen.damaged else ():
-            why = f"which of its rows nobody decided is not known: {'; '.join(seen.damaged.values())}"
-            found.unasked.setdefault(sink, why)
-    return found
+            return output
+        blocks = survey(storages, history, deep=False)
+        output.waiting += _decided(history, output.views, blocks)
+        for sink in sorted(output.views):
+            output.waiting += output.undecided(sink, history)
+        output.waiting += _rows(blocks, sinks)
+        for sink in sinks if blocks.damaged else ():
+            why = f"which of its rows nobody decided is not known: {'; '.join(blocks.damaged.values())}"
+            output.unasked.setdefault(sink, why)
+    return output
 
 
-def _decided(history: History, views: Mapping[str, StoreView], seen: BlockSurvey) -> Iterator[WaitingOutput]:
+def _decided(history: History, views: Mapping[str, StoreView], blocks: BlockSurvey) -> Iterator[WaitingOutput]:
     """The output for stores of the checkpoint that is decided and not finalized."""
     manifest = history.unfinalized
     if manifest is None:
         return
-    for each in manifest.staged:
-        view = views.get(each.sink)
-        listed = next((waits for waits in view.waiting if names(each, waits)), None) if view else None
-        state, where = _progress(each, view, listed, described(history.storage))
+    for staged in manifest.staged:
+        view = views.get(staged.sink)
+        listed = next((waits for waits in view.waiting if names(staged, waits)), None) if view else None
+        state, where = _progress(staged, view, listed, described(history.storage))
+        staged_at_ms = listed.since_ms if listed else blocks.written_at_ms(staged.blocks)
         yield WaitingOutput(
-            name=listed.name if listed else each.name, kind=each.kind, state=state, sink=each.sink,
-            subtask=each.subtask, checkpoint=each.checkpoint, records=each.records,
+            name=listed.name if listed else staged.name, kind=staged.kind, state=state, sink=staged.sink,
+            subtask=staged.subtask, checkpoint=staged.checkpoint, records=staged.records,
             decided_in=manifest.checkpoint, where=where, next=_AGAIN,
             incarnation=listed.incarnation if listed else None, attempt=str(listed.attempt) if listed else None,
-            started_at_ms=_staged_at_ms(each, listed, seen) or manifest.triggered_at_ms,
+            started_at_ms=staged_at_ms or manifest.triggered_at_ms,
         )  # fmt: skip
 
 
-def _staged_at_ms(each: StoreCommittable, listed: SetAside | None, seen: BlockSurvey) -> int | None:
-    """When *each* was set aside, as its store or the storage of its blocks says."""
-    return listed.since_ms if listed else seen.written_at_ms(each.blocks)
-
-
-def _progress(each: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str) -> tuple[str, str]:
-    """How far the commit has come, and by what that is known; *place* is where blocks are kept."""
-    blocks = f"{counted(len(each.blocks), 'block')} of {place}" if each.blocks else ""
+def _progress(staged: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str) -> tuple[str, str]:
+    """The progress of a commit, and its evidence; blocks are kept in *place*."""
+    blocks = f"{counted(len(staged.blocks), 'block')} of {place}" if staged.blocks else ""
     if view is None:
         return "unknown", blocks or "the store was not asked"
-    has = view.ledger.get(each.subtask, 0)
+    has = view.ledger.get(staged.subtask, 0)
     ledger = f"the ledger has checkpoint {has}" if has else "the ledger has nothing of the subtask"
-    if has >= each.checkpoint:
+    if has >= staged.checkpoint:
         return "applied", f"{ledger}: it is in the store"
     where = blocks or ("set aside in the store" if listed else "not listed by the store any more")
     return "waits", f"{where}; {ledger}"
 
 
-def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
+def _rows(blocks: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
     """Rows in blocks that no decision names, by sink subtask, checkpoint and storage."""
     groups: defaultdict[tuple[str, int, int, int, str], list[BlockRef]] = defaultdict(list)
-    for storage, ref in seen.unclaimed:
+    for storage, ref in blocks.unclaimed:
         key = BlockKey.parse(ref.key)
         if key is not None and key.operator in sinks:
             groups[key.operator, key.key_group, key.checkpoint, key.incarnation, storage].append(ref)
@@ -132,5 +125,5 @@ def _rows(seen: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
             where=f"{counted(len(refs), 'block')} of {described(storage)}, {size}",
-            started_at_ms=seen.written_at_ms(refs), next=DROPPED, holds=False,
+            started_at_ms=blocks.written_at_ms(refs), next=DROPPED, holds=False,
         )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Consistent snapshots of any graph of FIFO channels: the algorithm whose cases the barriers of a pipeline are. Pure.
+"""Consistent snapshots of any graph of FIFO channels; a pipeline's barriers are cases of this algorithm. Pure.
 
-`algorithm` is one process's part in it, `cuts` judges what comes of it and shares no code with it. May import
-`pipeline.errors` alone.
+`algorithm` is one process's part, `cuts` checks the result and shares no code with it. May import `pipeline.errors`
+alone.
 """

@@ -7,14 +7,12 @@ Events in, actions out. Invariants, for each snapshot:
 - the state of an input is what came on it after the process's state was recorded and before the input's marker;
 - the process's part is complete once a marker has come on every input.
 
-So whoever gets a message behind the marker has recorded its state before, and what was on its way at the cut is
-recorded by whoever gets it: the cut is consistent, and nothing of it is missing. Any graph will do in which the
-initiators reach every process, with cycles, parallel channels and loops from a process to itself; any number of
-processes may initiate one snapshot, and any number of snapshots, known by their numbers, may be under way at once.
+So a process that receives a message after the marker has recorded its state before, and the receiver records the
+messages in flight at the cut: the cut is consistent, and nothing is missing. The initiators must reach every process;
+cycles, parallel channels and loops from a process to itself are allowed. Any number of processes may initiate one
+snapshot, and any number of snapshots, known by their numbers, may be under way at once.
 
-A marker may overtake messages, as long as it names them: they were sent before it, and count as come before it.
-
-What is kept is what has been recorded of incomplete snapshots, and the numbers of complete ones until `Forget`.
+A marker may overtake messages, as long as it names them: they count as received before it.
 
 K. M. Chandy and L. Lamport, Distributed Snapshots: Determining Global States of Distributed Systems, ACM Transactions
 on Computer Systems 3(1), 1985.
@@ -33,14 +31,14 @@ from exactlyonce.pipeline.errors import require
 
 @dataclass(frozen=True)
 class Initiate:
-    """Begin *snapshot*; where it has begun already, nothing follows."""
+    """Begin *snapshot*, unless it has begun already."""
 
     snapshot: int
 
 
 @dataclass(frozen=True)
 class MessageReceived:
-    """The process takes *message* from *channel*, and will act upon it after this event."""
+    """The process takes *message* from *channel*, and acts upon it after this event."""
 
     channel: Hashable
     message: Any
@@ -57,7 +55,7 @@ class MarkerReceived:
 
 @dataclass(frozen=True)
 class Forget:
-    """The snapshots below *snapshot* are complete at every process, and nobody will initiate one of them."""
+    """The snapshots below *snapshot* are complete everywhere, and nobody will initiate one of them again."""
 
     snapshot: int
 
@@ -69,7 +67,7 @@ SnapshotEvent = Initiate | MessageReceived | MarkerReceived | Forget
 
 @dataclass(frozen=True)
 class RecordState:
-    """Record the state of the process as it is now, for *snapshot*."""
+    """Record the present state of the process for *snapshot*."""
 
     snapshot: int
 
@@ -84,7 +82,7 @@ class SendMarker:
 
 @dataclass(frozen=True)
 class Complete:
-    """The process's part in *snapshot* is complete: its recorded state, and what was on its way to it by input."""
+    """The process's part in *snapshot* is complete: its recorded state, and the in-flight messages by input."""
 
     snapshot: int
     channels: Mapping[Hashable, tuple[Any, ...]]
@@ -96,7 +94,7 @@ SnapshotAction = RecordState | SendMarker | Complete
 
 
 class _Recording:
-    """A snapshot whose state is recorded: what has come since, on the inputs whose marker is awaited."""
+    """A snapshot with a recorded state: the messages since, on inputs whose marker is awaited."""
 
     def __init__(self, inputs: Iterable[Hashable]) -> None:
         self.channels: dict[Hashable, list[Any]] = {channel: [] for channel in inputs}
@@ -124,11 +122,11 @@ class ChandyLamport:
 
     @property
     def under_way(self) -> list[int]:
-        """The snapshots that have begun here and are not complete, in the order in which they began."""
+        """The snapshots that have begun here and are not complete, in the order of their beginnings."""
         return list(self._recordings)
 
     def handle(self, event: SnapshotEvent) -> list[SnapshotAction]:
-        """Take *event* and return what must be done, in order."""
+        """Take *event* and return the actions to perform, in order."""
         match event:
             case MessageReceived(channel, message):
                 self._message(channel, message)
@@ -150,14 +148,14 @@ class ChandyLamport:
         return [RecordState(snapshot), *(SendMarker(snapshot, channel) for channel in self.outputs)]
 
     def _message(self, channel: Hashable, message: Any) -> None:
-        """Record it in every snapshot whose state is before its coming and whose marker is behind it."""
+        """Record *message* in every snapshot with a recorded state and no marker yet from *channel*."""
         require(channel in self.inputs, f"a message comes on an input, and {channel!r} is none")
         for recording in self._recordings.values():
             if channel in recording.awaited:
                 recording.channels[channel].append(message)
 
     def _marker(self, channel: Hashable, snapshot: int, overtaken: Iterable[Any]) -> list[SnapshotAction]:
-        """End the state of a channel: what its marker has overtaken was sent before the cut, and comes after it."""
+        """End the recording of a channel; messages that its marker has overtaken belong to it."""
         require(channel in self.inputs, f"a marker comes on an input, and {channel!r} is none")
         actions = self._begin(snapshot)
         awaited = snapshot in self._recordings and channel in self._recordings[snapshot].awaited
@@ -167,7 +165,7 @@ class ChandyLamport:
         return actions
 
     def _end(self, snapshot: int) -> list[SnapshotAction]:
-        """Hand out what was recorded once no marker is awaited."""
+        """Complete *snapshot* once no marker is awaited."""
         recording = self._recordings.get(snapshot)
         if recording is None or recording.awaited:
             return []
@@ -176,7 +174,7 @@ class ChandyLamport:
         return [Complete(snapshot, {channel: tuple(kept) for channel, kept in recording.channels.items()})]
 
     def _forget(self, snapshot: int) -> None:
-        early = [each for each in self._recordings if each < snapshot]
+        early = [recording for recording in self._recordings if recording < snapshot]
         require(not early, f"snapshots {early} are not complete here, and so not everywhere")
         self._forgotten_below = max(self._forgotten_below, snapshot)
-        self._complete = {each for each in self._complete if each >= snapshot}
+        self._complete = {complete for complete in self._complete if complete >= snapshot}

@@ -1,13 +1,13 @@
-"""A checker of cuts: whether a snapshot shows a state in which the whole graph could have been, and all of it.
+"""A checker of cuts: whether a snapshot shows a possible state of the whole graph, and all of it.
 
-A cut says of each process how many of its events lie before it, and of each channel what was on its way. It is
-*consistent* if no event before it depends on one after it, and *exact* if each channel holds, in order, what was sent
-before it less what was received before it.
+A cut has, for each process, the number of its events before the cut, and for each channel the messages in flight. It is
+*consistent* if no event before it depends on one after it, and *exact* if each channel holds, in order, the messages
+sent before it less those received before it.
 
-The history of events is the only witness. Every event has a vector clock: how many events of each process have
-happened before it, itself included. A cut is consistent if and only if no process's clock at the cut counts more events
-of another process than lie before the cut (Mattern, Virtual Time and Global States of Distributed Systems, 1989). If
-one does, some message was received before the cut and sent after it, and the checker names it.
+The history of events is the only witness. Every event has a vector clock: the number of events of each process up to
+it. A cut is consistent if and only if no process's clock at the cut counts more events of another process than lie
+before the cut (Mattern, Virtual Time and Global States of Distributed Systems, 1989). If one does, some message was
+received before the cut and sent after it, and the checker names it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,18 @@ from typing import Any, NamedTuple
 from exactlyonce.pipeline.errors import require
 
 Clock = dict[Hashable, int]
-"""By process: how many of its events have happened."""
+"""The number of events by process."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a snapshot says."""
-
     positions: Mapping[Any, int]
-    """By process: how many of its events had happened when its state was recorded."""
+    """The number of events of each process before its state was recorded."""
     in_flight: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
-    """By channel: the recorded messages. A channel that is missing has none."""
+    """The recorded messages by channel."""
 
 
 class Flaw(enum.Enum):
-    """What may be wrong with a cut."""
-
     NO_STATE = "has no recorded state"
     SENT_AFTER = "was received before the cut and sent after it"
     LOST = "was on its way at the cut and is not recorded"
@@ -48,11 +44,9 @@ class Flaw(enum.Enum):
 
 
 class Violation(NamedTuple):
-    """One thing that is wrong, where, and with which message."""
-
     flaw: Flaw
     place: Hashable
-    """A channel; a process where it has no state."""
+    """A channel, or a process without state."""
     message: Any = None
 
     def __str__(self) -> str:
@@ -63,7 +57,7 @@ class Violation(NamedTuple):
 
 @dataclass
 class _Message:
-    """A message, and the clocks of the two events that it is part of."""
+    """A message, and the clocks of its two events."""
 
     content: Any
     sent: Clock
@@ -71,7 +65,7 @@ class _Message:
 
 
 class CausalHistory:
-    """What has happened in a graph of FIFO channels, and what had happened before what.
+    """The events in a graph of FIFO channels, with their causal order.
 
     >>> history = CausalHistory(["p", "q"], {"c": ("p", "q")})
     >>> history.sent("c", "hello"); history.received("c", "hello")
@@ -82,29 +76,28 @@ class CausalHistory:
     """
 
     def __init__(self, processes: Iterable[Hashable], channels: Mapping[Any, tuple[Hashable, Hashable]]) -> None:
-        """*channels*: by channel its sender and its receiver."""
+        """*channels*: (sender, receiver) by channel."""
         self._clocks: dict[Hashable, list[Clock]] = {process: [{}] for process in processes}
         self._ends = dict(channels)
         self._messages: dict[Hashable, dict[Any, _Message]] = {channel: {} for channel in channels}
-        self._on_its_way: dict[Hashable, deque[_Message]] = {channel: deque() for channel in channels}
+        self._in_flight: dict[Hashable, deque[_Message]] = {channel: deque() for channel in channels}
 
     def sent(self, channel: Hashable, message: Any) -> None:
         """The channel's sender sends *message*, which no other message of the channel equals."""
         require(message not in self._messages[channel], "the messages of a channel differ, or none could be named")
-        each = _Message(message, self._tick(self._ends[channel][0], {}))
-        self._messages[channel][message] = each
-        self._on_its_way[channel].append(each)
+        sent = _Message(message, self._tick(self._ends[channel][0], {}))
+        self._messages[channel][message] = sent
+        self._in_flight[channel].append(sent)
 
     def received(self, channel: Hashable, message: Any) -> None:
-        """The channel's receiver takes *message*, the oldest that is on its way."""
-        on_its_way = self._on_its_way[channel]
-        in_order = bool(on_its_way) and on_its_way[0].content == message
+        """The channel's receiver takes *message*, the oldest in flight."""
+        in_flight = self._in_flight[channel]
+        in_order = bool(in_flight) and in_flight[0].content == message
         require(in_order, "messages are received once, in the order in which they were sent")
-        on_its_way[0].received = self._tick(self._ends[channel][1], on_its_way[0].sent)
-        on_its_way.popleft()
+        in_flight[0].received = self._tick(self._ends[channel][1], in_flight[0].sent)
+        in_flight.popleft()
 
     def position(self, process: Hashable) -> int:
-        """How many events of *process* have happened."""
         return len(self._clocks[process]) - 1
 
     def is_consistent(self, positions: Mapping[Any, int]) -> bool:
@@ -113,46 +106,46 @@ class CausalHistory:
         return all(count <= positions[process] for clock in known for process, count in clock.items())
 
     def violations(self, cut: Cut) -> list[Violation]:
-        """All that is wrong with *cut*; nothing if it is consistent and exact."""
+        """All flaws of *cut*; none if it is consistent and exact."""
         require(cut.in_flight.keys() <= self._ends.keys(), "a cut records channels of its graph")
         stateless = [Violation(Flaw.NO_STATE, process) for process in self._clocks if process not in cut.positions]
         if stateless:
             return stateless
-        found = [each for channel in self._ends for each in self._violations_of(channel, cut)]
-        consistent = all(each.flaw is not Flaw.SENT_AFTER for each in found)
+        violations = [violation for channel in self._ends for violation in self._violations_of(channel, cut)]
+        consistent = all(violation.flaw is not Flaw.SENT_AFTER for violation in violations)
         require(consistent == self.is_consistent(cut.positions), "a cut is consistent unless a message crosses it")
-        return found
+        return violations
 
     def _tick(self, process: Hashable, cause: Clock) -> Clock:
-        """The clock of the next event of *process*, which knows what its last one knew, and *cause*."""
+        """The clock of the next event of *process*, after its last one and *cause*."""
         last = self._clocks[process][-1]
-        clock = {each: max(last.get(each, 0), cause.get(each, 0)) for each in {**last, **cause}}
+        clock = {other: max(last.get(other, 0), cause.get(other, 0)) for other in {**last, **cause}}
         clock[process] = last.get(process, 0) + 1
         self._clocks[process].append(clock)
         return clock
 
     def _violations_of(self, channel: Hashable, cut: Cut) -> list[Violation]:
-        """What is wrong with one channel: first message by message, then, if nothing is, their order."""
+        """The flaws of one channel: first message by message, then, if there are none, of their order."""
         sender, receiver = self._ends[channel]
         recorded = cut.in_flight.get(channel, ())
         exact: list[Any] = []
-        found: list[Violation] = []
-        for each in self._messages[channel].values():
-            was_sent = each.sent[sender] <= cut.positions[sender]
-            was_received = each.received is not None and each.received[receiver] <= cut.positions[receiver]
-            exact += [each.content] if was_sent and not was_received else []
-            flaw = _flaw(was_sent, was_received, recorded.count(each.content))
-            found += [Violation(flaw, channel, each.content)] if flaw is not None else []
+        violations: list[Violation] = []
+        for message in self._messages[channel].values():
+            was_sent = message.sent[sender] <= cut.positions[sender]
+            was_received = message.received is not None and message.received[receiver] <= cut.positions[receiver]
+            exact += [message.content] if was_sent and not was_received else []
+            flaw = _flaw(was_sent, was_received, recorded.count(message.content))
+            violations += [Violation(flaw, channel, message.content)] if flaw is not None else []
         foreign = (content for content in recorded if content not in self._messages[channel])
-        found += [Violation(Flaw.UNSENT, channel, content) for content in foreign]
-        if not found:  # each is recorded once, then: the two differ in their order alone
-            misplaced = (each for each, right in zip(recorded, exact, strict=True) if each != right)
-            found += [Violation(Flaw.OUT_OF_ORDER, channel, content) for content in islice(misplaced, 1)]
-        return found
+        violations += [Violation(Flaw.UNSENT, channel, content) for content in foreign]
+        if not violations:  # every message is recorded once, so only their order may differ
+            misplaced = (content for content, right in zip(recorded, exact, strict=True) if content != right)
+            violations += [Violation(Flaw.OUT_OF_ORDER, channel, content) for content in islice(misplaced, 1)]
+        return violations
 
 
 def _flaw(was_sent: bool, was_received: bool, times_recorded: int) -> Flaw | None:
-    """What is wrong with a message, given on which sides of the cut it was sent and received."""
+    """The flaw of a message, given on which sides of the cut it was sent and received."""
     if was_received and not was_sent:
         return Flaw.SENT_AFTER
     if times_recorded and was_received:

@@ -1,9 +1,9 @@
-"""The commit protocol of stores that keep a ledger: PostgreSQL, MySQL, Redis, files, and whatever a user adds.
+"""The commit protocol of stores that keep a ledger: PostgreSQL, MySQL, Redis, files, and stores of users.
 
-Invariants: nothing is committed that no durable manifest names; of one sink subtask, committables come in the order of
-the checkpoints at which they were cut; the ledger alone says whether one has been committed, and an answer, or none,
-says nothing; a ledger that is not where the decisions say it is belongs to a store, or to a checkpoint topic, that was
-put back or made anew: going on would write again, or never. Pure procedures.
+Invariants: only committables that a durable manifest names are committed; those of one sink subtask come in the order
+of the checkpoints at which they were cut; only the ledger proves a commit, never an answer or its absence; a ledger
+that contradicts the decisions means that the store or the checkpoint topic was restored or made anew: going on would
+write output again, or never.
 """
 
 from __future__ import annotations
@@ -14,50 +14,43 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Fates, Planned
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
-from exactlyonce.checkpoint.requests import (
-    CleanStore,
-    CommitStaged,
-    FenceStore,
-    Pause,
-    Procedure,
-    Reached,
-    Request,
-)
+from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
 NOTED_INTERVAL_MS = 30_000
 
 Positions = Mapping[tuple[str, int], int]
-"""By sink and subtask, the checkpoint that a ledger has."""
+"""The checkpoint in a ledger, by sink and subtask."""
 Batch = tuple[StoreCommittable, ...]
-"""Committables of one sink that a store is asked for in one request, oldest first."""
+"""Committables of one sink that one request commits, oldest first."""
 
 
 class StagingSink(NamedTuple):
     """A sink whose output waits until the leader commits it to a store."""
 
     digest: str
-    """Of its description: only a sink of the same one knows what was set aside, and for what."""
+    """The digest of its description: only a sink with the same one can commit its staged output."""
     ledger: str = ""
-    """Where its ledger is, for people."""
+    """The place of its ledger, for people."""
     at_once: bool = False
-    """Whether its store commits all that a checkpoint has for the sink in one step; else subtask by subtask."""
+    """Whether its store commits all of a checkpoint's output for the sink in one step; else subtask by subtask."""
 
 
 class UnderWay(NamedTuple):
-    """An answer to any of the requests here: an attempt began so long ago, and has not ended; whether the store is at
-    work it does not say. Asked the same again, it goes on."""
+    """An answer to any of the requests here: an attempt began so long ago, and has not ended. The same request, asked
+    again, continues it."""
 
     duration_ms: int
 
 
 class ForeignLedger(Exception):
-    """The ledger was begun for another checkpoint topic, whose id is *origin*; empty: there is no ledger (any more)."""
+    """The ledger was begun for another checkpoint topic, whose id is *origin*; empty: there is no ledger."""
 
     def __init__(self, origin: str) -> None:
         super().__init__(origin)
@@ -65,7 +58,7 @@ class ForeignLedger(Exception):
 
 
 class LedgerBehind(Exception):
-    """The ledger does not have what was committed before: it has *checkpoint*."""
+    """The ledger lacks earlier commits: it has *checkpoint*."""
 
     def __init__(self, checkpoint: int) -> None:
         super().__init__(checkpoint)
@@ -73,16 +66,17 @@ class LedgerBehind(Exception):
 
 
 def positions_of(manifest: Manifest | None) -> dict[tuple[str, int], int]:
-    """What the ledgers say once *manifest* is finalized."""
+    """The positions of the ledgers once *manifest* is finalized."""
     return {(sink, subtask): checkpoint for sink, subtask, checkpoint in manifest.ledger} if manifest else {}
 
 
 def in_order(
     committables: Iterable[StoreCommittable], before: Positions, sinks: Mapping[str, StagingSink]
 ) -> tuple[StoreCommittable, ...]:
-    """*committables* as they are to be committed, each with what the ledger has by then, and with its sink's digest.
+    """*committables* in commit order, each with the ledger's position before it, and with its sink's digest.
 
-    *before*: what the ledgers have now."""
+    *before*: the present positions of the ledgers.
+    """
     positions, ordered = dict(before), []
     for committable in sorted(committables, key=lambda committable: (committable.checkpoint, *committable.writer)):
         digest = sinks[committable.sink].digest if committable.sink in sinks else ""
@@ -94,23 +88,24 @@ def in_order(
 
 def ledger_after(committables: Iterable[StoreCommittable], before: Positions) -> tuple[tuple[str, int, int], ...]:
     """`Manifest.ledger` of a manifest with *committables*."""
-    after = {**before, **{each.writer: each.checkpoint for each in committables}}
+    after = {**before, **{committable.writer: committable.checkpoint for committable in committables}}
     return tuple((sink, subtask, checkpoint) for (sink, subtask), checkpoint in sorted(after.items()))
 
 
 @dataclass(kw_only=True)
 class StagedCommits(CommitProtocol):
-    """The `CommitProtocol` of what is staged for stores. A ledger needs no check before a decision, and no watch behind
-    it: it refuses whoever was fenced, at whatever time."""
+    """The `CommitProtocol` of output staged for stores.
+
+    A ledger needs no check before a decision, and no watch after it: it always refuses fenced incarnations.
+    """
 
     clock: Clock
     sinks: Mapping[str, StagingSink]
     timeout_ms: int
-    """For how long a store is waited for from the first attempt on that failed."""
+    """How long a store is waited for after the first failed attempt."""
     note: Callable[[str], None]
-    """Told what is waited for, or given up."""
     meanwhile: Callable[[], Procedure[None]]
-    """Run whenever one is asked again."""
+    """Run before each retry."""
     attempt: int = 0
     _incarnation: int = 0
     _origin: str = ""
@@ -127,10 +122,10 @@ class StagedCommits(CommitProtocol):
         highest = newest.checkpoint if newest is not None else 0
         for sink in self.sinks:
             try:
-                found = yield from self._persistently(FenceStore(sink, self._incarnation, self._origin), sink)
+                positions = yield from self._persistently(ask.FenceStore(sink, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
                 raise Halt(_foreign(self._ledger(sink), self._origin, foreign.origin)) from None
-            require_in_step(self._ledger(sink), found, ledger_of(known, sink), highest)
+            require_in_step(self._ledger(sink), positions, ledger_of(known, sink), highest)
 
     def finish(
         self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool
@@ -139,51 +134,50 @@ class StagedCommits(CommitProtocol):
 
     def clean(self) -> Procedure[None]:
         for sink in self.sinks:
-            yield from self._persistently(CleanStore(sink, self._incarnation, self.attempt), sink)
+            yield from self._persistently(ask.CleanStore(sink, self._incarnation, self.attempt), sink)
 
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
         positions = positions_of(before)
-        staged = in_order((each.committable for each in plan.staged), positions, self.sinks)
+        staged = in_order((ack.committable for ack in plan.staged), positions, self.sinks)
         return msgspec.structs.replace(manifest, staged=staged, ledger=ledger_after(staged, positions))
 
     def commit(self, manifest: Manifest) -> Procedure[Fates]:
         return Fates((yield from self._commit(manifest, accept_loss=False)))
 
     def _commit(self, manifest: Manifest, *, accept_loss: bool) -> Procedure[dict[str, str]]:
-        """Commit what *manifest* has staged: the fate of each, by name.
+        """Commit the staged output of *manifest*; returns the fate of each committable, by name.
 
-        With *accept_loss*, what a store refuses, or the topic does not hold any more, is given up, and the ledger says
-        that it was committed.
+        With *accept_loss*, output that a store refuses, or that is damaged, is given up, and the ledger counts it as
+        committed.
         """
         fates: dict[str, str] = {}
         for batch in self._batches(manifest):
             sink = batch[0].sink
             fate = "committed"
             try:
-                yield from self._persistently(CommitStaged(batch, self._incarnation, self._origin), sink)
+                yield from self._persistently(ask.CommitStaged(batch, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
                 raise Halt(_foreign(self._ledger(sink), self._origin, foreign.origin)) from None
             except LedgerBehind as behind:
                 previous = max(committable.previous for committable in batch)
                 raise Halt(_behind(self._ledger(sink), _subtasks(batch), behind.checkpoint, previous)) from None
             except (StoreError, DamagedRecord) as error:
-                if not accept_loss and isinstance(error, DamagedRecord):
-                    raise DamagedRecord(_damaged(manifest, batch, error)) from error
                 if not accept_loss:
-                    raise Halt(_refused(manifest, batch, error)) from error
+                    kind = DamagedRecord if isinstance(error, DamagedRecord) else Halt
+                    raise kind(_lost(manifest, batch, error)) from error
                 fate = LOSS_ACCEPTED
-                nothing = tuple(msgspec.structs.replace(each, records=0, blocks=(), body=b"") for each in batch)
-                yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), sink)
+                emptied = tuple(msgspec.structs.replace(one, records=0, blocks=(), body=b"") for one in batch)
+                yield from self._persistently(ask.CommitStaged(emptied, self._incarnation, self._origin), sink)
                 self.note(
                     f"checkpoint {manifest.checkpoint}: all {_records(batch):,} records of {_subtasks(batch)} of sink "
                     f"{sink!r} are given up, not only those that could not be written: {error}"
                 )
             fates.update(dict.fromkeys((committable.name for committable in batch), fate))
-            yield Reached("store-committed")
+            yield ask.Reached("store-committed")
         return fates
 
     def _batches(self, manifest: Manifest) -> list[Batch]:
-        """The committables of *manifest*, in requests: those of a sink together if its store commits them at once."""
+        """The committables of *manifest*: those of a sink together if its store commits them at once."""
         batches: dict[str, list[StoreCommittable]] = {}
         for committable in manifest.staged:
             sink = self.sinks.get(committable.sink)
@@ -192,10 +186,10 @@ class StagedCommits(CommitProtocol):
         return list(map(tuple, batches.values()))
 
     def _persistently(self, request: Request, sink: str) -> Procedure[Any]:
-        """The answer to *request*, asked again while the store of *sink* is away, or has not done with it.
+        """The answer to *request*, retried while the store of *sink* is away, or still at work on it.
 
-        Time counts from the first of the failures that follow one another: a store that goes away after long work has
-        the whole timeout to come back. While an attempt is under way, which proves neither, nothing is given up.
+        The timeout counts from the first of consecutive failures: a store that goes away after long work has all of it
+        to come back. While an attempt is under way, nothing is given up.
         """
         failing_since_ms, pause_ms = None, PAUSE_FIRST_MS
         while True:
@@ -211,7 +205,7 @@ class StagedCommits(CommitProtocol):
                         f"again once the store is there."
                     ) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
-                yield Pause(pause_ms)
+                yield ask.Pause(pause_ms)
                 pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
             else:
                 if not isinstance(answer, UnderWay):
@@ -227,7 +221,6 @@ class StagedCommits(CommitProtocol):
         return named_ledger(sink, self.sinks[sink].ledger if sink in self.sinks else "")
 
     def _note(self, text: str) -> None:
-        """Say what is waited for, now and then."""
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._noted_ms + NOTED_INTERVAL_MS:
             self._noted_ms = now_ms
@@ -235,15 +228,15 @@ class StagedCommits(CommitProtocol):
 
 
 def ledger_of(positions: Positions, sink: str) -> dict[int, int]:
-    """What of *positions* is of *sink*, by subtask."""
     return {subtask: checkpoint for (name, subtask), checkpoint in positions.items() if name == sink}
 
 
 def require_in_step(ledger: str, found: Mapping[int, int], known: Mapping[int, int], highest: int) -> None:
-    """Raise `Halt` unless a ledger, which has *found* by subtask, is where the decisions say it is.
+    """Raise `Halt` if a ledger, which has *found* by subtask, contradicts the decisions.
 
-    *ledger* begins a sentence; *known* is what the newest finalized manifest says of it, *highest* the newest
-    checkpoint."""
+    *ledger* begins a sentence; *known* are its positions in the newest finalized manifest, *highest* is the newest
+    checkpoint.
+    """
     for subtask in sorted({*found, *known}):
         has, expected = found.get(subtask, 0), known.get(subtask, 0)
         if has < expected:
@@ -253,7 +246,7 @@ def require_in_step(ledger: str, found: Mapping[int, int], known: Mapping[int, i
 
 
 def require_own(ledger: str, origin: str, begun_for: str) -> None:
-    """Raise `Halt` where a ledger was *begun_for* another checkpoint topic than *origin*."""
+    """Raise `Halt` if a ledger was *begun_for* another checkpoint topic than *origin*."""
     if begun_for != origin:
         raise Halt(_foreign(ledger, origin, begun_for))
 
@@ -296,22 +289,22 @@ def _foreign(ledger: str, origin: str, other: str) -> str:
     )
 
 
-def _refused(manifest: Manifest, batch: Batch, error: Exception) -> str:
+def _lost(manifest: Manifest, batch: Batch, error: Exception) -> str:
+    """The text of a halt where the store refuses *batch*, or it is damaged; see `--accept-loss`."""
+    checkpoint, records, sink = manifest.checkpoint, _records(batch), batch[0].sink
+    problem = f"the store of sink {sink!r} refuses its {records} records of {_subtasks(batch)}"
+    remedy = "change the store so that it takes them"
+    if isinstance(error, DamagedRecord):
+        problem = (
+            f"the {records} records that wait for the store of sink {sink!r}, of {_subtasks(batch)}, are damaged in "
+            f"the checkpoint topic"
+        )
+        remedy = "restore the topic from a replica or a backup"
     return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {batch[0].sink!r} refuses its "
-        f"{_records(batch)} records of {_subtasks(batch)}: {error}\n"
-        f"  Choices: (1) change the store so that it takes them, and run again; "
-        f"{_without(manifest, batch)}"
-    )
-
-
-def _damaged(manifest: Manifest, batch: Batch, error: Exception) -> str:
-    return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the {_records(batch)} records that wait for the "
-        f"store of sink {batch[0].sink!r}, of {_subtasks(batch)}, are damaged in the checkpoint topic: "
-        f"{error}\n"
-        f"  Choices: (1) restore the topic from a replica or a backup, and run again; "
-        f"{_without(manifest, batch)}"
+        f"Checkpoint {checkpoint} was decided, but {problem}: {error}\n"
+        f"  Choices: (1) {remedy}, and run again; (2) go on without all {records} of them, the good ones among them "
+        f"too: `exactlyonce run ... --accept-loss {checkpoint}`, in Python accept_loss={checkpoint}.\n"
+        f"  Nothing else is affected: state and the other sinks are at checkpoint {checkpoint}."
     )
 
 
@@ -322,15 +315,6 @@ def _records(batch: Batch) -> int:
 def _subtasks(batch: Batch) -> str:
     numbers = sorted({committable.subtask for committable in batch})
     return f"subtask{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _without(manifest: Manifest, batch: Batch) -> str:
-    return (
-        f"(2) go on without all {_records(batch)} of them, the good ones among them too: "
-        f"`exactlyonce run ... --accept-loss {manifest.checkpoint}`, in Python "
-        f"accept_loss={manifest.checkpoint}.\n"
-        f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
-    )
 
 
 _ANEW = (

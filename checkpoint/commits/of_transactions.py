@@ -1,8 +1,8 @@
-"""The commit protocol of Kafka's transactions: what a sink has flushed is counted, checked, ended, proven or repaired.
+"""The commit protocol of Kafka's transactions: they are counted, checked, ended, proven or repaired.
 
-Invariants: a committable is in the broker's own words, and whole; a decided one that was refused ends as proven
-committed, repaired, or a halt that names it; what follows it from the same sink subtask becomes visible behind its
-repair, never before. Pure procedures: each can be stopped between any two requests and run again.
+Invariants: a committable has the broker's own count, and is whole; a decided one that was refused ends as proven
+committed, repaired, or a halt that names it; later transactions of the same sink subtask become visible after its
+repair, never before. Each procedure can be stopped between any two requests and run again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import (
-    Acknowledgement,
     Check,
     CommitProtocol,
     Fates,
@@ -25,18 +25,7 @@ from exactlyonce.checkpoint.commits.protocol import (
 )
 from exactlyonce.checkpoint.records.committable import Committable, Precommit, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair
-from exactlyonce.checkpoint.requests import (
-    Append,
-    CopyTransaction,
-    DescribeProducers,
-    DescribeTransactions,
-    KnownOutputs,
-    Look,
-    Outputs,
-    Procedure,
-    ReplayTransaction,
-    concurrently,
-)
+from exactlyonce.checkpoint.requests import Outputs, Procedure, concurrently
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, ProducerState, TransactionState
 from exactlyonce.checkpoint.transactions.commit import commit, end, resolve_unknown, sweep
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending
@@ -46,14 +35,16 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError, Und
 TIME_LEFT_MARGIN_MS = 5_000
 """A transaction with less time left than this is not decided on: the commit might come too late."""
 REPAIRS_MAX = 5
-"""How often a run repairs what is lost, before it halts."""
+"""Repairs of one transaction by one run, before it halts."""
 TRIES_AGAIN = "tries it again"
 
 
 @dataclass(kw_only=True)
 class TransactionCommits(CommitProtocol):
-    """Of a pipeline's transactions on a cluster. The end of one fences who wrote it, and would take what is decided:
-    so nobody is fenced before `clean`."""
+    """The `CommitProtocol` of a pipeline's transactions on a cluster.
+
+    To fence a writer is to end its transaction, which may be decided: so nobody is fenced before `clean`.
+    """
 
     pipeline: str
     cluster_id: str
@@ -64,11 +55,11 @@ class TransactionCommits(CommitProtocol):
     fenced_below: tuple[int, int] = (0, 0)
     """(incarnation, attempt): the transactional ids of all attempts below it have been fenced; see `sweep`."""
     counted: dict[str, Committable] = field(default_factory=dict)
-    """By transactional id, the precommits of this attempt that were counted as they arrived."""
+    """Precommits of this attempt that were counted as they arrived, by transactional id."""
     _checked: dict[str, Committable] = field(default_factory=dict)
-    """Likewise, those that were checked for the present plan."""
+    """Likewise, the precommits that were checked for the present plan."""
     _standing: tuple[Committable, ...] = ()
-    """What readers must see of the last manifest that had any output."""
+    """The committables of the last manifest with any output, as readers must see them."""
 
     # --- recovery
 
@@ -90,17 +81,17 @@ class TransactionCommits(CommitProtocol):
         swept = False
         while waiting := resolution.waiting:
             commits = yield from commit(waiting)
-            # A look at records waits for the last stable offset, and a repair writes behind it: both need that nothing
-            # undecided is open before them. Only then, for a sweep asks every broker, and the usual crash needs none.
+            # A look at records waits for the last stable offset, and a repair writes after it: both need that nothing
+            # undecided is open before them. The usual crash needs no sweep, which asks every broker.
             if not swept and (commits.unknown or commits.lost):
-                outputs = {(written.topic, written.partition) for each in waiting for written in each.written}
+                outputs = {(written.topic, written.partition) for one in waiting for written in one.written}
                 yield from sweep(
                     self.pipeline, self.incarnation, self.attempt,
                     protected=resolution.named, fenced_below=self.fenced_below, outputs=outputs,
                 )  # fmt: skip
                 swept = True
-            # What is held behind a loss is open and protected, perhaps in front of what is unknown: a look would wait
-            # for it. Its repair ends it; what is unknown until then is asked about, and looked at, in the next round.
+            # Transactions held behind a loss are open and protected, perhaps before unknown ones: a look would wait for
+            # them. Their repair ends them; the unknown ones are asked about, and looked at, in the next round.
             if not commits.lost:
                 commits = yield from resolve_unknown(commits)
             resolution.note(commits)
@@ -113,26 +104,26 @@ class TransactionCommits(CommitProtocol):
         yield from self.sweep()
 
     def sweep(self, protected: Collection[str] = ()) -> Procedure[None]:
-        """Abort and fence what older incarnations, and older attempts of this one, may have left open."""
+        """Abort and fence open transactions of older incarnations, and of older attempts of this one."""
         yield from self._sweep(self.incarnation, self.attempt, self.fenced_below, protected)
         if not protected:
             self.fenced_below = max(self.fenced_below, (self.incarnation, self.attempt))
 
     def abort_all_but(self, winners: Collection[str]) -> Procedure[None]:
-        """Abort what the present attempt has left open, except the transactions of *winners*, which come to decision.
+        """Abort open transactions of the present attempt, except those of *winners*, which come to decision.
 
-        Bounded work may run twice: where a task was tried again, its first try has a transaction that nobody names.
+        Bounded work may run twice: the failed try of a task has a transaction that nobody names.
         """
         yield from self._sweep(self.incarnation, self.attempt + 1, self.fenced_below, winners)
 
     def sweep_for(self, incarnation: Incarnation, fenced_below: tuple[int, int]) -> Procedure[None]:
-        """`sweep` for *incarnation*, which may go on in another process, whatever this one has begun."""
+        """`sweep` for *incarnation*, which may go on in another process."""
         yield from self._sweep(incarnation.incarnation, self.attempt, fenced_below, ())
 
     def _sweep(
         self, incarnation: int, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
     ) -> Procedure[None]:
-        outputs: Outputs = yield KnownOutputs()
+        outputs: Outputs = yield ask.KnownOutputs()
         yield from sweep(
             self.pipeline, incarnation, attempt, protected=protected, fenced_below=fenced_below,
             outputs={(topic, partition) for _, topic, partitions in outputs for partition in range(partitions)},
@@ -140,34 +131,32 @@ class TransactionCommits(CommitProtocol):
 
     # --- decisions
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
-        precommits = [each for ack in flushed for each in ack.precommits]
+    def acknowledged(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[None]:
         with suppress(BrokerUnavailable, TopicError):
             self.counted.update((yield from self.count(precommits, outputs)))
 
     def count(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[dict[str, Committable]]:
-        """Make committables, in the broker's own words, of those precommits of which it has as many records as were
-        produced.
+        """Make committables, with the broker's counts, of those precommits whose records the broker has all.
 
-        It may be asked as soon as a precommit is there, and holds when it is decided: a sink writes nothing behind its
-        flush, and no other transaction has this producer id and epoch. Whether that one is still open is asked then,
-        and those that are left out here are checked again, in all partitions that the broker knows of.
+        A count may be taken as soon as a precommit is there, and holds for the decision: a sink writes nothing after
+        its flush, and no other transaction has this producer id and epoch. The decision checks that it is still open,
+        and checks the others again, in all partitions that the broker knows of.
         """
-        wanted = [each for each in precommits if each.records]
-        places = {each.sink: list[tuple[str, int]]() for each in wanted}
+        wanted = [precommit for precommit in precommits if precommit.records]
+        places = {precommit.sink: list[tuple[str, int]]() for precommit in wanted}
         for sink, topic, partitions in outputs:
             if sink in places:
                 places[sink] += [(topic, partition) for partition in range(partitions)]
         asked = {place for some in places.values() for place in some}
         if not asked:
             return {}
-        producers = yield DescribeProducers(tuple(sorted(asked)))
-        found = ((each, self._committable(each, places[each.sink], producers)) for each in wanted)
-        return {each.transactional_id: made for each, made in found if _is_whole(made, each)}
+        producers = yield ask.DescribeProducers(tuple(sorted(asked)))
+        pairs = ((precommit, self._committable(precommit, places[precommit.sink], producers)) for precommit in wanted)
+        return {committable.transactional_id: committable for one, committable in pairs if _is_whole(committable, one)}
 
     def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
         self._checked.clear()
-        missing = [each for each in _written_to(plan) if self._made_of(each) is None]
+        missing = [precommit for precommit in _written_to(plan) if self._known(precommit) is None]
         if not missing:
             return None
         problem = gravest((yield from concurrently(*map(objection, checks()))))
@@ -179,13 +168,13 @@ class TransactionCommits(CommitProtocol):
             return Refuse(str(error))
         if isinstance(checked, Refuse):
             return checked
-        self._checked.update((each.transactional_id, each) for each in checked)
+        self._checked.update((committable.transactional_id, committable) for committable in checked)
         return None
 
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
-        found = [self._made_of(each) for each in _written_to(plan)]
-        require(None not in found, "a plan is prepared before its manifest is made")
-        return msgspec.structs.replace(manifest, committables=tuple(each for each in found if each is not None))
+        committables = list(map(self._known, _written_to(plan)))
+        require(None not in committables, "a plan is prepared before its manifest is made")
+        return msgspec.structs.replace(manifest, committables=tuple(filter(None, committables)))
 
     def check(self, plan: Planned) -> Check:
         states = yield from self._open(_written_to(plan), plan.ages_ms)
@@ -194,46 +183,46 @@ class TransactionCommits(CommitProtocol):
     def check_uncounted(
         self, precommits: Iterable[Precommit], ages_ms: Mapping[str, int]
     ) -> Procedure[list[Committable] | Refuse]:
-        """Make committables of *precommits*, in the broker's own words, or say why the checkpoint must fail."""
-        wanted = [each for each in precommits if each.records]
+        """Make committables of *precommits*, with the broker's counts, or refuse the checkpoint."""
+        wanted = [precommit for precommit in precommits if precommit.records]
         states = yield from self._open(wanted, ages_ms)
         if isinstance(states, Refuse):
             return states
         if not wanted:
             return []
-        touched = {each: states[each.transactional_id].partitions for each in wanted}
+        touched = {precommit: states[precommit.transactional_id].partitions for precommit in wanted}
         places = {place for partitions in touched.values() for place in partitions}
-        producers = yield DescribeProducers(tuple(sorted(places)))
+        producers = yield ask.DescribeProducers(tuple(sorted(places)))
         committables = []
-        for each, partitions in touched.items():
-            committable = self._committable(each, partitions, producers)
-            if not _is_whole(committable, each):
+        for precommit, partitions in touched.items():
+            committable = self._committable(precommit, partitions, producers)
+            if not _is_whole(committable, precommit):
                 return Refuse(
-                    f"transaction {each.transactional_id} holds {committable.records} records on the broker, "
-                    f"but {each.records} were produced"
+                    f"transaction {precommit.transactional_id} holds {committable.records} records on the broker, "
+                    f"but {precommit.records} were produced"
                 )
             committables.append(committable)
         return committables
 
     def commit(self, manifest: Manifest) -> Procedure[Fates]:
         commits = yield from commit(manifest.committables)
-        for each in manifest.committables:
-            self.counted.pop(each.transactional_id, None)
+        for committable in manifest.committables:
+            self.counted.pop(committable.transactional_id, None)
         self._standing = manifest.committables or self._standing
         sorts = {"refused": commits.lost, "unknown": commits.unknown, "held": commits.held}
-        return Fates(commits.fates, {each.transactional_id: why for why, some in sorts.items() for each in some})
+        return Fates(commits.fates, {one.transactional_id: why for why, some in sorts.items() for one in some})
 
-    # --- while it runs, and at the end
+    # --- during the run, and at its end
 
     def watch(self) -> Procedure[None]:
         yield from self.sweep()
 
     def conclude(self, checkpoint: int) -> Procedure[None]:
-        # A zombie's open transaction would hold readers before it, so that older attempts are swept first. Records that
-        # retention has taken meanwhile hold nobody back, and were visible: their markers had been seen.
+        # A zombie's open transaction would hold readers back, so older attempts are swept first. Records that retention
+        # has taken meanwhile were visible: their markers had been seen.
         yield from self.sweep()
         for committable in self._standing:
-            if committable.records and (yield Look(committable)) is Fate.ABORTED:
+            if committable.records and (yield ask.Look(committable)) is Fate.ABORTED:
                 raise Halt(
                     f"Checkpoint {checkpoint} is finalized, but the records of {committable.transactional_id} are not "
                     f"visible to readers. Run the pipeline again: it repairs them."
@@ -241,24 +230,22 @@ class TransactionCommits(CommitProtocol):
 
     # --- one by one
 
-    def _made_of(self, precommit: Precommit) -> Committable | None:
-        """The committable of *precommit*. Its id is used again, and an older transaction's would prove nothing."""
+    def _known(self, precommit: Precommit) -> Committable | None:
+        """The committable of *precommit*; ids are used again, so one of an older transaction proves nothing."""
         name, producer = precommit.transactional_id, (precommit.producer_id, precommit.epoch)
-        known = (self.counted.get(name), self._checked.get(name))
-        return next((each for each in known if each is not None and (each.producer_id, each.epoch) == producer), None)
+        known = filter(None, (self.counted.get(name), self._checked.get(name)))
+        return next((one for one in known if (one.producer_id, one.epoch) == producer), None)
 
     def _open(
         self, precommits: Sequence[Precommit], ages_ms: Mapping[str, int]
     ) -> Procedure[Mapping[str, TransactionState] | Refuse]:
-        """The transactions of *precommits* by their ids; the refusal if one cannot be decided on, whatever was
-        counted."""
+        """The transactions of *precommits* by their ids; a refusal if one is not open, or not for long enough."""
         if not precommits:
             return {}
-        names = tuple(each.transactional_id for each in precommits)
-        states: Mapping[str, TransactionState] = yield DescribeTransactions(names)
-        for each in precommits:
-            name = each.transactional_id
-            problem = _why_not(each, states.get(name), self.transaction_timeout_ms, ages_ms[name])
+        names = tuple(precommit.transactional_id for precommit in precommits)
+        states: Mapping[str, TransactionState] = yield ask.DescribeTransactions(names)
+        for precommit, name in zip(precommits, names, strict=True):
+            problem = _why_not(precommit, states.get(name), self.transaction_timeout_ms, ages_ms[name])
             if problem:
                 return Refuse(problem)
         return states
@@ -279,9 +266,9 @@ class TransactionCommits(CommitProtocol):
         )
 
     def _repair(self, resolution: Resolution, chain: Sequence[str]) -> Procedure[list[Repair]]:
-        """The same records in new transactions, which a durable record names before they are committed.
+        """Write the same records in new transactions, which a durable record names before they are committed.
 
-        *chain* begins with a lost committable; the others, from the same sink subtask, come behind it in the log again.
+        *chain* begins with a lost committable; later ones of the same sink subtask come after it in the log again.
         """
         manifest, recorded = resolution.manifest, list[Repair]()
         for _ in range(REPAIRS_MAX):
@@ -301,7 +288,7 @@ class TransactionCommits(CommitProtocol):
             superseded = resolution.replace_by(repairs)
             yield from end(map(ending, superseded), commit=False)
             yield from await_markers(superseded, commit=False)
-            commits = yield from resolve_unknown((yield from commit(each.committable for each in repairs)))
+            commits = yield from resolve_unknown((yield from commit(repair.committable for repair in repairs)))
             resolution.note(commits)
             fates = resolution.fates
             chain = [name for name in chain if name not in fates]
@@ -314,8 +301,7 @@ class TransactionCommits(CommitProtocol):
 
 
 def _written_to(plan: Planned) -> list[Precommit]:
-    """The precommits that hold anything."""
-    return [each for each in plan.precommits if each.records]
+    return [precommit for precommit in plan.precommits if precommit.records]
 
 
 def _why_not(precommit: Precommit, state: TransactionState | None, timeout_ms: int, age_ms: int) -> str | None:
@@ -334,15 +320,15 @@ def _why_not(precommit: Precommit, state: TransactionState | None, timeout_ms: i
 def _written(
     precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState]
 ) -> list[Written]:
-    """The records of *precommit* as the broker counts them. Its epoch is fresh, so that its sequences began at 0."""
+    """The records of *precommit* as the broker counts them. Its epoch is fresh, so its sequences began at 0."""
     wanted = set(partitions)
     return [
-        Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
-        for each in producers
-        if (each.producer_id, each.epoch) == (precommit.producer_id, precommit.epoch)
-        and (each.topic, each.partition) in wanted
-        and each.transaction_start_offset is not None
-        and each.last_sequence >= 0
+        Written(producer.topic, producer.partition, producer.transaction_start_offset, producer.last_sequence + 1)
+        for producer in producers
+        if (producer.producer_id, producer.epoch) == (precommit.producer_id, precommit.epoch)
+        and (producer.topic, producer.partition) in wanted
+        and producer.transaction_start_offset is not None
+        and producer.last_sequence >= 0
     ]
 
 
@@ -352,30 +338,35 @@ def _is_whole(committable: Committable, precommit: Precommit) -> bool:
 
 
 def standing(manifest: Manifest, repairs: Iterable[Repair], fates: Mapping[str, str]) -> tuple[Committable, ...]:
-    """What of the finalized *manifest* readers must see: its committables, where they were lost their repairs, the
-    newest for each partition, and nothing of those whose loss was accepted."""
-    found = []
+    """The committables of the finalized *manifest* as readers must see them.
+
+    The newest repair for each partition stands for a lost one; one whose loss was accepted is left out.
+    """
+    visible = []
     newest_first = sorted(repairs, key=lambda repair: repair.number, reverse=True)
     for original in manifest.committables:
         if fates.get(original.transactional_id) == LOSS_ACCEPTED:
             continue
         repaired: set[tuple[str, int]] = set()
-        stand_ins = [each.committable for each in newest_first if each.replaced == original.transactional_id]
-        for each in (*stand_ins, original):
-            left = tuple(written for written in each.written if (written.topic, written.partition) not in repaired)
+        stand_ins = [repair.committable for repair in newest_first if repair.replaced == original.transactional_id]
+        for one in (*stand_ins, original):
+            left = tuple(written for written in one.written if (written.topic, written.partition) not in repaired)
             repaired.update((written.topic, written.partition) for written in left)
             if left:
-                found.append(msgspec.structs.replace(each, written=left))
-    return tuple(found)
+                visible.append(msgspec.structs.replace(one, written=left))
+    return tuple(visible)
 
 
 def _written_again(manifest: Manifest, lost: Committable, transactional_id: str) -> Procedure[Committable | str]:
-    """What *lost* held in a new transaction: copied from the output log (copy repair), or else computed again from the
-    input and the checkpoint before (replay repair), if that gives as many records in every partition; or why not."""
-    copied: Committable | str = yield CopyTransaction(lost, transactional_id)
+    """The records of *lost* in a new transaction, or why there is none.
+
+    They are copied from the output log (copy repair), or else computed again from the input and the previous checkpoint
+    (replay repair), if that gives as many records in every partition.
+    """
+    copied: Committable | str = yield ask.CopyTransaction(lost, transactional_id)
     if not isinstance(copied, str):
         return copied
-    replayed: Committable | str = yield ReplayTransaction(manifest, lost, transactional_id)
+    replayed: Committable | str = yield ask.ReplayTransaction(manifest, lost, transactional_id)
     if isinstance(replayed, str):
         return f"it cannot be copied: {copied}\n  Nor can it be made again by a replay: {replayed}"
     if replayed.counts != lost.counts:
@@ -384,8 +375,8 @@ def _written_again(manifest: Manifest, lost: Committable, transactional_id: str)
 
 
 def _record(manifest: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
-    """Make durable what stands in for what, before any of it is committed."""
-    outcome = yield Append(tuple(repairs))
+    """Make *repairs* durable before any of them is committed."""
+    outcome = yield ask.Append(tuple(repairs))
     if outcome is not Outcome.DONE:
         raise Undetermined(
             f"The repair of checkpoint {manifest.checkpoint} could not be recorded ({outcome.value}). "

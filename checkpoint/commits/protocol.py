@@ -1,8 +1,8 @@
-"""The seam between a leader and a family of sinks: how what they have pre-committed comes to be committed.
+"""The seam between a leader and a family of sinks: how their committables are committed.
 
-Invariants: nothing is committed that no durable manifest, or repair, names; what a manifest names is asked to be
-committed until its fate is known, by whichever process, as often as it takes; no answer that "it was done" and "it was
-lost" share proves anything. All are procedures, run by one leader, one at a time.
+Invariants: only committables that a durable manifest or repair names are committed; commits are repeated, by any
+process, until the fate is known; an answer that fits both "done" and "lost" proves nothing. All are procedures, run by
+one leader, one at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Check = Procedure[Refuse | None]
 
 
 def objection(check: Check) -> Procedure[Refuse | ExactlyOnceError | None]:
-    """The objection to the decision, or None. An error is kept until nothing is under way any more."""
+    """The objection to the decision, or None. An error is returned, to be raised once nothing is under way."""
     try:
         return (yield from check)
     except BrokerUnavailable as error:
@@ -43,13 +43,13 @@ def objection(check: Check) -> Procedure[Refuse | ExactlyOnceError | None]:
 
 
 def gravest(objections: Sequence[Refuse | ExactlyOnceError | None]) -> Refuse | ExactlyOnceError | None:
-    """An error before a refusal: what needs a person is not hidden by what a restart would fix."""
-    errors = (each for each in objections if isinstance(each, Exception))
-    return next(errors, None) or next((each for each in objections if each is not None), None)
+    """An error before a refusal: a fault for people is not hidden by one that a restart fixes."""
+    errors = (problem for problem in objections if isinstance(problem, Exception))
+    return next(errors, None) or next((problem for problem in objections if problem is not None), None)
 
 
 class Planned(Protocol):
-    """What the sinks have acknowledged for a checkpoint that is to be decided."""
+    """The output of a checkpoint that is to be decided."""
 
     @property
     def precommits(self) -> Sequence[Precommit]: ...
@@ -62,98 +62,91 @@ class Planned(Protocol):
     def staged(self) -> Sequence[StagedAck]: ...
 
 
-class Acknowledgement(Protocol):
-    """What the sinks of one subtask have acknowledged for a checkpoint."""
-
-    @property
-    def precommits(self) -> Sequence[Precommit]: ...
-
-
 @dataclass(frozen=True)
 class Fates:
-    """Those of the committables of a manifest, once their commit was asked for; each is in one of both."""
+    """The fates of a manifest's committables after their commit."""
 
     known: Mapping[str, str] = field(default_factory=dict)
-    """By name, the fates of those that are known to be committed."""
+    """The fates of committed ones, by name."""
     unsettled: Mapping[str, str] = field(default_factory=dict)
-    """By name, why it is not known of the others: "refused", "unknown", "held" behind an earlier one. See `finish`."""
+    """The state of the others, by name: "refused", "unknown", "held" by an earlier one. See `finish`."""
 
 
 class CommitProtocol(ABC):
-    """Of one family of sinks. What a leader calls, in the order in which it does; what a family has no need of does
-    nothing."""
+    """The commit of one family of sinks. A leader calls these in order; the defaults do nothing."""
 
     # --- recovery
 
     @abstractmethod
     def begin(self, incarnation: Incarnation, fenced_below: tuple[int, int], origin: str) -> None:
-        """*incarnation* leads, in an attempt of which nothing is known yet. Nothing is asked.
+        """*incarnation* leads. Attempts before *fenced_below* (incarnation, attempt) are fenced permanently.
 
-        Whoever belongs to an attempt before *fenced_below* (incarnation, attempt) was fenced for good. *origin* is the
-        id of the checkpoint topic.
+        *origin* is the id of the checkpoint topic.
         """
 
     @abstractmethod
     def begin_attempt(self, attempt: int) -> None:
-        """The workers of the attempt before are dead: what they acknowledged, and nobody decided, counts no more."""
+        """The previous attempt's workers are dead: forget what they acknowledged and nobody decided."""
 
     def hasten(self, unfinalized: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
-        """Commit, of what *unfinalized* names, all that would not wait for as long as another family may take."""
+        """Commit those committables of *unfinalized* that cannot wait for another family's stores."""
         yield from ()
 
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
-        """Let no older incarnation commit what nobody decided, as far as that can be done before `finish`; Halt if what
-        was committed is not what the decisions say. *newest* is the newest manifest, *finalized* the newest that is."""
+        """Let no older incarnation commit undecided output, as far as that can be done before `finish`.
+
+        Raises Halt if the committed output contradicts the decisions. *newest* is the newest manifest, *finalized* the
+        newest finalized one.
+        """
         yield from ()
 
     @abstractmethod
     def finish(
         self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool
     ) -> Procedure[Mapping[str, str]]:
-        """Commit, prove or repair all that *manifest* names, which is decided: the fate of each, by name.
+        """Commit, prove or repair all committables of *manifest*, which is decided; returns their fates by name.
 
-        No sink of the pipeline runs. Raises Halt, with the choices, where something is lost; with *accept_loss* it is
-        given up instead.
+        No sink of the pipeline runs. Raises Halt, with the choices, if one is lost; with *accept_loss* it is given up
+        instead.
         """
 
     def clean(self) -> Procedure[None]:
-        """All that was decided is committed, and no worker runs: fence whoever belongs to an older attempt, then drop
-        what they have left, which nobody names."""
+        """All decisions are committed, and no worker runs: fence older attempts, then drop what they left."""
         yield from ()
 
     # --- decisions
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
-        """Look at what sinks have flushed, as it comes. What cannot be known yet is left to `prepare`.
+    def acknowledged(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[None]:
+        """Look at *precommits* as they come. Facts that are not known yet are left to `prepare`.
 
-        *outputs* are the topics that sinks write to, as they were last looked at.
+        *outputs* are the topics that sinks write to, by the last look.
         """
         yield from ()
 
     def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
-        """Learn what the manifest of *plan* is to name; *checks* say first why that may be impossible."""
+        """Find the committables of *plan*; *checks* come first, and may refuse it."""
         yield from ()
         return None
 
     @abstractmethod
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
-        """*manifest* with the committables of *plan*, which was prepared; *before* is the newest one so far."""
+        """*manifest* with the committables of *plan*, which is prepared; *before* is the newest manifest so far."""
 
     def check(self, plan: Planned) -> Check:
-        """Refuse *plan* unless all of it can still be committed. Asked when all have acknowledged."""
+        """Refuse *plan* unless all of it can still be committed. Called when all have acknowledged."""
         yield from ()
         return None
 
     @abstractmethod
     def commit(self, manifest: Manifest) -> Procedure[Fates]:
-        """Commit what *manifest*, which has just become durable, names."""
+        """Commit the committables of *manifest*, which has just become durable."""
 
-    # --- while it runs, and at the end
+    # --- during the run, and at its end
 
     def watch(self) -> Procedure[None]:
-        """Now and then: fence zombies that have come back meanwhile, where they could do harm."""
+        """Now and then: fence zombies that have come back, where they could do harm."""
         yield from ()
 
     def conclude(self, checkpoint: int) -> Procedure[None]:
-        """After a clean stop at *checkpoint*: Halt unless readers see all that the last decisions have committed."""
+        """After a clean stop at *checkpoint*: Halt unless readers see all committed output."""
         yield from ()

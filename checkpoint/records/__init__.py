@@ -1,4 +1,4 @@
-"""The records of the checkpoint topic: what they say, their bytes, and the history that they make. Pure.
+"""The records of the checkpoint topic: their fields, their bytes, and the history that they make. Pure.
 
 May import `pipeline` and nothing else of `checkpoint`.
 """

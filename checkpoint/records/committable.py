@@ -25,7 +25,7 @@ class TransactionalId(msgspec.Struct, frozen=True):
     subtask: int
     incarnation: int
     attempt: str
-    """The number of the attempt; more may follow behind a hyphen."""
+    """The number of the attempt; more may follow after a hyphen."""
     slot: str
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class TransactionalId(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> TransactionalId | None:
-        """The id that *text* spells whole, or None: then it is none of ours and must not be touched.
+        """The id that *text* spells whole, or None: then it is not ours and must not be touched.
 
         >>> TransactionalId.parse("eo:totals:out:0:3.1:2").incarnation
         3
@@ -58,9 +58,9 @@ def coordinator_id(pipeline: str) -> str:
 
 
 def erased_id(pipeline: str, incarnation: int) -> str:
-    """The transactional id which says that all that *pipeline* had was deleted on purpose, up to *incarnation*.
+    """The transactional id that marks everything of *pipeline* up to *incarnation* as deleted on purpose.
 
-    It lives where the ids live by which a lost checkpoint topic is told from a new pipeline, and as long as they do.
+    The broker keeps it as long as the ids that tell a lost checkpoint topic from a new pipeline.
     """
     return f"eo:{pipeline}:erased:{incarnation}"
 
@@ -124,26 +124,26 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
     def within(self, other: Committable) -> Committable:
         """The part of it that is in the partitions of *other*."""
-        places = {(each.topic, each.partition) for each in other.written}
-        written = tuple(each for each in self.written if (each.topic, each.partition) in places)
+        places = {(written.topic, written.partition) for written in other.written}
+        written = tuple(one for one in self.written if (one.topic, one.partition) in places)
         return msgspec.structs.replace(self, written=written)
 
     @property
     def records(self) -> int:
-        """How many records the transaction holds."""
-        return sum(each.count for each in self.written)
+        """The number of its records."""
+        return sum(written.count for written in self.written)
 
     @property
     def counts(self) -> dict[tuple[str, int], int]:
-        """How many records it holds by (topic, partition)."""
-        return {(each.topic, each.partition): each.count for each in self.written}
+        """The number of its records by (topic, partition)."""
+        return {(written.topic, written.partition): written.count for written in self.written}
 
 
 def shares(committables: Iterable[Committable]) -> dict[str, range]:
-    """By transactional id, which of the outputs of its sink subtask over an interval a committable holds.
+    """The share of each committable in the output of its sink subtask over an interval, by transactional id.
 
-    *committables* are all of the interval: a manifest carries those of aborted checkpoints too. The output of a sink
-    subtask is their concatenation in the order of their checkpoints.
+    *committables* are all of the interval, also those carried from aborted checkpoints. The output of a sink subtask is
+    their concatenation in the order of their checkpoints.
 
     >>> def made(checkpoint, count):
     ...     return Committable(
@@ -153,10 +153,10 @@ def shares(committables: Iterable[Committable]) -> dict[str, range]:
     >>> shares([made(7, 3), made(6, 2)])
     {'t6': range(0, 2), 't7': range(2, 5)}
     """
-    found: dict[str, range] = {}
+    ranges: dict[str, range] = {}
     ends: dict[tuple[str, int], int] = {}
-    for each in sorted(committables, key=lambda committable: committable.checkpoint):
-        start = ends.get(each.writer, 0)
-        ends[each.writer] = start + each.records
-        found[each.transactional_id] = range(start, ends[each.writer])
-    return found
+    for committable in sorted(committables, key=lambda committable: committable.checkpoint):
+        start = ends.get(committable.writer, 0)
+        ends[committable.writer] = start + committable.records
+        ranges[committable.transactional_id] = range(start, ends[committable.writer])
+    return ranges

@@ -1,8 +1,8 @@
 """The bytes of the checkpoint topic: Avro single-object values and their keys.
 
 A value is 0xC3 0x01, the CRC-64-AVRO fingerprint of the schema it was written with (little endian), and Avro binary.
-A schema that has been written is never changed: a new version is appended to its table, the last is the one that is
-written, and all are read, resolved to the last. Sizes are bounded before anything is decoded, and whatever is wrong
+A schema in use never changes: a new version is appended to its table. The last version is written, and all are read,
+resolved to the last. Sizes are bounded before anything is decoded, and whatever is wrong
 with a value raises `DamagedRecord`.
 """
 
@@ -32,7 +32,7 @@ _HEADER_SIZE = 10
 
 
 class DamagedRecord(Halt):
-    """A record of the checkpoint topic is not what was written there."""
+    """A record of the checkpoint topic is damaged."""
 
 
 class TooLarge(InvariantViolation):
@@ -48,12 +48,12 @@ class Block(msgspec.Struct, frozen=True):
     codec: str
     """How `body` was compressed."""
     schema: str
-    """What the decompressed body is made of, in the writer's words."""
+    """The format of the decompressed body, in the writer's words."""
     body: bytes
 
 
 Decision = Incarnation | Manifest | Finalized | Repair
-"""What partition 0 holds. Only the coordinator's transactional producer writes these."""
+"""A record of partition 0. Only the coordinator's transactional producer writes these."""
 
 T = TypeVar("T", bound=Decision | Block)
 
@@ -62,33 +62,26 @@ def _record(_name: str, **fields: object) -> dict[str, Any]:
     return {"type": "record", "name": _name, "fields": [{"name": name, "type": of} for name, of in fields.items()]}
 
 
-def _with(record: dict[str, Any], **added: bool | int | str) -> dict[str, Any]:
-    """The next version of *record*: with fields that older ones, which lack them, are read with."""
-    types = {bool: "boolean", int: "int", str: "string"}
-    fields = [{"name": name, "type": types[type(value)], "default": value} for name, value in added.items()]
-    return {**record, "fields": [*record["fields"], *fields]}
-
-
-def _with_longs(record: dict[str, Any], **added: int) -> dict[str, Any]:
-    """The same with integers of 64 bits."""
-    fields = [{"name": name, "type": "long", "default": value} for name, value in added.items()]
-    return {**record, "fields": [*record["fields"], *fields]}
-
-
-def _with_arrays(record: dict[str, Any], **items: object) -> dict[str, Any]:
-    """The next version of *record*: with arrays that are empty in older ones."""
-    fields = [{"name": name, "type": _array(each), "default": []} for name, each in items.items()]
+def _with(record: dict[str, Any], **added: tuple[object, object]) -> dict[str, Any]:
+    """The next version of *record*, with more fields: each a type, and the value that older versions are read with."""
+    fields = [{"name": name, "type": of, "default": default} for name, (of, default) in added.items()]
     return {**record, "fields": [*record["fields"], *fields]}
 
 
 def _with_items(record: dict[str, Any], **items: object) -> dict[str, Any]:
     """The next version of *record*: with arrays of other items, at their old places."""
-    types = {name: _array(each) for name, each in items.items()}
-    return {**record, "fields": [{**each, "type": types.get(each["name"], each["type"])} for each in record["fields"]]}
+    types = {name: _array(of) for name, of in items.items()}
+    fields = [{**field, "type": types.get(field["name"], field["type"])} for field in record["fields"]]
+    return {**record, "fields": fields}
 
 
 def _array(items: object) -> dict[str, object]:
     return {"type": "array", "items": items}
+
+
+def _arrays(**items: object) -> dict[str, tuple[object, object]]:
+    """Fields for `_with`: arrays that are empty in older versions."""
+    return {name: (_array(of), []) for name, of in items.items()}
 
 
 _BLOCK_REF = _record(
@@ -141,9 +134,10 @@ _INCARNATION_1 = _record(
     heartbeat_ms="long",
     fenced_below="long",
 )
-_INCARNATION_2 = _with(_INCARNATION_1, ended=False)
-_INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="", storage="", condemned=False)
-_INCARNATION_4 = _with(_INCARNATION_3, machine="")
+_TEXT, _FLAG = ("string", ""), ("boolean", False)
+_INCARNATION_2 = _with(_INCARNATION_1, ended=_FLAG)
+_INCARNATION_3 = _with(_INCARNATION_2, bounded=_FLAG, cancelled=_TEXT, storage=_TEXT, condemned=_FLAG)
+_INCARNATION_4 = _with(_INCARNATION_3, machine=_TEXT)
 
 _MANIFEST_1 = _record(
     "Manifest",
@@ -169,14 +163,16 @@ _MANIFEST_1 = _record(
     sinks=_array(_record("SinkPartitions", sink="string", topic="string", partitions="int")),
 )
 
-_SOURCE_OFFSET_2 = _with(_SOURCE_OFFSET_1, leader_epoch=-1)
+_SOURCE_OFFSET_2 = _with(_SOURCE_OFFSET_1, leader_epoch=("int", -1))
 _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_SOURCE_OFFSET_2)
-_MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
-_MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG_1), storage="", origin="")
-_MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=False))
-_SOURCE_OFFSET_3 = _with_arrays(_with_longs(_SOURCE_OFFSET_2, skipped=0), skipped_at="long")
+_MANIFEST_3 = _with(_MANIFEST_2, **_arrays(staged=_STORE_COMMITTABLE, ledger=_LEDGER))
+_MANIFEST_4 = _with(
+    _MANIFEST_3, **_arrays(requests="string", channel_logs=_CHANNEL_LOG_1), storage=_TEXT, origin=_TEXT
+)  # fmt: skip
+_MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=_FLAG))
+_SOURCE_OFFSET_3 = _with(_SOURCE_OFFSET_2, skipped=("long", 0), **_arrays(skipped_at="long"))
 _RECORD_PLACE = _record("RecordPlace", topic="string", partition="int", offset="long")
-_MANIFEST_6 = _with_arrays(_with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3), skips=_RECORD_PLACE)
+_MANIFEST_6 = _with(_with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3), **_arrays(skips=_RECORD_PLACE))
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6),
@@ -206,7 +202,7 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
         ),
     ),
 }
-"""By class: every version of its schema that was ever written, oldest first."""
+"""Every version of a schema that was ever written, by class, oldest first."""
 
 SIZE_MAX: dict[type, int] = {
     Manifest: MANIFEST_SIZE_MAX,
@@ -282,8 +278,8 @@ def _schema_of(value: bytes) -> _Schema:
         raise DamagedRecord("The value is not in Avro's single-object encoding.")
     schema = _KNOWN.get(value[2:_HEADER_SIZE])
     if schema is None:
-        found = value[2:_HEADER_SIZE].hex()
-        raise DamagedRecord(f"Schema {found} is unknown: written by a newer exactlyonce, or damaged.")
+        shown = value[2:_HEADER_SIZE].hex()
+        raise DamagedRecord(f"Schema {shown} is unknown: written by a newer exactlyonce, or damaged.")
     return schema
 
 
@@ -294,13 +290,13 @@ def _kind(kind: type) -> str:
 def _to_avro(record: Decision) -> Any:
     fields = msgspec.to_builtins(record, builtin_types=(bytes,))
     for name in _TUPLES.keys() & fields.keys():
-        fields[name] = [dict(zip(_TUPLES[name], each, strict=True)) for each in fields[name]]
+        fields[name] = [dict(zip(_TUPLES[name], values, strict=True)) for values in fields[name]]
     return fields
 
 
 def _from_avro(fields: Any) -> Any:
     for name in _TUPLES.keys() & fields.keys():
-        fields[name] = [tuple(each.values()) for each in fields[name]]
+        fields[name] = [tuple(record.values()) for record in fields[name]]
     return fields
 
 

@@ -2,8 +2,8 @@
 
 `History` is a fold over the records in the order of their offsets. Completed checkpoint ids only grow, there is one
 manifest per id, and at most the newest manifest is not finalized; `admit` and `forget` raise `InvariantViolation`
-before a record that breaks this could be written. Damage that is read is kept in `damaged` by key, never skipped:
-`halt_if_damaged` says whether anything that recovery needs is among it.
+before a record that breaks this could be written. Damaged records are kept in `damaged` by key, never skipped:
+`halt_if_damaged` raises if recovery needs one of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.references import named_by
 from exactlyonce.pipeline.errors import Halt, require
 
 SILENCE_MS = 30_000
-"""An incarnation that goes on has a heartbeat every ten seconds."""
+"""A living incarnation writes a heartbeat every ten seconds."""
 
 
 class History:
@@ -33,12 +33,12 @@ class History:
         self.damaged: dict[str, str] = {}
         """The reasons why records cannot be trusted, by key."""
         self.incarnation_latest = 0
-        """The highest incarnation that ever was; 0 before the first one."""
+        """The highest incarnation ever; 0 before the first one."""
         self.checkpoint_latest = -1
-        """The highest checkpoint that ever was decided, readable or not; -1 before manifest 0."""
+        """The highest checkpoint ever decided, readable or not; -1 before manifest 0."""
         self._seen: dict[int, bytes] = {}
         self._hiding: dict[str, None] = {}
-        """Of `damaged`, the places in the log behind which no newer manifest was read: they may hide one."""
+        """Damaged places in the log with no newer manifest after them: they may hide one."""
 
     def copy(self) -> History:
         """The same history, to which `admit` and `forget` can be applied on trial."""
@@ -47,8 +47,6 @@ class History:
             setattr(other, name, value.copy() if isinstance(value, dict) else value)
         other.repairs = {checkpoint: dict(repairs) for checkpoint, repairs in self.repairs.items()}
         return other
-
-    # --- what it says
 
     @property
     def latest(self) -> Manifest | None:
@@ -62,6 +60,12 @@ class History:
         return latest if latest and latest.checkpoint not in self.finalized else None
 
     @property
+    def latest_finalized(self) -> Manifest | None:
+        """The newest manifest with all of its committables committed."""
+        unfinalized = self.unfinalized
+        return self.latest if unfinalized is None else self.manifests.get(unfinalized.previous)
+
+    @property
     def retained(self) -> list[Manifest]:
         """All manifests, oldest first."""
         return [self.manifests[checkpoint] for checkpoint in sorted(self.manifests)]
@@ -69,18 +73,18 @@ class History:
     @property
     def savepoints(self) -> dict[int, Manifest]:
         """The savepoints, by number, oldest first."""
-        return {each.checkpoint: each for each in self.retained if each.is_savepoint}
+        return {manifest.checkpoint: manifest for manifest in self.retained if manifest.is_savepoint}
 
     @property
     def storage(self) -> str:
-        """Where the blocks are that the newest manifest names; see `Manifest.storage`."""
+        """The storage of the newest manifest; see `Manifest.storage`."""
         return self.latest.storage if self.latest is not None else TOPIC
 
     @property
     def storages(self) -> list[str]:
-        """Wherever blocks may lie: of a manifest, or of one of the last incarnations, whatever became of it."""
-        named = {each.storage for each in self.manifests.values()}
-        return sorted(named.union(each.storage for each in self.incarnations.values()))
+        """All storages that may have blocks: those of manifests, and of the last incarnations."""
+        named = {manifest.storage for manifest in self.manifests.values()}
+        return sorted(named.union(incarnation.storage for incarnation in self.incarnations.values()))
 
     @property
     def newest_incarnation(self) -> Incarnation | None:
@@ -88,17 +92,16 @@ class History:
         return self.incarnations[max(self.incarnations)] if self.incarnations else None
 
     def living(self, now_ms: int) -> Incarnation | None:
-        """The incarnation that may still go on: the newest, unless it has ended cleanly or has no heartbeat any more.
+        """The newest incarnation, unless it has ended cleanly or writes no heartbeats any more.
 
-        Safety never rests on this, for a new incarnation fences older ones in whatever state. It is for people, who
-        are not to stop a running pipeline by accident.
+        Safety never rests on this. It keeps people from stopping a running pipeline by accident.
         """
         newest = self.newest_incarnation
         return None if newest is None or newest.ended or now_ms - newest.heartbeat_ms >= SILENCE_MS else newest
 
     @property
     def condemned(self) -> bool:
-        """Whether all that there is is to be deleted; see `Incarnation.condemned`."""
+        """See `Incarnation.condemned`."""
         newest = self.newest_incarnation
         return newest is not None and newest.condemned
 
@@ -112,27 +115,26 @@ class History:
         return [DecisionKey(Manifest, checkpoint), DecisionKey(Finalized, checkpoint), *repairs]
 
     def references(self) -> set[str]:
-        """Keys of all blocks that the manifests name themselves."""
+        """The keys of all blocks that the manifests name."""
         return {ref.key for manifest in self.manifests.values() for ref in named_by(manifest)}
 
     def damaged_checkpoints(self) -> list[int]:
-        """Those older than the newest manifest whose own cannot be read, in order."""
+        """The checkpoints older than the newest manifest whose manifests cannot be read, in order."""
         keys = filter(None, map(DecisionKey.parse, self.damaged))
         newest = max(self.manifests, default=-1)
-        return sorted(each.number for each in keys if each.kind is Manifest and each.number < newest)
+        return sorted(key.number for key in keys if key.kind is Manifest and key.number < newest)
 
     def halt_if_damaged(self) -> None:
         """Raise `Halt` if damage hides the newest decision; damage below it only costs an older checkpoint.
 
-        A checkpoint whose manifest is unreadable may have made its output visible: going back to an older one would
-        emit that output again.
+        The output of a checkpoint with an unreadable manifest may be visible: an older one would emit it again.
         """
         newest = self.latest.checkpoint if self.latest else -1
         fatal = [text for text in sorted(self.damaged) if self._hides_decision(text, newest)]
         if fatal:
-            found = "; ".join(f"{text}: {self.damaged[text]}" for text in fatal)
+            damage = "; ".join(f"{text}: {self.damaged[text]}" for text in fatal)
             raise Halt(
-                f"The checkpoint topic of {self.pipeline} is damaged ({found}). The output of that checkpoint may be "
+                f"The checkpoint topic of {self.pipeline} is damaged ({damage}). The output of that checkpoint may be "
                 f"visible, so going on from an older one could emit it again. Restore the topic from a replica or "
                 f"backup, or `exactlyonce reset {self.pipeline}` and recompute from the input into new output topics."
             )
@@ -140,7 +142,7 @@ class History:
     def _hides_decision(self, text: str, newest: int) -> bool:
         key = DecisionKey.parse(text)
         if key is None:
-            return text in self._hiding  # or it is not one of ours: somebody else wrote to the topic
+            return text in self._hiding  # else it is not ours: somebody else wrote to the topic
         if key.kind is Manifest:
             return key.number >= newest
         return key.kind is Repair and key.number == newest and self.unfinalized is not None
@@ -167,17 +169,16 @@ class History:
             self.damaged[text] = str(error)
 
     def skip(self, first: int, behind: int) -> None:
-        """The records from offset *first* up to, not including, *behind* cannot be read: their batch is damaged.
+        """The records from offset *first* up to, not including, *behind* are in a damaged batch.
 
-        Nobody knows which they are. They came before whatever is read later, so that a newer manifest behind them shows
-        that the newest is not among them, and what they say of older ones costs at most those.
+        A newer manifest after them shows that the newest is not among them; then at most older checkpoints are lost.
         """
         place = f"offsets {first} to {behind - 1} of the decision log"
         self.damaged[place] = "their bytes are not those that were written"
         self._hiding[place] = None
 
     def finish_reading(self) -> None:
-        """Look for what is missing, once the last record has been taken in."""
+        """Note missing manifests, once the last record has been taken in."""
         self._seen.clear()
         for checkpoint in self.finalized.keys() - self.manifests.keys():
             self.damaged.setdefault(f"manifest/{checkpoint}", "it is finalized, but its manifest is gone")
@@ -241,7 +242,7 @@ class History:
                 require(key.number < self.incarnation_latest, "The newest incarnation must not be tombstoned")
             else:
                 require(key.number < self.checkpoint_latest, "The newest checkpoint must not be tombstoned")
-                together = {str(each) for each in self.keys_of(key.number)} <= {str(each) for each in keys}
+                together = set(map(str, self.keys_of(key.number))) <= set(map(str, keys))
                 require(together, f"All records of checkpoint {key.number} must be tombstoned in one transaction")
         for key in keys:
             self._discard(key)

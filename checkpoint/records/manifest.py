@@ -1,8 +1,8 @@
-"""The manifest and the other decisions: what a checkpoint is made of, as data.
+"""The manifest and the other decisions, as data.
 
 A manifest is the one record whose durability makes a checkpoint complete. It holds references, never state, and stays
-under `MANIFEST_SIZE_MAX` bytes. References name the bytes they stand for by SHA-256, so whoever reads a block knows
-that it is the one that was written. Nothing here does I/O.
+under `MANIFEST_SIZE_MAX` bytes. References name bytes by their SHA-256, so a reader knows that a block is the one that
+was written.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
 SAVEPOINT, RESTORED, SPARK_SINK = "savepoint", "restored", "spark"
 LOSS_ACCEPTED = "loss accepted"
-"""The fate of what the user goes on without."""
+"""The fate of a committable that the user gives up."""
 
 
 class BlockRef(msgspec.Struct, frozen=True):
-    """Where one block lies in the checkpoint topic, and proof that it is the block that was written.
+    """The place of a block in the checkpoint topic, and proof that it is the block that was written.
 
-    Outside of the topic key and SHA-256 say where it is, and partition and offset are the same for all; see
+    In other storages key and SHA-256 are its place, and partition and offset the same for all; see
     `connectors.blocks.names`.
     """
 
@@ -35,11 +35,11 @@ class BlockRef(msgspec.Struct, frozen=True):
     size: int
     """Bytes of the record's value."""
     sha256: bytes
-    """Of the record's value."""
+    """The SHA-256 of the record's value."""
 
 
 class StoredBlock(NamedTuple):
-    """A block, and the storage that it lies in: a pipeline whose checkpoints were moved has blocks in several."""
+    """A block and its storage: a pipeline whose checkpoints were moved has blocks in several."""
 
     storage: str
     """See `Manifest.storage`."""
@@ -47,7 +47,7 @@ class StoredBlock(NamedTuple):
 
 
 class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink has set aside for a checkpoint: enough to commit it, from any process, to a store with a ledger."""
+    """Output staged for a checkpoint: enough to commit it, from any process, to a store with a ledger."""
 
     sink: str
     subtask: int
@@ -55,15 +55,14 @@ class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint at whose barrier it was cut; the manifest that carries it may be a later one."""
     records: int
     kind: str
-    """The form in which it was set aside, and so who can commit it: "rows" wait in blocks of the checkpoint topic."""
+    """The form in which it is staged, and so who can commit it: "rows" wait in blocks of the checkpoint topic."""
     description: str = ""
-    """A digest of the sink's description: only a sink of the same one knows what was set aside, and for what."""
+    """A digest of the sink's description: only a sink with the same one can commit it."""
     previous: int = 0
     """The checkpoint that the store's ledger has for the subtask before this one; 0: none."""
     blocks: tuple[BlockRef, ...] = ()
-    """Of the checkpoint topic, what the kind needs."""
     body: bytes = b""
-    """What else the kind needs."""
+    """Data of the kind's own."""
 
     @property
     def writer(self) -> tuple[str, int]:
@@ -72,16 +71,16 @@ class StoreCommittable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What a fate refers to: no two of a pipeline that are decided have the same."""
+        """The key of its fate, unique among the decided committables of a pipeline."""
         return f"{self.sink}:{self.subtask}:{self.checkpoint}"
 
 
 class StagedAck(msgspec.Struct, frozen=True):
-    """What a sink subtask has set aside for a store."""
+    """The output that a sink subtask has staged for a store."""
 
     committable: StoreCommittable
     blocks: tuple[BlockRef, ...] = ()
-    """All blocks that it stands on: those that it names, and those that these list."""
+    """All blocks that it needs: those that it names, and those that these list."""
 
 
 class SourceOffset(msgspec.Struct, frozen=True):
@@ -93,16 +92,16 @@ class SourceOffset(msgspec.Struct, frozen=True):
     partition: int
     offset: int
     leader_epoch: int = -1
-    """In which the last record below the offset was written, if that was read; -1: unknown. It tells a log that was
-    truncated and written again."""
+    """The epoch of the last record read below the offset; -1: unknown. It shows whether a log was truncated and
+    written again."""
     skipped: int = 0
-    """How many records below the offset were read and skipped, because they do not decode."""
+    """The number of records below the offset that were skipped, because they do not decode."""
     skipped_at: tuple[int, ...] = ()
     """The offsets of the last few of these, in order."""
 
 
 class RecordPlace(msgspec.Struct, frozen=True):
-    """Where a record of an input lies."""
+    """The place of an input record."""
 
     topic: str
     partition: int
@@ -120,7 +119,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     state_bytes: int
     """Bytes of all blocks that make up the state."""
     index: tuple[tuple[BlockRef, ...], ...]
-    """By subtask: the index block, in more than one part where it is large; empty where a subtask has no state."""
+    """The index block of each subtask, in several parts if it is large; empty for a subtask without state."""
 
 
 class OrderLog(msgspec.Struct, frozen=True):
@@ -132,9 +131,9 @@ class OrderLog(msgspec.Struct, frozen=True):
 
 
 class ChannelLog(msgspec.Struct, frozen=True):
-    """What was on its way to one subtask at the barrier, which had overtaken it: it is taken first after a restore.
+    """The in-flight records of one subtask that the barrier had overtaken: they are taken first after a restore.
 
-    All of it is in these blocks, whatever the checkpoint's base is.
+    All of them are in these blocks, whatever the checkpoint's base is.
     """
 
     task: str
@@ -142,7 +141,7 @@ class ChannelLog(msgspec.Struct, frozen=True):
     records: int
     blocks: tuple[BlockRef, ...]
     indexed: bool = False
-    """Whether `blocks` are lists of the blocks that have it, which are many: so that a manifest stays small."""
+    """Whether `blocks` are lists of many blocks that have the records: so that a manifest stays small."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,8 +152,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     attempt: int
     kind: str
-    """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", "restored" (from one: it has no output,
-    and its interval is none), or "spark" (of a sink of Spark)."""
+    """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", "restored" (from a savepoint: it has no
+    output and no interval), or "spark" (of a sink of Spark)."""
     base: int
     """The completed checkpoint that increments in this one build upon."""
     previous: int
@@ -167,9 +166,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     block_partitions: int
     """Partitions of the checkpoint topic, frozen here."""
     block_end_offsets: tuple[int, ...]
-    """By partition of the checkpoint topic: no block before it can become an orphan once this is finalized, so that
-    orphans are looked for from here. The ends when this was written; while other checkpoints may be in flight behind
-    it, which may never complete, the ends when its base was."""
+    """The offsets, by partition of the checkpoint topic, where the search for orphans begins: no earlier block can
+    become one once this is finalized. They are the ends when this was written, or, while later checkpoints may be in
+    flight, when its base was."""
     written_bytes: int
     """Bytes of the blocks that this checkpoint wrote."""
     offsets: tuple[SourceOffset, ...]
@@ -181,22 +180,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     staged: tuple[StoreCommittable, ...] = ()
     """The committables of sinks whose stores keep a ledger; those of Kafka are in `committables`."""
     ledger: tuple[tuple[str, int, int], ...] = ()
-    """(sink id, subtask, checkpoint): what the ledgers of the stores say once this is finalized. Subtasks that
-    rescaling has taken away stay."""
+    """(sink id, subtask, checkpoint): the ledgers of the stores once this is finalized. Subtasks that rescaling has
+    removed stay."""
     requests: tuple[str, ...] = ()
-    """It is the savepoint that these have asked for."""
+    """The requests that this savepoint serves."""
     channel_logs: tuple[ChannelLog, ...] = ()
-    """None where the checkpoint is aligned, or nothing was on its way."""
+    """Empty if the checkpoint is aligned, or there were no in-flight records."""
     storage: str = TOPIC
-    """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
+    """The storage of its blocks: a URL that `storage_url` has made, or the topic."""
     origin: str = ""
-    """The savepoint that this run was told to go on from, and does, here or before; empty: it was told of none."""
+    """The savepoint that this run began from; empty: none."""
     skips: tuple[RecordPlace, ...] = ()
-    """The records that its interval had to leave out, as the user had asked. Whoever computes it again does so too."""
+    """The records that its interval left out at the user's request; a replay leaves them out, too."""
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether it never expires, and stands on no block of another checkpoint."""
+        """Whether it never expires, and needs no block of another checkpoint."""
         return self.kind == SAVEPOINT
 
     @property
@@ -206,34 +205,34 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decided(self) -> set[str]:
-        """The transactional ids and names of what has to have a fate before it is finalized."""
-        return {c.transactional_id for c in self.committables if c.records} | {each.name for each in self.staged}
+        """The transactional ids and names of the committables that need a fate before it is finalized."""
+        return {c.transactional_id for c in self.committables if c.records} | {staged.name for staged in self.staged}
 
     @property
     def state_bytes(self) -> int:
-        """How large the state of all operators is."""
-        return sum(each.state_bytes for each in self.operators)
+        """The size of the state of all operators."""
+        return sum(operator.state_bytes for operator in self.operators)
 
     @property
     def records_in_flight(self) -> int:
-        """How many records that were read before Sn are in no state and no output yet."""
-        return sum(each.records for each in self.channel_logs)
+        """The number of records before Sn that are in no state and no output yet."""
+        return sum(log.records for log in self.channel_logs)
 
     @property
     def records_committed(self) -> int:
-        """How many outputs it makes visible."""
-        return sum(each.records for each in self.committables) + sum(each.records for each in self.staged)
+        """The number of records that it makes visible."""
+        return sum(one.records for one in self.committables) + sum(one.records for one in self.staged)
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A savepoint whose states were written anew, as the manifest of what goes on from it says it."""
+    """A savepoint whose states were written anew."""
 
     offsets: tuple[SourceOffset, ...]
     operators: tuple[OperatorSnapshot, ...]
     origin: str
     """See `Manifest.origin`."""
     channel_logs: tuple[ChannelLog, ...] = ()
-    """What went round its loops."""
+    """The in-flight records of its loops."""
 
 
 class Finalized(msgspec.Struct, frozen=True):
@@ -255,20 +254,19 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     heartbeat_ms: int
     fenced_below: int = 0
-    """The transactional ids of incarnations below this were all fenced, in whatever state they were."""
+    """All transactional ids of incarnations below this are fenced."""
     ended: bool = False
-    """It has ended cleanly: by its last heartbeat, nobody runs the pipeline."""
+    """It has ended cleanly: since its last heartbeat nobody runs the pipeline."""
     bounded: bool = False
     """It does bounded work, and looks for no requests."""
     cancelled: str = ""
-    """The request by which it was cancelled; empty: it was not."""
+    """The request that cancelled it; empty: it was not cancelled."""
     storage: str = TOPIC
-    """Where it writes blocks, whether or not a manifest ever names one; see `Manifest.storage`."""
+    """The storage that it writes blocks to; see `Manifest.storage`."""
     condemned: bool = False
-    """All that the pipeline has is to be deleted, as its user wants it when a run is cancelled: whoever comes next does
-    so, before anything else."""
+    """The user wants everything of the cancelled pipeline deleted: the next process does so before anything else."""
     machine: str = ""
-    """Names the system whose process `process` is: two machines, or containers, may have one name. Empty: unknown."""
+    """The system that `process` runs on, since two machines or containers may have one name. Empty: unknown."""
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -285,32 +283,33 @@ class Repair(msgspec.Struct, frozen=True):
 def skips_between(
     previous: Manifest | None, offsets: Iterable[SourceOffset], asked: Iterable[RecordPlace]
 ) -> tuple[RecordPlace, ...]:
-    """Those of the records *asked* for that the interval from *previous* to *offsets* may have met: those that it read,
-    and those that were read before, where some records of these were on their way.
+    """The records *asked* for that the interval from *previous* to *offsets* may have met.
+
+    These are the ones that it read, and, if *previous* has in-flight records, also earlier ones.
 
     >>> ends = [SourceOffset("orders", "in", "id", 0, 5)]
     >>> [place.offset for place in skips_between(None, ends, [RecordPlace("in", 0, each) for each in (4, 5)])]
     [4]
     """
-    begins = {} if previous is None else {(each.source, each.partition): each.offset for each in previous.offsets}
+    begins = {} if previous is None else {(o.source, o.partition): o.offset for o in previous.offsets}
     carried = previous is not None and bool(previous.channel_logs)
     return tuple(
         place
         for place in asked
         if any(
-            (each.topic, each.partition) == (place.topic, place.partition)
-            and place.offset < each.offset
-            and (carried or begins.get((each.source, each.partition), 0) <= place.offset)
-            for each in offsets
+            (end.topic, end.partition) == (place.topic, place.partition)
+            and place.offset < end.offset
+            and (carried or begins.get((end.source, end.partition), 0) <= place.offset)
+            for end in offsets
         )
     )
 
 
 def read_before(manifest: Manifest, places: Iterable[RecordPlace]) -> tuple[RecordPlace, ...]:
-    """Those of *places* that no run meets which goes on from *manifest*: their records were read before it."""
-    if manifest.channel_logs:  # some of what was read is on its way
+    """The *places* that a run from *manifest* never meets: their records were read before it."""
+    if manifest.channel_logs:  # some records that were read are in flight
         return ()
     ends: dict[tuple[str, int], list[int]] = {}
-    for each in manifest.offsets:
-        ends.setdefault((each.topic, each.partition), []).append(each.offset)
+    for position in manifest.offsets:
+        ends.setdefault((position.topic, position.partition), []).append(position.offset)
     return tuple(place for place in places if place.offset < min(ends.get((place.topic, place.partition), [0])))

@@ -1,6 +1,6 @@
-"""The URL of a storage outside of the checkpoint topic, as settings give it and manifests hold it. Pure.
+"""The URL of a storage outside of the checkpoint topic, as settings give it and manifests hold it.
 
-Invariant: a URL that comes out of here holds no secret, and two that mean one place in one spelling are equal.
+Invariant: a URL that `storage_url` returns holds no secret, and has one spelling.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
 
 TOPIC = ""
-"""Where blocks lie unless something else is said: in the checkpoint topic itself."""
+"""The default: blocks lie in the checkpoint topic itself."""
 SCHEMES = ("file", "hdfs", "s3")
 _FORMS = "/folder, hdfs://host:port/folder or s3://bucket/prefix"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?\Z", re.DOTALL)
 _BUCKET = re.compile(r"[^:@]*")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@]*)(:[0-9]+)?")
-"""What else stands before the path is of a user and a password, whose slash ends it."""
+"""Anything else before the path is a user and a password, which may hold a slash."""
 
 
 def storage_setting(text: str) -> str:
-    """What the setting of where checkpoints are kept says: `TOPIC`, or a `storage_url`.
+    """The value of the setting checkpoint_storage: `TOPIC`, or a `storage_url`.
 
     >>> storage_setting("topic"), storage_setting("file:///mnt/checkpoints/")
     ('', 'file:///mnt/checkpoints')
@@ -32,7 +32,7 @@ def storage_setting(text: str) -> str:
 
 
 def setting_of(storage: str) -> str:
-    """What that setting says for *storage*.
+    """The setting checkpoint_storage for *storage*.
 
     >>> setting_of(TOPIC), setting_of("file:///mnt/checkpoints")
     ('topic', 'file:///mnt/checkpoints')
@@ -43,7 +43,7 @@ def setting_of(storage: str) -> str:
 def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str = "") -> str:
     """*text* in its one spelling; an absolute path is a folder of this machine.
 
-    ConfigError if it is no URL of a storage. *named* is the option that it came from, which may take *or_else*, too.
+    Raises ConfigError if it is no URL of a storage. *named* is its option, which may take *or_else*, too.
 
     >>> storage_url("/mnt/checkpoints/"), storage_url("s3://shop//prod")
     ('file:///mnt/checkpoints', 's3://shop/prod')
@@ -52,11 +52,11 @@ def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str 
     def wrong(why: str) -> ConfigError:
         return ConfigError(f"{named}: {why}. Write {_FORMS}{or_else and f'; or {or_else}'}.")
 
-    found = _URL.match(f"file://{text}" if text.startswith("/") else text)
-    if found is None:
+    match = _URL.match(f"file://{text}" if text.startswith("/") else text)
+    if match is None:
         raise wrong("it is neither a URL nor an absolute path")
-    scheme, host, path = found[1].lower(), found[2], found[3] or ""
-    if not (_BUCKET if scheme == "s3" else _HOST).fullmatch(host):  # before anything of it is shown
+    scheme, host, path = match[1].lower(), match[2], match[3] or ""
+    if not (_BUCKET if scheme == "s3" else _HOST).fullmatch(host):  # before any of it is shown
         raise wrong(
             "it holds a user or a password, which would be kept, and shown. Leave them out: S3 takes them from the "
             "environment, HDFS from Kerberos or HADOOP_USER_NAME"
@@ -65,7 +65,7 @@ def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str 
         raise wrong("it has a query or a fragment, which would be kept, and shown. Leave it out")
     if scheme not in SCHEMES:
         raise wrong(f"there is no storage {scheme}://")
-    parts = [each for each in path.split("/") if each]
+    parts = [part for part in path.split("/") if part]
     if ".." in parts or "." in parts or not text.isprintable():
         raise wrong("its path is not written out")
     if scheme == "file" and (host or not parts):

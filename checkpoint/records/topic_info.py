@@ -6,7 +6,7 @@ import msgspec
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """The checkpoint topic of a pipeline, as it was found."""
+    """The checkpoint topic of a pipeline."""
 
     name: str
     topic_id: str
@@ -14,7 +14,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     replicas: int
 
     def partition_of(self, key_group: int) -> int:
-        """Where the blocks of *key_group* go: any partition but 0, which holds the decisions.
+        """The partition for blocks of *key_group*: any but 0, which holds the decisions.
 
         >>> TopicInfo("totals.checkpoints", "", partitions=5, replicas=1).partition_of(7)
         4

@@ -1,6 +1,6 @@
-"""The broker's answers about transactions, as data; and what each means for a committable.
+"""The broker's answers about transactions, as data, and their meaning for a committable.
 
-`connectors.kafka.transactions` asks, and the in-memory broker answers alike. The protocol knows only these words.
+`connectors.kafka.transactions` asks a broker; the in-memory broker gives the same answers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import msgspec
 
 
 class EndAnswer(enum.Enum):
-    """What EndTxn answered."""
-
     COMPLETED = "completed"
     """0: it is, or it had been, ended as asked."""
     BUSY = "busy"
-    """Markers are being written, or the transaction coordinator moves: ask the same again."""
+    """Markers are being written, or the transaction coordinator moves: retry."""
     REFUSED = "refused"
     """INVALID_TXN_STATE: it was ended the other way. To a commit with records: the broker aborted them."""
     UNKNOWN = "unknown"
@@ -33,7 +31,7 @@ class Fate(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """The end of a transaction of the decision log, as far as it is known."""
+    """The end of a transaction of the decision log."""
 
     DONE = "done"
     NOT_WRITTEN = "not written"
@@ -53,28 +51,26 @@ class WriteAnswer(enum.Enum):
     DONE = "done"
     """It is, or had been, done as asked."""
     BUSY = "busy"
-    """Not now, or by another broker: ask the same again."""
+    """Not now, or by another broker: retry."""
     FENCED = "fenced"
     """The id has moved on: a newer writer has it, or the broker ended the transaction."""
     ABORTABLE = "abortable"
-    """This transaction is spoilt: a new one may do better."""
+    """This transaction has failed; a new one may succeed."""
     REFUSED = "refused"
-    """No transaction will do better: the record itself, or the right to write it."""
+    """Any transaction would fail: the record is wrong, or the right to write it is missing."""
     TOPIC_DELETED = "deleted"
     TOPIC_MADE_ANEW = "deleted and created again"
-    """Since this writer first asked for it."""
+    """Since this writer first asked for the topic."""
 
 
 class Answered(NamedTuple):
-    """A `WriteAnswer` with what comes with it."""
-
     answer: WriteAnswer
     text: str = ""
     """The broker's own words, unless it is `DONE`."""
     producer: Producer | None = None
-    """Of the next transaction: after an initialisation or an end that is `DONE`."""
+    """The producer of the next transaction, after an initialisation or an end that is `DONE`."""
     first_offset: int = -1
-    """Of a batch that is `DONE`."""
+    """The first offset of a batch that is `DONE`."""
 
 
 class TransactionState(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Ending transactions: the only place where the protocol commits or aborts.
 
-Invariants: commit is asked only for a committable that a durable manifest or repair names; after an unknown answer the
-same commit is asked again and abort never; nothing counts as committed before its markers are there; what is aborted is
-named by no durable record, or a durable repair stands in for it; of one sink subtask, a later transaction is committed
-only once the earlier ones are, so that a repair never lands behind it. The live commit, recovery and Spark run these
+Invariants: only a committable that a durable manifest or repair names is committed; after an unknown answer the commit
+is repeated, never followed by an abort; nothing counts as committed before its markers are there; an aborted
+transaction is named by no durable record, or a durable repair stands in for it; transactions of one sink subtask are
+committed in their order, so that a repair never lands after a later one. The live commit, recovery and Spark run these
 same lines.
 """
 
@@ -14,16 +14,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written, transaction_prefix
-from exactlyonce.checkpoint.requests import (
-    DescribeTransactions,
-    Ending,
-    EndTransactions,
-    ListTransactions,
-    Look,
-    Pause,
-    Procedure,
-)
+from exactlyonce.checkpoint.requests import Ending, Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, ListedTransaction
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending, release
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -38,14 +31,14 @@ class Commits:
     """The fates of a set of committables that a durable record names."""
 
     fates: dict[str, str] = field(default_factory=dict)
-    """By transactional id: "committed" (the broker said so, its markers are there) or "proven" (its records are)."""
+    """"committed" (the broker said so, its markers are there) or "proven" (its records are), by transactional id."""
     unknown: list[Committable] = field(default_factory=list)
     lost: list[Committable] = field(default_factory=list)
-    """Aborted by the broker, though decided; what is named is what they wrote to partitions where that is so."""
+    """Decided ones that the broker aborted, reduced to the partitions where it did."""
     gone: list[Committable] = field(default_factory=list)
-    """Neither visible nor aborted in sight: its records' offsets have been removed."""
+    """Their records' offsets have been removed, so that their fate is unknown."""
     held: list[Committable] = field(default_factory=list)
-    """Not asked about: an earlier transaction of their sink subtask is not known to be committed."""
+    """Not asked about yet: an earlier transaction of their sink subtask is not known to be committed."""
 
 
 def end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAnswer]]:
@@ -53,28 +46,27 @@ def end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAn
     answers: dict[str, EndAnswer] = {}
     remaining = tuple(endings)
     while remaining:
-        for each, answer in zip(remaining, (yield EndTransactions(remaining, commit)), strict=True):
-            answers[each.transactional_id] = answer
-        remaining = tuple(each for each in remaining if answers[each.transactional_id] is EndAnswer.BUSY)
+        for one, answer in zip(remaining, (yield ask.EndTransactions(remaining, commit)), strict=True):
+            answers[one.transactional_id] = answer
+        remaining = tuple(one for one in remaining if answers[one.transactional_id] is EndAnswer.BUSY)
         if remaining:
-            yield Pause(BUSY_PAUSE_MS)
+            yield ask.Pause(BUSY_PAUSE_MS)
     return answers
 
 
 def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
-    """Commit what a durable record names, and sort the answers; decides nothing about the refused and unknown.
+    """Commit *committables*, which a durable record names, and sort the answers.
 
-    All in one request, but for the transactions of one sink subtask, which are carried from aborted checkpoints: those
-    one after the other. Committed are those whose markers are known to be written. Where markers were lost and written
-    again, the outcome is unknown: that may have been broken off, and timed out. So it is for an unknown one that is
-    still open somewhere: it had been committed.
+    All go in one request, except those of one sink subtask, carried from aborted checkpoints: those go one after the
+    other. Those with markers in all partitions are committed. If markers were lost and written again, the outcome is
+    unknown, since that transaction may have timed out. The same holds for an unknown one that is still open somewhere.
     """
     commits = Commits()
-    waiting = sorted((each for each in committables if each.records), key=lambda each: each.checkpoint)
+    waiting = sorted((one for one in committables if one.records), key=lambda one: one.checkpoint)
     while waiting:
         first: dict[tuple[str, int], Committable] = {}
-        for each in waiting:
-            first.setdefault(each.writer, each)
+        for one in waiting:
+            first.setdefault(one.writer, one)
         answers = yield from end(map(ending, first.values()), commit=True)
         ended = [c for c in first.values() if answers[c.transactional_id] is not EndAnswer.REFUSED]
         rewritten = yield from await_markers(ended, commit=True)
@@ -86,23 +78,23 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
                 commits.lost.append(committable)
             else:
                 commits.unknown.append(committable)
-        stuck = {each.writer for each in commits.lost + commits.unknown}
-        later = [each for each in waiting if each is not first[each.writer]]
-        commits.held += [each for each in later if each.writer in stuck]
-        waiting = [each for each in later if each.writer not in stuck]
+        stuck = {one.writer for one in commits.lost + commits.unknown}
+        later = [one for one in waiting if one is not first[one.writer]]
+        commits.held += [one for one in later if one.writer in stuck]
+        waiting = [one for one in later if one.writer not in stuck]
     return commits
 
 
 def resolve_unknown(commits: Commits) -> Procedure[Commits]:
-    """Settle the unknown by their records. Undecided transactions must have been swept, for they pin the readers.
+    """Settle the unknown ones by their records. Undecided transactions must have been swept, since they hold readers.
 
-    Each partition is looked at by itself: where only some had lost their markers, and writing them again timed out,
-    those are lost and the others are committed.
+    Each partition is looked at by itself: if only some had lost their markers, and writing them again timed out, those
+    are lost and the others committed.
     """
     for committable in commits.unknown:
         shown: dict[Fate, list[Written]] = {}
         for written in committable.written:
-            fate = yield Look(msgspec.structs.replace(committable, written=(written,)))
+            fate = yield ask.Look(msgspec.structs.replace(committable, written=(written,)))
             shown.setdefault(fate, []).append(written)
         if Fate.ABORTED in shown:
             lost = (*shown[Fate.ABORTED], *shown.get(Fate.GONE, ()))
@@ -116,8 +108,8 @@ def resolve_unknown(commits: Commits) -> Procedure[Commits]:
 
 
 def incarnation_latest(listed: Iterable[ListedTransaction]) -> int:
-    """The highest incarnation that a transactional id names; 0 without any."""
-    names = (TransactionalId.parse(each.transactional_id) for each in listed)
+    """The highest incarnation in a transactional id; 0 without any."""
+    names = (TransactionalId.parse(transaction.transactional_id) for transaction in listed)
     return max((name.incarnation for name in names if name is not None), default=0)
 
 
@@ -127,10 +119,10 @@ def is_older(transactional_id: TransactionalId, incarnation: int, attempt: int) 
 
 
 def _is_over(listed: ListedTransaction, fenced: Container[str], *, before: bool) -> bool:
-    """Whether a sweep is done with an id; *before*: it was, when older attempts were fenced.
+    """Whether a sweep is done with an id; *before*: an earlier sweep has fenced it.
 
-    Complete is not fenced: its producer holds the epoch at which a next transaction begins. So each complete id is
-    ended once by somebody, and is left alone only after that; whatever else is ended until it is.
+    A complete transaction is not fenced: its producer holds the epoch at which the next one begins. So each complete id
+    is ended once more, and left alone only after that; any other is ended until it is over.
     """
     return listed.state in ("CompleteCommit", "CompleteAbort", "Dead") and (before or listed.transactional_id in fenced)
 
@@ -146,14 +138,10 @@ def sweep(
 ) -> Procedure[int]:
     """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
 
-    An id in state `Empty` belongs to a producer that may still open a transaction: aborting it raises the epoch, which
-    fences that producer. Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, else
-    each sweep would end all of them again, and renew them, so that they never expired. That is safe: a sweep for
-    *fenced_below* has ended every id that was there, so that the epoch of every producer of that time is stale; and
-    whoever has initialised one since shows as `Empty`, then as `Ongoing`, until an end of its transaction, by whomever,
-    makes its epoch stale as well. A sweep that protects ids fences only the others: no *fenced_below* follows from it.
-    Ids in *protected* are named by a durable record and are not touched. In the partitions *outputs* none of the others
-    is open in the end, even if the broker has lost markers.
+    Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, so that they expire; see
+    docs/design/sink-transactions.md. Ids in *protected* are named by a durable record and not touched; no
+    *fenced_below* follows from such a sweep. In the partitions *outputs* none of the others is open in the end, even if
+    the broker has lost markers.
     """
     fenced: set[str] = set()
     names: dict[int, str] = {}
@@ -161,36 +149,36 @@ def sweep(
     committed: set[int] = set()
     """Producer ids that showed a commit before they were ended here."""
     # A zombie may initialise or begin between listing and end, which then fails by the epoch: it is listed again.
-    # What comes back after that holds a fenced epoch, or an id that the next sweep finds.
+    # A zombie that comes back later has a fenced epoch, or an id that the next sweep finds.
     for _ in range(SWEEPS_MAX):
         targets = []
-        for each in (yield ListTransactions(transaction_prefix(pipeline))):
-            name = TransactionalId.parse(each.transactional_id)
+        for listed in (yield ask.ListTransactions(transaction_prefix(pipeline))):
+            name = TransactionalId.parse(listed.transactional_id)
             if name is None or name.pipeline != pipeline or not is_older(name, incarnation, attempt):
                 continue
-            if each.transactional_id in protected:
+            if listed.transactional_id in protected:
                 continue
-            names[each.producer_id] = each.transactional_id
-            if each.state in ("PrepareCommit", "CompleteCommit"):
-                committed.add(each.producer_id)
-            if not _is_over(each, fenced, before=name.written_in < fenced_below):
-                targets.append(each.transactional_id)
+            names[listed.producer_id] = listed.transactional_id
+            if listed.state in ("PrepareCommit", "CompleteCommit"):
+                committed.add(listed.producer_id)
+            if not _is_over(listed, fenced, before=name.written_in < fenced_below):
+                targets.append(listed.transactional_id)
         if not targets:
             break
-        states = yield DescribeTransactions(tuple(targets))
+        states = yield ask.DescribeTransactions(tuple(targets))
         endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
         answers = yield from end(endings, commit=False)
-        fenced.update(each for each, answer in answers.items() if answer is EndAnswer.COMPLETED)
-        fenced.update(each for each, state in states.items() if state is None)  # expired since: nobody holds it
-        if all(each in fenced for each in targets):
+        fenced.update(name for name, answer in answers.items() if answer is EndAnswer.COMPLETED)
+        fenced.update(name for name, state in states.items() if state is None)  # expired since: nobody holds it
+        if fenced.issuperset(targets):
             break
-        yield Pause(SWEEP_PAUSE_MS)
+        yield ask.Pause(SWEEP_PAUSE_MS)
     else:
         raise BrokerUnavailable(
             f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "
             f"refusing. Nothing was lost. Check the broker's health and its log, then run the pipeline again."
         )
-    # Ended is not released: a marker that a broker lost would go on hiding all that is written behind it. Those of a
-    # commit are left to whoever has decided it: where several processes share an incarnation, it may be another one.
-    yield from release({each: name for each, name in names.items() if each not in committed}, outputs)
+    # Ended is not released: a marker that a broker lost would hide all later records. Those of a commit are left to the
+    # process that decided it: several processes may share an incarnation.
+    yield from release({number: name for number, name in names.items() if number not in committed}, outputs)
     return len(fenced)

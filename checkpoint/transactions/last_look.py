@@ -1,9 +1,8 @@
-"""The last look at a decision log before it is taken over, for whoever would leave a living coordinator in peace. Pure.
+"""The last look at a decision log before it is taken over, to spare a living coordinator.
 
-A coordinator that begins fences first, and writes who it is some moments later: until then its transactional id shows
-it, and the log does not. Invariant: the history that is returned was read while nobody began, or somebody has taken
-longer than `BEGINNING_TIMEOUT_MS` for it. Safety never rests on it. Whoever begins within the milliseconds between the
-look and the fence behind it is fenced: it has decided nothing by then, ends with `Fenced`, and nothing is lost.
+A new coordinator fences first, and writes its first record some moments later: until then only its transactional id
+shows it. Invariant: the returned history was read while nobody began, or a beginning took longer than
+`BEGINNING_TIMEOUT_MS`. Safety never rests on it.
 """
 
 from __future__ import annotations
@@ -17,15 +16,17 @@ from exactlyonce.checkpoint.requests import DescribeTransactions, Pause, Procedu
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 
 BEGINNING_TIMEOUT_MS = 3_000
-"""How long the first record of one that begins is waited for. What has died so is never seen to begin."""
+"""How long to wait for the first record of a new coordinator, which may have died before it."""
 PAUSE_MS = 100
 _BEGINNING = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort")
-"""How the id of a coordinator looks that was initialised, and writes its first record."""
+"""The states of the id of a coordinator that is initialised, and writes its first record."""
 
 
 def last_look(pipeline: str, peek: Callable[[], Procedure[History]], clock: Clock) -> Procedure[History]:
-    """The decisions so far, as *peek* reads them (`DecisionLog.peek_at_stable`), with the incarnation that is just
-    beginning, if one is; fences nobody."""
+    """The decisions so far, as *peek* reads them (`DecisionLog.peek_at_stable`), with an incarnation that just begins.
+
+    It fences nobody.
+    """
     name, until_ms = coordinator_id(pipeline), clock.monotonic_ms() + BEGINNING_TIMEOUT_MS
     while True:
         before: TransactionState | None = (yield DescribeTransactions((name,)))[name]

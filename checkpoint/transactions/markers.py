@@ -1,13 +1,8 @@
-"""Markers: what ends a transaction in each of its partitions, and what a broker may lose.
-
-EndTxn answers before the markers are written. A partition without leader at that moment may never get its own
-(KAFKA-20734): the transaction shows as complete, yet its records stay invisible, everything behind them too, and the
-next marker of the same producer id decides them, be it that of an abort.
+"""Markers end a transaction in each of its partitions; a broker may lose them (docs/design/lost-markers.md).
 
 Invariants: a transaction counts as ended only once no partition shows it as open; a lost marker is written again with
-the verdict of the durable record, by a transaction without records under the id's present epoch. No initialisation is
-needed for that, so nothing can be aborted by it, and whoever repeats it, a zombie too, does the same. That epoch was
-asked for before a partition showed the marker as lost: an id that has gone on since has another one.
+the verdict of the durable record, by a transaction without records under the id's present epoch. That epoch was asked
+for before a partition showed the marker as lost: an id that has gone on since has another one.
 """
 
 from __future__ import annotations
@@ -15,15 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.requests import (
-    DescribeProducers,
-    DescribeTransactions,
-    Ending,
-    Pause,
-    Procedure,
-    RewriteMarkers,
-)
+from exactlyonce.checkpoint.requests import Ending, Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
@@ -35,24 +24,23 @@ UNREACHABLE = "They cannot be written again"
 
 Partition = tuple[str, int]
 _Open = dict[tuple[str, int], list[Partition]]
-"""Where something is open, by transactional id and producer id."""
+"""The partitions of open transactions, by transactional id and producer id."""
 
 
 def ending(committable: Committable) -> Ending:
-    """How *committable* is ended."""
     return Ending(committable.transactional_id, committable.producer_id, committable.epoch)
 
 
 def await_markers(committables: Sequence[Committable], *, commit: bool) -> Procedure[set[str]]:
-    """Return once every partition has the markers of *committables*, which were all ended by *commit* or by abort.
+    """Wait until every partition has the markers of *committables*, which were all ended by *commit* or by abort.
 
-    What is returned are the transactional ids whose markers were written again. That takes a transaction, which the
-    broker aborts if nobody ends it in time: only the records show what these markers say.
+    Returns the transactional ids whose markers were written again. That takes a transaction, which the broker aborts if
+    nobody ends it in time: only the records show the verdict of these markers.
     """
     names = {
-        (written.topic, written.partition, each.producer_id, written.first_offset): each.transactional_id
-        for each in committables
-        for written in each.written
+        (written.topic, written.partition, one.producer_id, written.first_offset): one.transactional_id
+        for one in committables
+        for written in one.written
     }
 
     def owner(state: ProducerState) -> str | None:
@@ -64,8 +52,10 @@ def await_markers(committables: Sequence[Committable], *, commit: bool) -> Proce
 
 
 def release(names: Mapping[int, str], partitions: Collection[Partition]) -> Procedure[None]:
-    """Return once no transaction of these producer ids holds readers of *partitions* back; all were aborted, or older
-    ones are finalized. *names* are their transactional ids."""
+    """Wait until no transaction of these producer ids holds readers of *partitions* back.
+
+    All were aborted, or older ones are finalized. *names* are their transactional ids.
+    """
 
     def owner(state: ProducerState) -> str | None:
         return None if state.transaction_start_offset is None else names.get(state.producer_id)
@@ -74,10 +64,10 @@ def release(names: Mapping[int, str], partitions: Collection[Partition]) -> Proc
 
 
 def await_ended(last: Ending, partitions: Collection[Partition], *, commit: bool) -> Procedure[bool]:
-    """Whether nothing that the producer id of *last* wrote to *partitions* is open any more.
+    """Whether the producer id of *last* has no open transaction in *partitions*.
 
-    *last* is the epoch at which the id shows that it was ended by *commit*. Where markers are lost they are written
-    again at that epoch, once, and whoever asks looks at the id anew: it may show another end by now.
+    *last* is the epoch at which the id shows that it was ended by *commit*. Lost markers are written again at that
+    epoch, once; then the caller looks at the id anew, since it may show another end by now.
     """
 
     def owner(state: ProducerState) -> str | None:
@@ -88,7 +78,7 @@ def await_ended(last: Ending, partitions: Collection[Partition], *, commit: bool
 
 def held_by(producer_id: int, producers: Iterable[ProducerState]) -> bool:
     """Whether a transaction of the producer id is open."""
-    return any(each.producer_id == producer_id and each.transaction_start_offset is not None for each in producers)
+    return any(state.producer_id == producer_id and state.transaction_start_offset is not None for state in producers)
 
 
 def _await_none_open(
@@ -98,17 +88,17 @@ def _await_none_open(
     commit: bool,
     epoch: int | None = None,
 ) -> Procedure[set[str]]:
-    """Ask until *owner* claims no producer's transaction; after a while write the markers of those it does.
+    """Ask until *owner* claims no producer's transaction; after a while write the markers of those that it claims.
 
-    A broker that is away is waited for, as in ending them. Returns the ids whose markers were written again. With an
-    *epoch* they are written at that one only, and once: the verdict is right for no other.
+    A broker that is away is waited for. Returns the ids whose markers were written again. With an *epoch* they are
+    written once, and only at that one: the verdict is right for no other.
     """
     rewritten: set[str] = set()
     waited_ms, pause_ms = 0, PAUSE_FIRST_MS
     open_: _Open = {}
     while partitions:
         try:
-            # The epoch is asked for before the partitions: what they show as open then is of no later transaction.
+            # The epoch is asked for before the partitions, which then show no later transaction as open.
             lost = open_ if waited_ms >= MARKERS_LOST_AFTER_MS else {}
             epochs = dict.fromkeys(lost, epoch) if epoch is not None else (yield from _epochs(lost, commit=commit))
             open_ = yield from _claimed(partitions, owner)
@@ -117,14 +107,14 @@ def _await_none_open(
             for (name, producer_id), present in epochs.items():
                 if held := open_.get((name, producer_id)):
                     rewritten.add(name)
-                    yield RewriteMarkers(name, producer_id, tuple(held), commit, present)
+                    yield ask.RewriteMarkers(name, producer_id, tuple(held), commit, present)
             if epochs:
                 if epoch is not None:
                     break
                 waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         except BrokerUnavailable:
             waited_ms = 0
-        yield Pause(pause_ms)
+        yield ask.Pause(pause_ms)
         waited_ms += pause_ms
         pause_ms = min(pause_ms + 1, PAUSE_LONGEST_MS)
     return rewritten
@@ -132,18 +122,20 @@ def _await_none_open(
 
 def _claimed(partitions: Collection[Partition], owner: Callable[[ProducerState], str | None]) -> Procedure[_Open]:
     open_: defaultdict[tuple[str, int], list[Partition]] = defaultdict(list)
-    for state in (yield DescribeProducers(tuple(sorted(partitions)))):
+    for state in (yield ask.DescribeProducers(tuple(sorted(partitions)))):
         if (name := owner(state)) is not None:
             open_[name, state.producer_id].append((state.topic, state.partition))
     return dict(open_)
 
 
 def _epochs(lost: _Open, *, commit: bool) -> Procedure[dict[tuple[str, int], int]]:
-    """The present epochs of those whose markers are lost, but for one that is being ended. Raises Halt if an id has
-    expired, or has another producer id: then nobody can write its markers."""
+    """The present epochs of ids whose markers are *lost*, except those that are just being ended.
+
+    Raises Halt if an id has expired, or has another producer id: then nobody can write its markers.
+    """
     if not lost:
         return {}
-    states: Mapping[str, TransactionState | None] = yield DescribeTransactions(tuple(name for name, _ in lost))
+    states: Mapping[str, TransactionState | None] = yield ask.DescribeTransactions(tuple(name for name, _ in lost))
     epochs = {}
     for (name, producer_id), held in lost.items():
         state = states[name]

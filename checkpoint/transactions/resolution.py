@@ -1,8 +1,7 @@
-"""The resolution of a decided checkpoint: what stands for each of its committables now, and what has become of it.
+"""The resolution of a decided checkpoint: the fate of each committable, and the repair that stands in for it.
 
-Invariants: a fate never changes; a repair stands in for its committable from the moment it is durable; what is lost of
-a committable is a part of what the manifest names, whichever repair of it was lost last; no committable is given up but
-by the user's word.
+Invariants: a fate never changes; a repair stands in for its committable from the moment it is durable; the lost part of
+a committable is a part of the one in the manifest, whichever repair was lost last; only the user gives one up.
 """
 
 from __future__ import annotations
@@ -24,66 +23,59 @@ class _Committable:
     current: Committable
     """The committable that stands for it now: itself, or its newest repair."""
     lost: Committable
-    """The part of the original that is to be written again, if it was lost or comes behind what was."""
+    """The part of the original that is to be written again, if it or an earlier one was lost."""
     fate: str = ""
 
 
 class Resolution:
-    """How far the committables of *manifest* have come, each known by the transactional id that the manifest names."""
+    """The committables of *manifest*, by the transactional ids in it."""
 
     def __init__(self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool) -> None:
         self.manifest = manifest
         self._accept_loss = accept_loss
         self._all = {c.transactional_id: _Committable(c, c, c) for c in manifest.committables if c.records}
         older = sorted(repairs, key=lambda repair: repair.number)
-        self._numbers = itertools.count(1 + max((each.number for each in older), default=0))
+        self._numbers = itertools.count(1 + max((repair.number for repair in older), default=0))
         self._stand_in(older)
 
     def _stand_in(self, repairs: Iterable[Repair]) -> None:
-        for each in repairs:
-            self._all[each.replaced].current = each.committable
+        for repair in repairs:
+            self._all[repair.replaced].current = repair.committable
 
     @property
     def fates(self) -> dict[str, str]:
-        """Those that are known."""
-        return {name: each.fate for name, each in self._all.items() if each.fate}
+        return {name: committable.fate for name, committable in self._all.items() if committable.fate}
 
     @property
     def waiting(self) -> list[Committable]:
-        """The stand-ins of the committables whose fate is not known."""
-        return [each.current for each in self._all.values() if not each.fate]
+        """The stand-ins of the committables without a known fate."""
+        return [committable.current for committable in self._all.values() if not committable.fate]
 
     @property
     def named(self) -> set[str]:
         """The transactional ids that durable records name, and no sweep may abort."""
-        return {each.current.transactional_id for each in self._all.values()}
-
-    def current(self, name: str) -> Committable:
-        """The committable that stands for *name* now."""
-        return self._all[name].current
+        return {committable.current.transactional_id for committable in self._all.values()}
 
     def note(self, commits: Commits) -> None:
-        """Take in what became of those that were committed; Halt where nothing can be learnt of one.
+        """Take in the outcome of *commits*; Halt if nothing can be learnt about one.
 
-        What follows a lost transaction of the same sink subtask is to be written again with it.
+        Later transactions of the same sink subtask are to be written again with a lost one.
         """
-        by_current = {each.current.transactional_id: each for each in self._all.values()}
+        by_current = {committable.current.transactional_id: committable for committable in self._all.values()}
         for name, fate in commits.fates.items():
-            each = by_current[name]
-            each.fate = "repaired" if each.current is not each.original else fate
+            committable = by_current[name]
+            committable.fate = "repaired" if committable.current is not committable.original else fate
+        why = "its records are no longer in the output log, so their fate is unknown"
         for gone in commits.gone:
-            each = by_current[gone.transactional_id]
-            self._halt_unless_accepted(
-                each, gone, "its records are no longer in the output log, so their fate is unknown"
-            )
+            self._halt_unless_accepted(by_current[gone.transactional_id], gone, why)
         for part in (*commits.lost, *commits.held):
-            each = by_current[part.transactional_id]
-            each.lost = each.original.within(part)
+            committable = by_current[part.transactional_id]
+            committable.lost = committable.original.within(part)
 
     def chains(self, commits: Commits) -> list[Sequence[str]]:
-        """By lost transaction, itself and what follows it from its sink subtask: these are repaired together."""
-        names = {each.current.transactional_id: name for name, each in self._all.items()}
-        held = [(each.writer, names[each.transactional_id]) for each in commits.held]
+        """Each lost transaction with later ones of its sink subtask: these are repaired together."""
+        names = {committable.current.transactional_id: name for name, committable in self._all.items()}
+        held = [(committable.writer, names[committable.transactional_id]) for committable in commits.held]
         return [
             [names[lost.transactional_id], *(name for writer, name in held if writer == lost.writer)]
             for lost in commits.lost
@@ -94,31 +86,31 @@ class Resolution:
         return self._all[name].lost
 
     def next_number(self) -> int:
-        """Of a repair: numbers only grow, over all incarnations, so that the newest repair is the one that stands."""
+        """The number of the next repair: numbers only grow, over all incarnations, so that the newest repair stands."""
         return next(self._numbers)
 
     def replace_by(self, repairs: Iterable[Repair]) -> list[Committable]:
-        """These repairs are durable now; returns what they stand in for, of which nothing may be committed any more."""
-        superseded = [self.current(each.replaced) for each in repairs]
+        """*repairs* are durable now; returns the committables that they replace, which must not be committed now."""
+        superseded = [self._all[repair.replaced].current for repair in repairs]
         self._stand_in(repairs)
         return superseded
 
     def give_up(self, name: str, why: str) -> None:
-        """Committable *name* cannot be repaired: a halt, unless the user has accepted the loss."""
-        each = self._all[name]
-        self._halt_unless_accepted(each, each.lost, f"the broker aborted it, and {why}")
+        """Committable *name* cannot be repaired: Halt, unless the user has accepted the loss."""
+        committable = self._all[name]
+        self._halt_unless_accepted(committable, committable.lost, f"the broker aborted it, and {why}")
 
-    def _halt_unless_accepted(self, each: _Committable, lost: Committable, what: str) -> None:
+    def _halt_unless_accepted(self, committable: _Committable, lost: Committable, why: str) -> None:
         if not self._accept_loss:
-            raise Halt(self.explain(lost, what))
-        each.fate = LOSS_ACCEPTED
+            raise Halt(self.explain(lost, why))
+        committable.fate = LOSS_ACCEPTED
 
-    def explain(self, lost: Committable, what: str) -> str:
-        """The text of a halt: which records, and the choices."""
+    def explain(self, lost: Committable, why: str) -> str:
+        """The text of a halt: the lost records, and the choices."""
         checkpoint, pipeline = self.manifest.checkpoint, self.manifest.pipeline
         return (
             f"Checkpoint {checkpoint} was decided, but the output of sink {lost.sink!r} subtask {lost.subtask} "
-            f"for it is not visible to readers: {what}.\n"
+            f"for it is not visible to readers: {why}.\n"
             f"  Affected: {places_of(lost)} (transaction {lost.transactional_id}).\n"
             f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
             f"(2) `exactlyonce reset {pipeline}` and recompute the output from the input into a new topic; "
@@ -129,7 +121,7 @@ class Resolution:
 
 
 def places_of(committable: Committable) -> str:
-    """Its records by place."""
+    """The records of *committable* by place, as text."""
     return ", ".join(
         f"{w.topic}[{w.partition}] offsets {w.first_offset} and on, {w.count} records" for w in committable.written
     )

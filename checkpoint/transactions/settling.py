@@ -1,36 +1,33 @@
-"""The settling of an id whose transactions are decisions: before it gets a new producer, nothing is left open of it.
+"""The settling of a coordinator's transactional id: before it gets a new producer, none of its transactions is open.
 
-A broker that dies behind its answer to EndTxn may lose the markers (KAFKA-20734). Then a decision is durable, yet
-invisible, and the next end of its producer id, be it an abort, decides it anew.
-
-Invariants: nobody acts upon a decision, or begins another, before readers see it; so at most one lacks its markers, and
-either end of it is right, if it is the same in every partition. It gets the one that the id shows, which keeps the
-work, at the epoch at which the id shows it: whoever has looked before another settled it writes nothing. Once this is
-over, no producer that holds the id can write: each was fenced by an end that changes nothing.
+See docs/design/decision-log.md. Invariants: nobody acts upon a decision, or begins another, before readers see it. So
+at most one lacks its markers, and either end is right, if it is the same in every partition. It gets the end that the
+id shows, at the epoch that the id shows. Afterwards no older producer of the id can write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Ending, Pause, Procedure
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.requests import Ending, Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.checkpoint.transactions.commit import end
 from exactlyonce.checkpoint.transactions.markers import PAUSE_LONGEST_MS, Partition, await_ended, held_by
 
 
 def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedure[None]:
-    """Return once no transaction of the id is open in *partitions* and no producer that exists can begin another.
+    """Wait until no transaction of the id is open in *partitions* and no existing producer can begin another.
 
-    What was never asked to be committed is aborted.
+    A transaction whose commit was never asked for is aborted.
     """
     while True:
-        state = (yield DescribeTransactions((transactional_id,)))[transactional_id]
+        state = (yield ask.DescribeTransactions((transactional_id,)))[transactional_id]
         if state is None:
             return
         now = Ending(transactional_id, state.producer_id, state.epoch)
         if state.state in ("PrepareCommit", "PrepareAbort"):
-            yield Pause(PAUSE_LONGEST_MS)
+            yield ask.Pause(PAUSE_LONGEST_MS)
         elif state.state == "Ongoing":
             yield from end([now], commit=False)
         else:
@@ -38,6 +35,6 @@ def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedur
             if not (yield from await_ended(now, partitions, commit=commit)):
                 continue
             answer = (yield from end([now], commit=False))[transactional_id]
-            producers = yield DescribeProducers(tuple(sorted(partitions)))
+            producers = yield ask.DescribeProducers(tuple(sorted(partitions)))
             if answer is EndAnswer.COMPLETED and not held_by(state.producer_id, producers):
                 return

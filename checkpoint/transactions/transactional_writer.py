@@ -1,15 +1,11 @@
-"""Transactions of one transactional id, written request by request: what the decision log is written with. Pure.
+"""Transactions of one transactional id, written request by request: the decision log's writer.
 
-Invariants: every transaction has an epoch of its own, which the end of the one before has raised, so that a request of
-an older transaction that arrives late (a second EndTxn, a batch) is refused and ends nothing; only EndTxn raises it,
-and the id is initialised once, in `open`, so that a writer that was fenced cannot come back. A request whose answer is
-missing is repeated as it was: the broker takes a batch by its sequence once, and answers the same end alike.
-`NOT_WRITTEN` only where the commit was never asked for; `DONE` only where it was confirmed; everything between is
-`UNKNOWN`, and ends the writer. Nothing new is begun before the abort of what was not written is confirmed, and has its
-markers.
-
-librdkafka's producer keeps one epoch over all its transactions: EndTxn of *k*, repeated after a lost connection and
-held up on the way, would end *k+1*.
+Invariants: every transaction has an epoch of its own, raised by the end of the previous one, so that a late request of
+an older transaction (a second EndTxn, a batch) is refused and ends nothing. Only EndTxn raises it, and the id is
+initialised once, in `open`, so that a fenced writer cannot come back. A request without an answer is repeated as it
+was: the broker takes a batch by its sequence once, and answers the same end alike. `NOT_WRITTEN`: the commit was never
+asked for; `DONE`: it was confirmed; `UNKNOWN` is everything between, and ends the writer. No transaction begins before
+the abort of the previous one is confirmed, and has its markers.
 """
 
 from __future__ import annotations
@@ -18,20 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.requests import (
-    DecisionBatch,
-    DescribeProducers,
-    EndTransaction,
-    InitTransactions,
-    LookOnce,
-    Pause,
-    Procedure,
-    ProduceBatches,
-    Request,
-    Write,
-    retrying,
-)
+from exactlyonce.checkpoint.requests import DecisionBatch, Procedure, Request, Write, retrying
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Outcome, Producer, WriteAnswer
 from exactlyonce.checkpoint.transactions.markers import held_by
 from exactlyonce.pipeline.errors import (
@@ -49,13 +34,13 @@ ABORT_TIMEOUT_MS = 8_000
 MARKERS_TIMEOUT_MS = 10_000
 MARKERS_PAUSE_MS = 5
 TRANSACTION_TIMEOUT_MS = 180_000
-"""Longer than any write is tried for: else the broker aborts behind the writer's back."""
+"""Longer than any write is tried, else the broker aborts it meanwhile."""
 EPOCH_LAST = 32_766
-"""The end of a transaction under this epoch gives the id another producer id, so that markers which a broker loses then
-could never be written again: under it nothing is written, and an empty transaction is ended."""
+"""The end of a transaction under this epoch gives the id another producer id, so that lost markers could never be
+written again. So nothing is written under it, and an empty transaction is ended."""
 BATCH_BYTES_MAX = 1 << 20
 RECORD_BYTES_MAX = 64
-"""Bytes that a record, or one header of it, takes beside its key and its value, at most."""
+"""The largest overhead of a record, or of one header, besides its key and its value."""
 
 
 @dataclass(frozen=True)
@@ -80,28 +65,27 @@ class TransactionalWriter:
         self._ended: ExactlyOnceError | None = None
         self._producer = Producer(-1, -1)
         self._begun = False
-        """Whether a transaction may be open that is to be ended before the next one begins."""
+        """Whether a transaction may be open that must be ended before the next one begins."""
         self._produced = False
-        """Whether that one holds all that it is to hold."""
+        """Whether the open transaction is complete."""
         self._offsets: dict[int, int] = {}
-        """By partition, of its first record."""
+        """The offset of its first record, by partition."""
         self._sent: set[int] = set()
-        """Partitions that what was begun may have records in."""
+        """Partitions where the open transaction may have records."""
 
     @property
     def producer(self) -> Producer:
-        """Of the present transaction."""
         return self._producer
 
     @property
-    def look(self) -> LookOnce:
+    def look(self) -> ask.LookOnce:
         """The first records of the present transaction: they show whether readers see it, once it has ended."""
-        return LookOnce(self._producer, tuple(sorted(self._offsets.items())))
+        return ask.LookOnce(self._producer, tuple(sorted(self._offsets.items())))
 
     def open(self) -> Procedure[None]:
-        """Fence every older writer, and abort what it had open."""
+        """Fence every older writer, and abort its open transaction."""
         answered = yield from self._asked(
-            lambda wait_ms: InitTransactions(
+            lambda wait_ms: ask.InitTransactions(
                 transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, wait_ms=wait_ms
             ),
             f"Fencing older writers of {self.topic}",
@@ -110,23 +94,23 @@ class TransactionalWriter:
         self._goes_on_as(answered)
 
     def write(self, writes: Sequence[Write], timeout_ms: int) -> Procedure[Outcome]:
-        """Write all of *writes*, or none. Raises what ended the writer: `Fenced`, or what else is beyond repair."""
+        """Write all of *writes*, or none. Raises the error that ended the writer, as `Fenced`."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         if not (yield from self.produce(writes, deadline_ms)):
             return Outcome.NOT_WRITTEN
         return (yield from self.commit(deadline_ms))
 
     def end(self, reason: ExactlyOnceError) -> None:
-        """Write nothing more: whoever tries meets *reason*.
+        """Write nothing more: later calls raise *reason*.
 
-        An open transaction stays open for the next writer's `open` to end: after `UNKNOWN` it may be committed.
+        An open transaction is left to the next writer's `open`: after `UNKNOWN` it may be committed.
         """
         self._ended = reason
 
     # --- the steps of a transaction
 
     def produce(self, writes: Sequence[Write], deadline_ms: int) -> Procedure[bool]:
-        """Begin a transaction that holds all of *writes*; False: it holds nothing, and nothing of it is ever seen."""
+        """Begin a transaction with all of *writes*; False: it failed, and none of them is ever seen."""
         while True:
             if self._ended is not None:
                 raise self._ended
@@ -143,7 +127,7 @@ class TransactionalWriter:
                 return False
 
     def commit(self, deadline_ms: int) -> Procedure[Outcome]:
-        """Ask for the commit, and ask the same again while there is no answer: only success proves anything."""
+        """Ask for the commit, and repeat it while there is no answer: only success proves anything."""
         require(self._produced, "Only what was produced is committed")
         try:
             answered = yield from self._end_transaction(commit=True, deadline_ms=deadline_ms)
@@ -159,13 +143,13 @@ class TransactionalWriter:
         return Outcome.DONE
 
     def take_back(self, why: str) -> Procedure[None]:
-        """Abort what was produced; if the broker does not confirm it, before the next transaction."""
+        """Abort the produced records; if the broker does not confirm it, again before the next transaction."""
         require(self._produced, "Only what was produced is taken back")
         self.refusal = why
         yield from self._abort(self._clock.monotonic_ms() + ABORT_TIMEOUT_MS)
 
     def _produce(self, writes: Sequence[Write], deadline_ms: int) -> Procedure[_Obstacle | None]:
-        """Bring every batch to its partition, those of one partition one after the other."""
+        """Send every batch to its partition, those of one partition one after the other."""
         self._begun, self._offsets = True, {}
         waiting = _batches(writes)
         while waiting:
@@ -180,13 +164,13 @@ class TransactionalWriter:
         return None
 
     def _send(self, batches: Sequence[DecisionBatch], deadline_ms: int) -> Procedure[_Obstacle | None]:
-        """Send one batch to each partition, and those again that were not taken; stop at one that never will be."""
+        """Send one batch to each partition, and retry those that were not taken; stop at a permanent failure."""
         missing, timestamp_ms = tuple(batches), self._clock.now_ms()
         self._sent.update(batch.partition for batch in batches)
 
         def attempt(wait_ms: int) -> Procedure[_Obstacle | None]:
             nonlocal missing
-            answers: dict[int, Answered] = yield ProduceBatches(
+            answers: dict[int, Answered] = yield ask.ProduceBatches(
                 transactional_id=self.transactional_id, producer=self._producer, batches=missing,
                 timestamp_ms=timestamp_ms, wait_ms=wait_ms,
             )  # fmt: skip
@@ -197,7 +181,7 @@ class TransactionalWriter:
             for partition, answered in answers.items():
                 if answered.answer is WriteAnswer.DONE:
                     self._offsets.setdefault(partition, answered.first_offset)
-            missing = tuple(each for each in missing if answers[each.partition].answer is WriteAnswer.BUSY)
+            missing = tuple(batch for batch in missing if answers[batch.partition].answer is WriteAnswer.BUSY)
             if missing:
                 raise _busy(f"Writing to {self.topic}", answers[missing[0].partition])
             return None
@@ -205,9 +189,9 @@ class TransactionalWriter:
         return (yield from retrying(attempt, self._clock, deadline_ms))
 
     def _abort(self, deadline_ms: int) -> Procedure[bool]:
-        """Take back what was begun; False if the broker did not confirm it: then it is asked again.
+        """Abort the open transaction; False if the broker did not confirm it: then the abort is asked for again.
 
-        The commit was not asked for, so that nothing of it can ever be seen.
+        The commit was not asked for, so its records can never be seen.
         """
         self._produced = False
         try:
@@ -220,17 +204,20 @@ class TransactionalWriter:
         return True
 
     def _await_abort(self) -> Procedure[None]:
-        """Until the abort has its markers. If a broker has lost them (see `settling`), the commit of the next
-        transaction would commit this one, too: then this writer must end."""
-        places = tuple((self.topic, each) for each in sorted(self._sent))
+        """Wait until the abort has its markers.
+
+        If a broker has lost them (see `settling`), the commit of the next transaction would commit this one, too: then
+        this writer must end.
+        """
+        places = tuple((self.topic, partition) for partition in sorted(self._sent))
         deadline_ms = self._clock.monotonic_ms() + MARKERS_TIMEOUT_MS
         while places:
             try:
-                if not held_by(self._producer.producer_id, (yield DescribeProducers(places))):
+                if not held_by(self._producer.producer_id, (yield ask.DescribeProducers(places))):
                     break
             except BrokerUnavailable as error:
                 self.refusal = f"{self.refusal} {error}"
-            except TopicError:  # what it held went with it
+            except TopicError:  # the records are gone with the topic
                 break
             if self._clock.monotonic_ms() > deadline_ms:
                 lost = BrokerUnavailable(
@@ -239,12 +226,12 @@ class TransactionalWriter:
                 )
                 self.end(lost)
                 raise lost
-            yield Pause(MARKERS_PAUSE_MS)
+            yield ask.Pause(MARKERS_PAUSE_MS)
 
     def _end_transaction(self, *, commit: bool, deadline_ms: int) -> Procedure[Answered]:
         return (
             yield from self._asked(
-                lambda wait_ms: EndTransaction(
+                lambda wait_ms: ask.EndTransaction(
                     transactional_id=self.transactional_id, producer=self._producer, commit=commit, wait_ms=wait_ms
                 ),
                 f"Ending a transaction in {self.topic}",
@@ -253,7 +240,7 @@ class TransactionalWriter:
         )
 
     def _goes_on_as(self, answered: Answered) -> None:
-        """The next transaction is written under the epoch that the end of this one has raised."""
+        """Write the next transaction under the epoch that the end of this one has raised."""
         assert answered.producer is not None
         self._producer, self._begun, self._produced = answered.producer, False, False
         self._sent.clear()
@@ -298,17 +285,17 @@ def _busy(doing: str, answered: Answered) -> BrokerUnavailable:
 
 
 def _batches(writes: Sequence[Write]) -> dict[int, list[DecisionBatch]]:
-    """By partition, its records as batches in order; the first record's sequence is 0, for the epoch is fresh."""
+    """The batches of each partition, in order; the first record's sequence is 0, since the epoch is fresh."""
     by_partition: defaultdict[int, list[Write]] = defaultdict(list)
-    for each in writes:
-        by_partition[each.partition].append(each)
+    for write in writes:
+        by_partition[write.partition].append(write)
     return {partition: list(_split(partition, some)) for partition, some in by_partition.items()}
 
 
 def _split(partition: int, writes: Sequence[Write]) -> Iterator[DecisionBatch]:
     first, size = 0, 0
-    for number, each in enumerate(writes):
-        added = _size_max(each)
+    for number, write in enumerate(writes):
+        added = _size_max(write)
         if number > first and size + added > BATCH_BYTES_MAX:
             yield DecisionBatch(partition, first, tuple(writes[first:number]))
             first, size = number, 0

@@ -1,4 +1,4 @@
-"""`exactlyonce audit`: what readers see against what the input gives. It takes no lease: a running pipeline runs on."""
+"""`exactlyonce audit`: compares the output with the input. It fences nobody: a running pipeline goes on."""
 
 from __future__ import annotations
 
@@ -8,53 +8,52 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
+from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.audit.audit import AuditReport, Found
+    from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
     from exactlyonce.engines.bounded.audit.compare import PlainRecord
 
 _EXAMPLES = f"""\
-Compute again what a pipeline put out between its retained checkpoints, along their
-order logs, and compare it with what read_committed readers see: records that are
-missing, doubled, changed, reordered, or of no checkpoint, each with its place and with
-the input record that it stems from. What cannot be judged any more is said. It fences
-nobody, opens no transaction and writes nothing. Exit code 1 if anything was found, 2 if
-nothing could be judged.
+Compute the output between the retained checkpoints again, along their order logs, and
+compare it with the records that read_committed readers see. Show missing, doubled,
+changed and reordered records, and records of no checkpoint, each with its place and its
+input record. Output that can no longer be judged is named. The audit fences nobody,
+opens no transaction and writes nothing. Exit code 1 for any finding, 2 if nothing could
+be judged.
 
 examples:
   exactlyonce audit orders:pipeline
-  exactlyonce audit orders:pipeline --from 120 --to 122 --in-process
+  exactlyonce audit orders:pipeline --from 120 --to 122 --on spark
   exactlyonce audit orders:pipeline --json
 
 {SPARK_TEXT}"""
 FOUND, NOTHING_JUDGED = 1, 2
 """Exit codes."""
-SHOWN_BYTES_MAX = 200
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "audit", "MODULE:PIPELINE [options]", "compare output with input", _EXAMPLES, audit)
     add_pipeline(parser)
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="the first checkpoint (default: oldest)")
     parser.add_argument("--to", dest="last", metavar="N", type=int, help="the last one (default: newest)")
     parser.add_argument(
-        "--ignore-foreign", action="store_true", help="others write to the output topics too: skip their records"
+        "--ignore-foreign", action="store_true", help="skip records of other writers in the output topics"
     )
     add_replaying(parser)
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Run it; the exit code says how it came out."""
+    """Run the audit, print its report, and return its exit code."""
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.audit.audit import Audit
+    from exactlyonce.engines.bounded.audit.audit import Audit, offsets_of
 
     config = client(args)
     pipeline = loaded(args)
     progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
     try:
-        with replaying(args, pipeline.pipeline.name, progress.stage) as where:
+        offsets = offsets_of(config, pipeline.pipeline.name, args.first, args.last)
+        with executors(args, pipeline.pipeline.name, offsets, progress) as where:
             work = Audit(pipeline, config, where.submit, where.staging, progress, ignore_foreign=args.ignore_foreign)
             report = work.run(args.first, args.last)
     finally:
@@ -67,40 +66,34 @@ def audit(args: argparse.Namespace) -> int:
 
 
 def exit_code(report: AuditReport) -> int:
-    """The verdict, for a shell."""
     if report.findings:
         return FOUND
-    return 0 if _judged(report) else NOTHING_JUDGED
-
-
-def _judged(report: AuditReport) -> bool:
-    """Whether anything was compared: what a store has is not read."""
-    return bool(report.checkpoints) and (report.records_out > 0 or not report.unjudged)
+    return 0 if report.is_judged else NOTHING_JUDGED
 
 
 def as_json(report: AuditReport) -> dict[str, Any]:
-    """The verdict, for machines. Keys and values as text, where they are none with replacement characters."""
+    """The report, for machines. Keys and values are text, with replacement characters for other bytes."""
     return {
         "pipeline": report.pipeline,
         "checkpoints": report.checkpoints,
         "records_in": report.records_in,
         "skipped": report.skipped,
         "records_out": report.records_out,
-        "findings": [_finding(each) for each in report.findings],
+        "findings": [_finding(finding) for finding in report.findings],
         "unjudged": report.unjudged,
     }
 
 
-def _finding(found: Found) -> dict[str, Any]:
-    finding = found.finding
+def _finding(placed: AuditFinding) -> dict[str, Any]:
+    finding = placed.finding
     origin = dict(zip(("topic", "partition", "offset"), finding.origin, strict=True)) if finding.origin else None
     return {
         "kind": finding.kind,
-        "sink": found.sink,
-        "topic": found.topic,
+        "sink": placed.sink,
+        "topic": placed.topic,
         "partition": finding.partition,
         "offset": finding.offset,
-        "checkpoint": found.checkpoint,
+        "checkpoint": placed.checkpoint,
         "input": origin,
         "expected": _record(finding.expected),
         "seen": _record(finding.seen),
@@ -120,58 +113,19 @@ def _text(data: bytes | None) -> str | None:
 
 
 def as_text(report: AuditReport) -> Iterator[str]:
-    """The verdict, for people."""
-    for found in report.findings:
-        yield from _lines(found)
-    for each in report.unjudged:
-        yield f"not judged: {each}"
-    if not report.checkpoints:
-        yield f"{report.pipeline}: no checkpoint could be judged."
-        return
-    if not report.findings and not _judged(report):
-        nothing = "they read no records, nothing was compared"
-        why = "none of their output could be judged" if report.records_in else nothing
-        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: {why}."
-        return
-    whole = "exactly once: nothing is wrong"
-    verdict = f"{len(report.findings)} findings" if report.findings else whole
-    if report.unjudged and not report.findings:
-        verdict = f"of what was judged, {whole}"
-    skipped = f", {report.skipped:,} of them skipped" if report.skipped else ""
-    yield (
-        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in{skipped}, "
-        f"{report.records_out:,} out: {verdict}."
-    )
+    """The report, for people."""
+    for placed in report.findings:
+        yield from _lines(placed)
+    for reason in report.unjudged:
+        yield f"not judged: {reason}"
+    yield report.verdict
 
 
-def _numbers(checkpoints: list[int]) -> str:
-    if len(checkpoints) == 1 or checkpoints[-1] - checkpoints[0] >= len(checkpoints):
-        return ", ".join(map(str, checkpoints))
-    return f"{checkpoints[0]} to {checkpoints[-1]}"
-
-
-def _lines(found: Found) -> Iterator[str]:
-    finding = found.finding
-    partition = "?" if finding.partition is None else finding.partition
-    place = f"{found.topic}[{partition}]"
-    if finding.seen is None:
-        place += f" after offset {finding.offset}" if finding.offset is not None else " at the beginning"
-    else:
-        place += f" offset {finding.offset}"
-    stems = "{}[{}] offset {}".format(*finding.origin) if finding.origin else "no record of the input"
-    checkpoint = f"checkpoint {found.checkpoint}, " if found.checkpoint is not None else ""
-    yield f"{finding.kind}: {place} (sink {found.sink}, {checkpoint}from {stems})"
+def _lines(placed: AuditFinding) -> Iterator[str]:
+    finding = placed.finding
+    checkpoint = f"checkpoint {placed.checkpoint}, " if placed.checkpoint is not None else ""
+    yield f"{finding.kind}: {placed.place} (sink {placed.sink}, {checkpoint}from {placed.stem})"
     if finding.expected is not None:
-        yield f"    expected {_shown(finding.expected)}"
+        yield f"    expected {finding.expected}"
     if finding.seen is not None and finding.seen != finding.expected:
-        yield f"    seen     {_shown(finding.seen)}"
-
-
-def _shown(record: PlainRecord) -> str:
-    def short(data: bytes | None) -> str:
-        text = repr(data)[:SHOWN_BYTES_MAX]
-        return text if data is None or len(repr(data)) <= SHOWN_BYTES_MAX else f"{text}..."
-
-    headers = f" headers {list(record.headers)!r}" if record.headers else ""
-    time = "" if record.timestamp_ms is None else f" timestamp {record.timestamp_ms}"
-    return f"key {short(record.key)} value {short(record.value)}{headers}{time}"
+        yield f"    seen     {finding.seen}"

@@ -1,6 +1,6 @@
-"""`exactlyonce backfill` and `exactlyonce catch-up`: from where a pipeline stands to stop offsets, on Spark.
+"""`exactlyonce backfill` and `exactlyonce catch-up`: bounded work on Spark, up to stop offsets.
 
-They differ in where they may begin: a catch-up goes on from a checkpoint, a backfill begins with nothing as well.
+A catch-up goes on from a checkpoint; a backfill may also begin without one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
+    SPARK,
     SPARK_TEXT,
     add_json,
     add_leading,
@@ -23,7 +24,7 @@ from exactlyonce.cli.spark_arguments import (
     executors,
     leading_options,
 )
-from exactlyonce.engines.options import CHUNK_RECORDS, Restoration, RunOptions
+from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _BACKFILL = f"""\
 Compute a pipeline over the history of its topics on Spark, then end with a checkpoint
 from which `exactlyonce run` goes on, at exactly the record after. A large history is
-done in chunks, each a checkpoint of its own: broken off, it goes on at the last one.
+done in chunks, each a checkpoint of its own: after an interruption, the next run goes on
+at the last one.
 
 examples:
   exactlyonce backfill orders:pipeline
@@ -52,16 +54,15 @@ examples:
   exactlyonce catch-up orders:pipeline --follow --parallelism 8
 
 {SPARK_TEXT}"""
-STOPPING = "stopping after this checkpoint; once more to break it off, which loses nothing"
+STOPPING = "stopping after this checkpoint; ask again to stop at once, which loses nothing"
 
 
 def add(commands: Commands) -> None:
-    """The parsers of both."""
     usage = "MODULE:PIPELINE [options]"
     _arguments(add_command(commands, "backfill", usage, "compute history on Spark", _BACKFILL, backfill))
     catching = add_command(commands, "catch-up", usage, "go on from a checkpoint on Spark", _CATCH_UP, catch_up)
     _arguments(catching)
-    catching.add_argument("--follow", action="store_true", help="go on with what comes, until it is stopped")
+    catching.add_argument("--follow", action="store_true", help="go on with new records, until it is stopped")
 
 
 def _arguments(parser: Parser) -> None:
@@ -76,8 +77,8 @@ def _arguments(parser: Parser) -> None:
         "--chunk-records",
         metavar="N",
         type=int,
-        default=CHUNK_RECORDS,
-        help=f"what one checkpoint reads at most (default: {CHUNK_RECORDS})",
+        help="the most records that one checkpoint reads (default: a million for each unit, 5 million at least, as far "
+        "as half of the free room for staging takes them)",
     )
     add_spark(parser)
     dropped = declared(RunOptions)["allow_dropped_fields"]
@@ -87,12 +88,12 @@ def _arguments(parser: Parser) -> None:
 
 
 def backfill(args: argparse.Namespace) -> int:
-    """From nothing, or from where an earlier one broke off."""
+    """Begin without a checkpoint, or continue an interrupted backfill."""
     return _work(args, follow=False, from_nothing=True)
 
 
 def catch_up(args: argparse.Namespace) -> int:
-    """From the last checkpoint on."""
+    """Continue from the last checkpoint."""
     return _work(args, follow=args.follow, from_nothing=False)
 
 
@@ -110,10 +111,10 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     work = CatchUp(
         loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
         stop_offsets=stop_offsets, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
-        take_over=args.take_over, named=named(args), stopping=stopping,
+        take_over=args.take_over, command_name=named(args), stopping=stopping,
     )  # fmt: skip
     work.judge()
-    with executors(args, name, progress.stage) as where:
+    with executors(args, name, None if follow or options.repair == SPARK else work.records, progress) as where:
         work.choose_parallelism(where)
         try:
             with handling_stop_signals(_handler(stopping, progress)):
@@ -125,7 +126,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
 
 
 def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[int, FrameType | None], None]:
-    """A handler of signals: the first asks for an end after the present checkpoint, the second breaks it off."""
+    """A signal handler: the first signal asks for an end after this checkpoint, the second ends it at once."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -137,38 +138,33 @@ def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[i
 
 
 def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: float) -> None:
-    manifest = summary.manifest
     if args.json:
-        offsets: dict[str, dict[str, int]] = {}
-        for each in manifest.offsets:
-            offsets.setdefault(each.source, {})[str(each.partition)] = each.offset
         figures = {
-            "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
+            "pipeline": name, "checkpoint": summary.checkpoint, "checkpoints": summary.checkpoints,
             "records_in": summary.records, "skipped": summary.skipped_count, "records_out": summary.records_out,
             "parallelism": summary.parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
-            "offsets": offsets, "skipped_records": [
-                {"source": each.source, "topic": each.topic, "partition": each.partition, "count": each.count,
-                 "offsets": [offset for offset, _ in each.first]}
-                for each in summary.skipped.values()
+            "offsets": summary.offsets, "skipped_records": [
+                {"source": skips.source, "topic": skips.topic, "partition": skips.partition, "count": skips.count,
+                 "offsets": [offset for offset, _ in skips.first]}
+                for skips in summary.skipped.values()
             ],
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     elif summary.checkpoints:
         print(
             f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
-            f"checkpoint {manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"checkpoint {summary.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
             file=sys.stderr,
         )
     else:
-        print(f"{name}: there was nothing to read after checkpoint {manifest.checkpoint}.", file=sys.stderr)
+        print(f"{name}: there was nothing to read after checkpoint {summary.checkpoint}.", file=sys.stderr)
 
 
 def _skipped(summary: Summary) -> str:
-    """A clause on the records that were skipped, if there are any."""
     if not summary.skipped:
         return ""
     places = [
-        f"{each.topic}[{each.partition}] {each.count:,}, the first at {', '.join(str(at) for at, _ in each.first)}"
-        for each in summary.skipped.values()
+        f"{skips.topic}[{skips.partition}] {skips.count:,}, the first at {', '.join(str(at) for at, _ in skips.first)}"
+        for skips in summary.skipped.values()
     ]
     return f", {summary.skipped_count:,} skipped because they do not decode ({'; '.join(places)})"

@@ -1,4 +1,4 @@
-"""`exactlyonce broker`: a Kafka of one's own. What takes long is told on stderr; stdout can be read by scripts."""
+"""`exactlyonce broker`: starts and stops a local Kafka. Progress goes to stderr; stdout is for scripts."""
 
 from __future__ import annotations
 
@@ -7,47 +7,52 @@ import sys
 from pathlib import Path
 
 from exactlyonce.cli.arguments import Commands, add_command, pair, port
+from exactlyonce.cli.text import to_stderr
 
 _NOT_RUNNING = 1
 _PORT = 9092
 
 _EXAMPLES = """\
-Start, stop or look at a Kafka of your own, reachable from this machine only. It is
-downloaded once, needs Java 17 or newer, and goes on after the command has returned.
+Start or stop a local Kafka, or show its status. It is reachable from this machine only.
+It is downloaded once, needs Java 17 or newer, and keeps running after the command.
 
 examples:
   exactlyonce broker start
   eval "$(exactlyonce broker start)"         and later commands find it
   exactlyonce broker start --port 0 --data-dir /tmp/kafka
-                                             another one, on a free port
+                                             a second broker, on a free port
   exactlyonce broker start --set log.retention.hours=1
-  exactlyonce broker status                  exits with 1 if it does not run
+  exactlyonce broker status                  exit code 1 if it does not run
   exactlyonce broker stop                    its data stays
 """
 
 
 def add(commands: Commands) -> None:
-    """The parser, and those of its actions."""
-    usage, summary = "start|stop|status [options]", "start, stop or look at a Kafka on this machine"
+    usage, summary = "start|stop|status [options]", "start or stop a Kafka on this machine"
     parser = add_command(commands, "broker", usage, summary, _EXAMPLES, status)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     starting = add_command(actions, "start", "[options]", "start it; returns once it answers", "", start)
     stopping = add_command(actions, "stop", "[options]", "stop it; its data stays", "", stop)
-    looking = add_command(actions, "status", "[options]", "say whether it runs, and where", "", status)
+    looking = add_command(actions, "status", "[options]", "show whether it runs, and where", "", status)
     for action in (starting, stopping, looking):
         action.add_argument(
             "--data-dir", metavar="DIR", type=Path, help="its folder (default: ~/.local/share/exactlyonce/broker)"
         )
     starting.add_argument(
-        "--port", metavar="N", type=port, default=_PORT, help=f"where it listens (default: {_PORT}; 0: a free port)"
+        "--port", metavar="N", type=port, default=_PORT, help=f"its port (default: {_PORT}; 0: a free one)"
     )
     starting.add_argument(
-        "--set", metavar="NAME=VALUE", type=pair, action="append", default=[], help="a setting of Kafka, any number"
+        "--set",
+        metavar="NAME=VALUE",
+        type=pair,
+        action="append",
+        default=[],
+        help="a setting of Kafka; may be repeated",
     )
 
 
 def start(args: argparse.Namespace) -> int:
-    """Start it, and print how other commands find it."""
+    """Start it, and print its address for other commands."""
     from exactlyonce.connectors.embedded.broker import EmbeddedBroker
     from exactlyonce.connectors.embedded.progress import told_on
     from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE
@@ -59,32 +64,26 @@ def start(args: argparse.Namespace) -> int:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Stop it, if it runs."""
     from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 
     broker = EmbeddedBroker(args.data_dir)
-    before = broker.status()
-    if not before.running:
-        _tell(f"No broker runs on {broker.data_dir}.")
-        return 0
-    broker.stop()
-    _tell(f"The broker on {before.bootstrap_servers} has stopped; its data stays in {broker.data_dir}.")
+    servers = broker.status().bootstrap_servers
+    if servers is None:
+        to_stderr(f"No broker runs on {broker.data_dir}.")
+    else:
+        broker.stop()
+        to_stderr(f"The broker on {servers} has stopped; its data stays in {broker.data_dir}.")
     return 0
 
 
 def status(args: argparse.Namespace) -> int:
-    """Say whether it runs, and where."""
     from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 
-    found = EmbeddedBroker(args.data_dir).status()
-    print(f"running   {'yes' if found.running else 'no'}")
-    if found.running:
-        print(f"address   {found.bootstrap_servers}")
-        print(f"process   {found.pid}")
-    print(f"version   Kafka {found.version}")
-    print(f"data      {found.data_dir}")
-    return 0 if found.running else _NOT_RUNNING
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    status = EmbeddedBroker(args.data_dir).status()
+    print(f"running   {'yes' if status.running else 'no'}")
+    if status.running:
+        print(f"address   {status.bootstrap_servers}")
+        print(f"process   {status.pid}")
+    print(f"version   Kafka {status.version}")
+    print(f"data      {status.data_dir}")
+    return 0 if status.running else _NOT_RUNNING

@@ -1,6 +1,6 @@
-"""`exactlyonce cancel`: ends a run without a last checkpoint, on whatever machine it is.
+"""`exactlyonce cancel`: ends a run without a last checkpoint, whatever machine it runs on.
 
-Invariant: what is deleted was condemned by the run itself, once all that it had decided was committed and visible.
+Invariant: only a run condemns its checkpoints, once all decided output is committed and visible; this deletes them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 End the run of a pipeline, on whatever machine, without a last checkpoint. A checkpoint
-that is being decided is committed to its end; what was done since is forgotten: its open
-transactions are aborted, and nothing of it becomes visible. The next run goes on from the
-newest checkpoint, and reads again what was read since.
+that is being decided is finished. Later work is dropped: its open transactions are
+aborted, and none of its output becomes visible. The next run goes on from the newest
+checkpoint, and reads the input after it again.
 
-Where the run has retention = "delete_on_cancellation" its checkpoints are deleted then,
-as `exactlyonce reset` does it, and the next run begins anew. Savepoints are never deleted:
-if one is kept in the topic, all checkpoints are.
+With retention = "delete_on_cancellation" the checkpoints of the run are then deleted, as
+by `exactlyonce reset`, and the next run starts from scratch. Savepoints are never deleted:
+while the topic has one, all checkpoints are kept.
 
 examples:
   exactlyonce cancel order-totals
@@ -36,34 +36,33 @@ To end with a last checkpoint, send the run SIGTERM, or `exactlyonce savepoint -
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "cancel", "PIPELINE [options]", "end a run without a checkpoint", _EXAMPLES, cancel)
     add_pipeline_name(parser)
-    parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for it (default: 10m)")
+    parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for the run (default: 10m)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     add_cluster(parser)
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Ask, wait, delete what is condemned, and say what is left."""
+    """Ask the run to end, wait, delete its condemned checkpoints, and say what is left."""
     from exactlyonce.cli.lines import note_for
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
     from exactlyonce.engines import asking
-    from exactlyonce.engines.erasing.erase import erase_condemned
+    from exactlyonce.engines.traces import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config, note = duration_ms(args.timeout, "--timeout"), client(args), note_for(args)
-    topic, seen = read_topic(config.confluent(), pipeline_name(args))
+    topic, seen = read_topic(config, pipeline_name(args))
     history = seen
-    if not history.condemned:  # else somebody has begun to delete it, and died
+    if not history.condemned:  # else an earlier deletion was interrupted
         history = asking.cancel(config, topic, history, _required_run(history), timeout_ms, note)
     if history.condemned:
         try:
             erase_condemned(config, topic, history, note)
         except KeyboardInterrupt:
             note(
-                f"{seen.pipeline} is cancelled, and what it was set to delete is not all deleted: the next run deletes "
-                f"the rest, and begins anew."
+                f"{seen.pipeline} is cancelled, but its checkpoints are not all deleted: the next run deletes the "
+                f"rest, and starts from scratch."
             )
             raise
     print(_as_json(history) if args.json else _as_text(history, seen))
@@ -71,11 +70,11 @@ def cancel(args: argparse.Namespace) -> int:
 
 
 def _required_run(history: History) -> Incarnation:
-    """The one that is to end; ConfigError where there is nobody to ask."""
+    """The run to end; ConfigError if none runs."""
     from exactlyonce.engines.asking import living_run
 
     if history.latest is not None and history.latest.is_spark_sink:
-        raise ConfigError(f"{history.pipeline} is a sink of Spark: stop its query instead.")
+        raise ConfigError(f"{history.pipeline} is a Spark sink: stop its query instead.")
     living = living_run(history)
     if living is None:
         raise ConfigError(f"{history.pipeline} does not run: there is nothing to cancel. Nothing was changed.")
@@ -83,13 +82,12 @@ def _required_run(history: History) -> Incarnation:
 
 
 def _deleted(history: History) -> bool:
-    """Whether the checkpoints of the run that was cancelled are gone: by this command, or by somebody else before, for
-    a run has one at least."""
+    """Whether the checkpoints of the cancelled run are gone, deleted by this command or before."""
     return history.condemned or history.latest is None
 
 
 def _retained(history: History) -> list[int]:
-    return [] if _deleted(history) else [each.checkpoint for each in history.retained]
+    return [] if _deleted(history) else [manifest.checkpoint for manifest in history.retained]
 
 
 def _as_json(history: History) -> str:
@@ -98,17 +96,19 @@ def _as_json(history: History) -> str:
 
 
 def _as_text(history: History, seen: History) -> str:
-    """*seen* is what there was before it was asked for: of what is deleted it tells what stays."""
-    from exactlyonce.engines.erasing.erase import stores_of
+    """*seen* is the history before the cancellation: it names the stores that keep their rows."""
+    from exactlyonce.engines.traces import stores_of
 
-    ended = f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten."
+    ended = f"{history.pipeline} is cancelled: no transaction is open, and undecided work is dropped."
     if _deleted(history):
-        deleted = "Its checkpoints are deleted, as it was set to. The next run begins anew, and writes all output again"
+        deleted = (
+            "Its checkpoints are deleted, as configured. The next run starts from scratch, and writes all output again"
+        )
         if stores := sorted({*stores_of(seen), *stores_of(history)}):
-            anew = f"what {', '.join(stores)} wrote stays, and its ledger: it halts until both are emptied"
-            return f"{ended} {deleted}; but {anew}."
-        return f"{ended} {deleted}, beside what is there."
+            kept = f"the rows and the ledger of {', '.join(stores)} stay: it halts until both are emptied"
+            return f"{ended} {deleted}; but {kept}."
+        return f"{ended} {deleted}, beside the existing output."
     savepoints = ", ".join(map(str, history.savepoints))
-    noted = f", with the savepoints {savepoints}" if savepoints else ""
+    noted = f", with savepoints {savepoints}" if savepoints else ""
     checkpoints = ", ".join(map(str, _retained(history)))
     return f"{ended} Its checkpoints are kept ({checkpoints}){noted}; the next run goes on from the newest."

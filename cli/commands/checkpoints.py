@@ -1,4 +1,4 @@
-"""`exactlyonce checkpoints`: what is in the checkpoint topic. Only reads: it fences nobody, and a pipeline runs on."""
+"""`exactlyonce checkpoints`: lists the checkpoints in the topic. It only reads, and fences nobody."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
 
 _EXAMPLES = """\
-List the checkpoints of a pipeline, or of a sink of Spark: when each was taken, what it
-wrote, how large the state is, what it committed, and Sn: by partition, the offset of the
-first record that is not in it. Decided: it counts, and its transactions are being
-committed. Finalized: all of them are. Damaged: it cannot be restored. The pipeline is
-not disturbed.
+List the checkpoints of a pipeline or of a Spark sink: the time, the bytes written, the
+size of the state, the committables, and Sn: by partition, the offset of the first record
+after the checkpoint. Decided: the checkpoint counts, and its transactions are being
+committed. Finalized: all of them are committed. Damaged: it cannot be restored. A running
+pipeline is not disturbed.
 
 examples:
   exactlyonce checkpoints order-totals
@@ -34,15 +34,13 @@ _COLUMNS = (">id", "kind", "state", "completed", ">took", ">written", ">state si
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
     add_pipeline_name(parser)
-    parser.add_argument("--json", action="store_true", help="all of it, as one JSON document")
+    parser.add_argument("--json", action="store_true", help="the whole list, as one JSON document")
     add_cluster(parser)
 
 
 def checkpoints(args: argparse.Namespace) -> int:
-    """Print the list."""
     from exactlyonce.views import checkpoints as views
 
     config = client(args)
@@ -55,7 +53,6 @@ def checkpoints(args: argparse.Namespace) -> int:
 
 
 def as_json(view: CheckpointsView) -> dict[str, Any]:
-    """All checkpoints, for machines."""
     history = view.history
     return {
         "pipeline": history.pipeline,
@@ -67,20 +64,24 @@ def as_json(view: CheckpointsView) -> dict[str, Any]:
 
 
 def checkpoint_as_json(checkpoint: CheckpointView) -> dict[str, Any]:
-    """All that a person may ask of a checkpoint; references to blocks are left out."""
+    """One checkpoint, for machines, without references to blocks."""
     manifest, finalized = checkpoint.manifest, checkpoint.finalized
     names = (
         *("checkpoint", "kind", "incarnation", "attempt", "base", "previous", "parallelism", "max_parallelism"),
         *("fingerprint", "triggered_at_ms", "completed_at_ms", "written_bytes"),
     )
     committables = [
-        {**msgspec.to_builtins(each), "records": each.records, "fate": checkpoint.fate(each.transactional_id)}
-        for each in manifest.committables
+        {
+            **msgspec.to_builtins(committable),
+            "records": committable.records,
+            "fate": checkpoint.fate(committable.transactional_id),
+        }
+        for committable in manifest.committables
     ]
     staged = [
-        {name: getattr(each, name) for name in ("sink", "subtask", "checkpoint", "kind", "records")}
-        | {"fate": checkpoint.fate(each.name)}
-        for each in manifest.staged
+        {name: getattr(output, name) for name in ("sink", "subtask", "checkpoint", "kind", "records")}
+        | {"fate": checkpoint.fate(output.name)}
+        for output in manifest.staged
     ]
     return {
         **{name: getattr(manifest, name) for name in names},
@@ -92,15 +93,15 @@ def checkpoint_as_json(checkpoint: CheckpointView) -> dict[str, Any]:
 
 
 def as_text(view: CheckpointsView, bootstrap_servers: str, width: int) -> Iterator[str]:
-    """All checkpoints, for people: lines of at most *width* columns, where a word fits."""
+    """All checkpoints, for people, in lines of at most *width* columns unless a word is longer."""
     history, listed, newest = view.history, view.checkpoints, view.history.newest_incarnation
-    title = f"{history.pipeline}, a sink of Spark," if view.is_spark_sink else history.pipeline
+    title = f"{history.pipeline}, a Spark sink," if view.is_spark_sink else history.pipeline
     yield f"{title} at {bootstrap_servers}: {counted(len(listed), 'checkpoint')}"
     if history.storage:
         yield f"blocks are kept in {history.storage}"
     for storage in sorted({manifest.storage for manifest in history.retained} - {history.storage}):
-        numbers = ", ".join(str(each.checkpoint) for each in history.retained if each.storage == storage)
-        yield f"blocks of {numbers} are kept in {described(storage)}, from before they were moved"
+        numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained if manifest.storage == storage)
+        yield f"blocks of {numbers} are kept in {described(storage)}, from before a move"
     if newest is not None:
         seen = f"{'ended' if newest.ended else 'last seen'} {text.moment(newest.heartbeat_ms)}"
         yield f"incarnation {newest.incarnation}: process {newest.process} on {newest.host}, {seen}"
@@ -126,16 +127,15 @@ def _row(checkpoint: CheckpointView) -> text.Row:
 
 
 def _details(checkpoint: CheckpointView, indent: str, width: int) -> Iterator[str]:
-    """Its committables, and Sn of each source."""
     manifest = checkpoint.manifest
     labels = {"damage": checkpoint.damage} if checkpoint.damage else {}
     fates = ", ".join(f"{count} {fate}" for fate, count in sorted(checkpoint.fates.items()))
     labels["committables"] = f"{fates}; {counted(manifest.records_committed, 'record')}" if fates else "none"
     if manifest.channel_logs:
         in_flight, size = checkpoint.bytes_in_flight, counted(manifest.records_in_flight, "record")
-        labels["on their way"] = f"{size} between operators{'' if in_flight is None else f'; {shown_bytes(in_flight)}'}"
+        labels["in flight"] = f"{size} between operators{'' if in_flight is None else f'; {shown_bytes(in_flight)}'}"
     if manifest.skips:
-        labels["left out"] = ", ".join(map(str, manifest.skips))
+        labels["skips"] = ", ".join(map(str, manifest.skips))
     labels |= _query_place(manifest) if manifest.is_spark_sink else text.sn_by_source(manifest)
     if skipped := list(_skipped(manifest)):
         labels["skipped"] = "; ".join(skipped)
@@ -145,15 +145,15 @@ def _details(checkpoint: CheckpointView, indent: str, width: int) -> Iterator[st
 
 
 def _skipped(manifest: Manifest) -> Iterator[str]:
-    """How many records of each partition do not decode and were skipped up to Sn, and where the last few are."""
-    for each in manifest.offsets:
-        if each.skipped:
-            last = ", ".join(map(str, each.skipped_at))
-            yield f"{each.topic}[{each.partition}] {counted(each.skipped, 'record')}, the last at {last}"
+    """The records that did not decode and were skipped, by partition, with the offsets of the last few."""
+    for offset in manifest.offsets:
+        if offset.skipped:
+            last = ", ".join(map(str, offset.skipped_at))
+            yield f"{offset.topic}[{offset.partition}] {counted(offset.skipped, 'record')}, the last at {last}"
 
 
 def _query_place(manifest: Manifest) -> dict[str, str]:
-    """How far a sink of Spark has come: its query's batch, and the last of the writeIds that it remembers."""
+    """The progress of a Spark sink: the batch of its query, and its newest writeId."""
     from exactlyonce.engines.spark.sink.position import Position
 
     position = Position.of(manifest)

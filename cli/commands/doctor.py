@@ -1,4 +1,4 @@
-"""`exactlyonce doctor`: what is wrong with a pipeline's surroundings, whose it is, and what to do. It only looks."""
+"""`exactlyonce doctor`: finds what is wrong around a pipeline, who has to act, and how. It only looks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from exactlyonce.views.doctor.subject import Subject
 
 _EXAMPLES = """\
-Find out what is wrong around a pipeline or a sink of Spark: whose transactions hold
-back its readers, or those of its inputs; settings of brokers, topics and stores that are
-at odds with it; access rights that it lacks; decided output that is not visible yet, and
-how much time is left for it; input that retention takes; damaged blocks, and orphans.
-Each is shown with whose it is, and what to do. It fences nobody and changes nothing: a
-pipeline runs on. What could not be looked at is said. Named as module:pipeline it also
-looks at the stores, and at a pipeline that has never run. Exit code 1 if there is a
-problem, or a check failed for want of an answer; else 0, whether or not there are notes.
+Find what is wrong around a pipeline or a Spark sink: transactions that hold back readers
+of its inputs and outputs; unsuitable settings of brokers, topics and stores; missing
+access rights; decided output that is not visible yet, and the time left for it; input
+that retention may remove; damaged blocks, and orphans. Each finding says who has to act,
+and how. The doctor fences nobody and changes nothing. Checks that could not be made are
+listed. With module:pipeline it also looks at the stores, and at a pipeline that has never
+run. Exit code 1 for a problem, or a check that got no answer; else 0, also with notes.
 
 examples:
   exactlyonce doctor order-totals
@@ -45,28 +44,28 @@ examples:
 _CHECKPOINTING = ("interval_ms", "timeout_ms", "tolerable_failed", "restart_budget_ms", "transaction_timeout_ms")
 _LABEL_WIDTH = 7
 FOUND = 1
-"""The exit code where something is wrong, or may be, for it could not be looked at."""
+"""The exit code where something is wrong, or a check failed."""
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
-    parser = add_command(commands, "doctor", "PIPELINE [options]", "find out what is wrong", _EXAMPLES, doctor)
+    parser = add_command(commands, "doctor", "PIPELINE [options]", "find what is wrong", _EXAMPLES, doctor)
     add_pipeline_name(parser)
     parser.add_argument("--deep", action="store_true", help="read and check all blocks of all checkpoints")
     parser.add_argument(
         "--older-than",
         metavar="T",
         default="1m",
-        help="transactions of others that are open for less are no problem (default: 1m)",
+        help="foreign transactions that are open for less are only notes (default: 1m)",
     )
     parser.add_argument("--json", action="store_true", help="as one JSON document")
-    group = parser.add_argument_group("checkpoints", "as the run has them, to be compared with the brokers' settings")
+    group = parser.add_argument_group(
+        "checkpoints", "as the run has them, for the comparison with the brokers' settings"
+    )
     add_settings(group, *(declared(CheckpointSettings)[name] for name in _CHECKPOINTING))
     add_cluster(parser)
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Examine, print, and say by the exit code whether anything is wrong."""
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
@@ -97,15 +96,14 @@ def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
     failed = [f"{counted(findings.failed, 'check')} failed"] if findings.failed else []
     none = "nothing else is known to be wrong" if failed else "nothing is wrong"
     verdict = counted(findings.problems, "problem") if findings.problems else none
-    said = [*failed, verdict, *([counted(notes, "note")] if notes else [])]
+    parts = [*failed, verdict, *([counted(notes, "note")] if notes else [])]
     yield ""
-    yield f"{subject.name}: {', '.join(said)}; {counted(len(findings.checked), 'check')} made, " + (
-        f"{len(findings.unchecked)} not made or not whole." if findings.unchecked else "all of them."
+    yield f"{subject.name}: {', '.join(parts)}; {counted(len(findings.checked), 'check')} made, " + (
+        f"{len(findings.unchecked)} not made, or only in part." if findings.unchecked else "all of them."
     )
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """The findings for machines."""
     return {
         "problems": findings.problems,
         "findings": [vars(diagnosis) for diagnosis in findings.diagnoses],

@@ -7,8 +7,8 @@ import argparse
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
 
 _EXAMPLES = """\
-Check a pipeline and show its graph: of each node its id, its kind, what it reads (`<=`
-after a shuffle), topic or table, and its types. Opens no connection.
+Check a pipeline and show its graph: the id, kind and inputs of each node (`<=` after a
+shuffle), its topic or table, and its types. Opens no connection.
 
 examples:
   exactlyonce explain orders:pipeline
@@ -17,12 +17,10 @@ examples:
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     usage, summary = "MODULE:PIPELINE [options]", "check a pipeline and show its graph"
     add_pipeline(add_command(commands, "explain", usage, summary, _EXAMPLES, explain))
 
 
 def explain(args: argparse.Namespace) -> int:
-    """Print it."""
     print(loaded(args).pipeline.build().explain())
     return 0

@@ -1,4 +1,4 @@
-"""`exactlyonce init`: writes the files of `starter/`, all or none, and never over another file."""
+"""`exactlyonce init`: writes the files of `starter/`, all or none, and overwrites no file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_SERVERS = "127.0.0.1:9092"
 FILES = ("pipeline.py", "feed.py", "show.py", "README.md")
 
 _EXAMPLES = """\
-Write a pipeline to start from, with scripts that feed it and show what it wrote.
+Write a first pipeline, with scripts that feed it and show its output.
 
 examples:
   exactlyonce init            here
@@ -24,20 +24,18 @@ examples:
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
-    parser = add_command(commands, "init", "[DIR]", "write a pipeline to start from", _EXAMPLES, init)
+    parser = add_command(commands, "init", "[DIR]", "write a first pipeline", _EXAMPLES, init)
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=Path(), help="where (default: here)")
 
 
 def init(args: argparse.Namespace) -> int:
-    """Write them, and say what to do next."""
     from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE
 
     folder: Path = args.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made a folder: {error.strerror}. Name another one.") from None
+        raise ConfigError(f"{folder} cannot be created: {error.strerror}. Name another folder.") from None
     existing = [name for name in FILES if (folder / name).exists()]
     if existing:
         raise ConfigError(f"{folder}/ has {', '.join(existing)} already: nothing was written. Name another folder.")
@@ -57,7 +55,7 @@ def init(args: argparse.Namespace) -> int:
 
 
 def _at(servers: str, readme: str) -> str:
-    """The text of *readme* for a cluster at *servers*: where the environment names one, none is started here."""
+    """The text of *readme* for a cluster at *servers*: it starts a broker only if the environment names none."""
     if servers == OWN_SERVERS:
         return readme
     kept = [line for line in readme.splitlines(keepends=True) if "`exactlyonce broker" not in line]

@@ -1,4 +1,4 @@
-"""`exactlyonce replay`: what one checkpoint's interval puts out, computed again, to be counted or looked at."""
+"""`exactlyonce replay`: computes the output of one checkpoint again, and counts or writes it."""
 
 from __future__ import annotations
 
@@ -9,41 +9,39 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
+from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.replay.reproduce import Replayed
 
 _EXAMPLES = f"""\
 Compute the output of one checkpoint again: its interval of the input, on the state of
-the checkpoint before, in the order of its order logs. Shows how many records each sink
-puts into each partition, beside how many it had; with --into, writes the records into
-a topic of your choice, in one transaction. The pipeline is not disturbed. (A decided
-checkpoint that has lost output is repaired by `exactlyonce run`: see its --repair.)
+the checkpoint before, in the order of its order logs. Compare the records of each sink
+and partition with the decided counts. With --into, write the records to that topic, in
+one transaction. A running pipeline is not disturbed. (`exactlyonce run` repairs a
+decided checkpoint that has lost output: see its --repair.)
 
 examples:
   exactlyonce replay orders:pipeline --checkpoint 121
   exactlyonce replay orders:pipeline --checkpoint 121 --into orders-again
-  exactlyonce replay orders:pipeline --checkpoint 121 --in-process --json
+  exactlyonce replay orders:pipeline --checkpoint 121 --on driver --json
 
 {SPARK_TEXT}"""
 DIFFERS = 1
-"""The exit code of a replay that gives other counts than were decided."""
+"""The exit code if the counts differ from the decided ones."""
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "replay", "MODULE:PIPELINE --checkpoint N [options]", "compute output again",
                          _EXAMPLES, replay)  # fmt: skip
     add_pipeline(parser)
-    parser.add_argument("--checkpoint", metavar="N", type=int, required=True, help="whose interval is computed again")
-    parser.add_argument("--into", metavar="TOPIC", help="a topic that gets the records; made if it is missing")
-    parser.add_argument("--sink", metavar="ID", help="whose records, if the pipeline has more than one sink")
+    parser.add_argument("--checkpoint", metavar="N", type=int, required=True, help="the checkpoint to compute again")
+    parser.add_argument("--into", metavar="TOPIC", help="a topic for the records; created if it is missing")
+    parser.add_argument("--sink", metavar="ID", help="the sink, if the pipeline has more than one")
     add_replaying(parser)
 
 
 def replay(args: argparse.Namespace) -> int:
-    """Run it; 1 if the counts are not those of the checkpoint."""
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.replay.reproduce import Replay
 
@@ -53,7 +51,7 @@ def replay(args: argparse.Namespace) -> int:
     work = Replay(pipeline, config, args.checkpoint, into=args.into, sink=args.sink)
     progress = LineOfProgress(name, json=args.json)
     try:
-        with replaying(args, name, progress.stage) as where:
+        with executors(args, name, work.offsets, progress) as where:
             replayed = work.run(where, progress)
     finally:
         progress.close()
@@ -75,15 +73,12 @@ def _text(args: argparse.Namespace, replayed: Replayed) -> Iterator[str]:
     from exactlyonce.pipeline.sizes import counted
 
     rows = [
-        (each.sink, each.topic, "any" if each.partition is None else str(each.partition), str(each.replayed),
-         "" if each.decided is None else str(each.decided))
-        for each in replayed.counts
+        (count.sink, count.topic, "any" if count.partition is None else str(count.partition), str(count.replayed),
+         "" if count.decided is None else str(count.decided))
+        for count in replayed.counts
     ]  # fmt: skip
     if rows:
         yield from table(("sink", "topic", ">partition", ">replayed", ">decided"), rows)
-    verdict = (
-        "the counts are those that were decided" if replayed.agrees else "the counts are not those that were decided"
-    )
-    yield f"checkpoint {args.checkpoint}, {counted(replayed.records, 'record')} in: {verdict}."
+    yield replayed.verdict
     if args.into:
         yield f"{counted(replayed.produced, 'record')} written to {args.into}."

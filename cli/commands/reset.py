@@ -1,4 +1,4 @@
-"""`exactlyonce reset`: makes a pipeline begin anew. Nothing is changed before what goes was shown and agreed to."""
+"""`exactlyonce reset`: deletes all traces of a pipeline. It changes nothing before it has shown them and asked."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LABEL_WIDTH = 15
 _CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 _EXAMPLES = """\
-Forget what a pipeline, or a sink of Spark, has done: its checkpoints with all state, its
-open transactions, its group offsets. The next run begins anew. Input and output topics
-are never touched: what was written stays, and a new run writes it again. Nor are stores:
-with a ledger there, a new run halts until target and ledger are emptied. Shows what
-goes, and asks.
+Delete all traces of a pipeline or of a Spark sink: its checkpoints with all state, its
+open transactions, its group offsets. The next run starts from scratch. Input and output
+topics are never touched: existing output stays, and a new run writes it again. Stores
+are not touched either: a store with a ledger halts a new run until its target and its
+ledger are emptied. The command shows what it will delete, and asks.
 
 examples:
   exactlyonce reset order-totals
@@ -33,8 +33,7 @@ examples:
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
-    parser = add_command(commands, "reset", "PIPELINE [options]", "forget what a pipeline has done", _EXAMPLES, reset)
+    parser = add_command(commands, "reset", "PIPELINE [options]", "delete the traces of a pipeline", _EXAMPLES, reset)
     add_pipeline_name(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also if it may be running")
@@ -42,7 +41,6 @@ def add(commands: Commands) -> None:
 
 
 def reset(args: argparse.Namespace) -> int:
-    """Show, ask, erase."""
     from exactlyonce.engines.traces import erase, find
 
     config = client(args)
@@ -53,13 +51,13 @@ def reset(args: argparse.Namespace) -> int:
         if not _agreed(traces.pipeline):
             print("Nothing was changed.")
             return _DECLINED
-        shown, traces = traces, find(config, traces.pipeline)  # nobody knows for how long it was looked at
+        shown, traces = traces, find(config, traces.pipeline)  # the answer may have taken any time
         _require_dead(traces, args)
         _require_same(shown, traces)
     kept = erase(config, traces, print)
     if kept:
-        print(f"Group {traces.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were left.")
-    print(f"{traces.pipeline} has forgotten everything; its next run begins anew.")
+        print(f"Group {traces.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were kept.")
+    print(f"{traces.pipeline} is reset; its next run starts from scratch.")
     return 0
 
 
@@ -72,9 +70,9 @@ def _require_dead(traces: Traces, args: argparse.Namespace) -> None:
 
 
 def _require_same(shown: Traces, now: Traces) -> None:
-    """ConfigError where something has happened since it was shown what goes."""
+    """ConfigError if the pipeline has run since its traces were shown."""
     if _newest(shown) != _newest(now):
-        raise ConfigError(f"Nothing was changed: {now.pipeline} has run since it was shown what goes. Look again.")
+        raise ConfigError(f"Nothing was changed: {now.pipeline} has run since its traces were shown. Run reset again.")
 
 
 def _newest(traces: Traces) -> tuple[int, int] | None:
@@ -84,15 +82,15 @@ def _newest(traces: Traces) -> tuple[int, int] | None:
 
 def _show(traces: Traces, bootstrap_servers: str) -> None:
     width = text.terminal_width()
-    title = f"Of {traces.pipeline} at {bootstrap_servers}, this goes:"
-    for line, parts in ((title, going(traces)), ("This stays:", staying(traces))):
+    title = f"Traces of {traces.pipeline} at {bootstrap_servers} to be deleted:"
+    for line, parts in ((title, going(traces)), ("Kept:", staying(traces))):
         print(line)
         for label, content in parts:
             print(*text.labelled(label, content, _LABEL_WIDTH, width), sep="\n")
 
 
 def going(traces: Traces) -> Iterator[tuple[str, str]]:
-    """The parts that a reset takes away, with labels."""
+    """The traces that a reset deletes, with labels."""
     history = traces.history
     if traces.topic:
         numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained) if history else ""
@@ -101,28 +99,28 @@ def going(traces: Traces) -> Iterator[tuple[str, str]]:
     for storage in traces.storages():
         yield "", f"all files of this pipeline in {storage}"
     if traces.unreadable:
-        yield "", f"{traces.unreadable} If blocks were kept outside of the topic, nobody knows where: they stay."
+        yield "", f"{traces.unreadable} Blocks outside of the topic, if any, cannot be found: they stay."
     if traces.transactions:
         still_open = sum(transaction.state not in _CLOSED for transaction in traces.transactions)
         fenced = f"{counted(len(traces.transactions), 'id')} fenced, so that no older process can write"
-        yield "transactions", f"{still_open} open, which is aborted; {fenced}" if still_open else fenced
+        yield "transactions", f"{still_open} open, to be aborted; {fenced}" if still_open else fenced
     if history and history.unfinalized:
         number = history.unfinalized.checkpoint
         yield "", f"Checkpoint {number} is decided, but its output may not be visible yet: a run would finish it."
-    topics = [f"{topic} ({counted(len(some), 'partition')})" for topic, some in traces.inputs().items()]
+    topics = [f"{topic} ({counted(len(partitions), 'partition')})" for topic, partitions in traces.inputs().items()]
     if topics:
         yield "group offsets", f"of group {traces.pipeline} in {', '.join(topics)}"
 
 
 def staying(traces: Traces) -> Iterator[tuple[str, str]]:
-    """The parts that a reset leaves, with labels."""
+    """The data that a reset keeps, with labels."""
     yield "input", ", ".join(traces.inputs()) or "all topics"
     sinks = traces.stores()
     if traces.outputs() or not sinks:
         topics = ", ".join(traces.outputs()) or "all topics"
-        yield "output", f"{topics}; a new run writes it again, beside what is there"
+        yield "output", f"{topics}; a new run writes it again, beside the existing output"
     if sinks:
-        yield "stores", f"what {', '.join(sinks)} wrote, and its ledger; a new run halts until both are emptied"
+        yield "stores", f"rows and ledger of {', '.join(sinks)}; a new run halts until both are emptied"
 
 
 def _agreed(pipeline: str) -> bool:

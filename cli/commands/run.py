@@ -1,4 +1,4 @@
-"""`exactlyonce run`: a pipeline on this machine, until it is stopped or has read what is there."""
+"""`exactlyonce run`: runs a pipeline on this machine, until it is stopped or has read its inputs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from exactlyonce.engines.local.reporting import Reporter
 
 _EXAMPLES = """\
-Run a pipeline from its last checkpoint on. Ctrl-C and SIGTERM end it cleanly: with a
-last checkpoint and no open transaction. A second one ends it at once. Killed at any
+Run a pipeline from its last checkpoint on. Ctrl-C and SIGTERM end it cleanly, with a last
+checkpoint and no open transaction. A second one ends it at once. After a kill at any
 instant, the next run goes on without losing or doubling a record.
 
 examples:
@@ -41,16 +41,15 @@ examples:
   exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
   exactlyonce run orders:pipeline --standby
 
-In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line
-of JSON there, while nothing is read one a minute. Durations T are written 500ms, 1.5s,
-10m or 1h.
+In a terminal, a line on stderr shows the progress. Otherwise each checkpoint is a line of
+JSON there; while nothing is read, one a minute. Durations T are written 500ms, 1.5s, 10m
+or 1h.
 """
-STOPPING = "stopping after a last checkpoint, if anything runs (asked again, it ends at once)"
+STOPPING = "stopping after a last checkpoint, if anything runs (ask again to end at once)"
 ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
     add_pipeline(parser)
     _add_running(parser)
@@ -67,8 +66,8 @@ def add(commands: Commands) -> None:
         metavar="LEVEL",
         choices=LEVELS,
         default="info",
-        help="the least that is told: error, warning (what a person should know), info (the default) or debug: also "
-        "each step of the protocol, and each checkpoint of a run that reads nothing",
+        help="the lowest level shown: error, warning, info (the default) or debug: also each step of the protocol, "
+        "and each checkpoint of a run that reads nothing",
     )
     output.add_argument("--verbose", action="store_true", help="the same as --json --log-level debug")
 
@@ -87,13 +86,13 @@ def _add_running(parser: Parser) -> None:
 
 
 def restart(text: str) -> dict[str, int | str]:
-    """A restart strategy as it is written on the command line.
+    """A restart strategy, from the command line.
 
     >>> restart("fixed_delay:attempts=3,delay=1s")
     {'strategy': 'fixed_delay', 'attempts': 3, 'delay': '1s'}
     """
     strategy, _, options = text.partition(":")
-    pairs = [each.partition("=") for each in options.split(",") if each]
+    pairs = [option.partition("=") for option in options.split(",") if option]
     if not strategy or not all(name and value for name, _, value in pairs):
         raise argparse.ArgumentTypeError(f"{text!r}: write it as fixed_delay:attempts=3,delay=1s")
     return {"strategy": strategy, **{name: int(value) if value.isdecimal() else value for name, _, value in pairs}}
@@ -105,7 +104,7 @@ def settings_given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it until the end, which is clean or raised."""
+    """Run until a clean end, or raise."""
     from exactlyonce.cli.lines import show_from_handler
     from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from

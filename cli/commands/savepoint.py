@@ -1,4 +1,4 @@
-"""`exactlyonce savepoint`: a checkpoint on request, which never expires and stands for itself."""
+"""`exactlyonce savepoint`: takes a self-contained checkpoint on request, which never expires."""
 
 from __future__ import annotations
 
@@ -23,40 +23,36 @@ if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 _EXAMPLES = """\
-Take a savepoint of a pipeline that runs, on whatever machine: a checkpoint that never
-expires and stands on no other. The run takes it at once, aligned and with all state
-written whole, commits its output like any checkpoint's, and goes on; with --stop it
-ends cleanly behind it.
+Take a savepoint of a running pipeline, on whatever machine: a self-contained checkpoint
+that never expires. The run takes it at once, aligned and with all its state, commits its
+output like that of any checkpoint, and goes on; with --stop it ends cleanly after it.
 
-With --to it is exported as well, once it is finalized: a new folder of Avro container
-files, without transactions, which any cluster restores. Then it need not be kept in the
-topic, and goes with the next checkpoint. Of a pipeline that does not run, the newest
-checkpoint is exported.
+With --to, export it once it is finalized: into a new folder of Avro container files,
+without transactions, which any cluster can restore. The topic then drops it with the next
+checkpoint. If the pipeline does not run, its newest checkpoint is exported.
 
 examples:
   exactlyonce savepoint order-totals
   exactlyonce savepoint order-totals --stop
   exactlyonce savepoint order-totals --to s3://backups/savepoints
 
-Go on from it: `exactlyonce run orders:pipeline --from-savepoint N`, or the URL that is
-printed.
+To start from it: `exactlyonce run orders:pipeline --from-savepoint N`, or the printed URL.
 """
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "savepoint", "PIPELINE [options]", "take a savepoint", _EXAMPLES, savepoint)
     add_pipeline_name(parser)
     help_text = "export it below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
     parser.add_argument("--to", metavar="URL", help=help_text)
-    parser.add_argument("--stop", action="store_true", help="end the run cleanly behind it")
-    parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for it (default: 10m)")
+    parser.add_argument("--stop", action="store_true", help="end the run cleanly after it")
+    parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for the run (default: 10m)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")
     add_cluster(parser)
 
 
 def savepoint(args: argparse.Namespace) -> int:
-    """Ask, wait, export, and say what became of it."""
+    """Ask the run, wait, export, and say where the savepoint is."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
     from exactlyonce.engines import asking
@@ -69,7 +65,7 @@ def savepoint(args: argparse.Namespace) -> int:
     if args.to is not None:
         args.to = absolute(args.to)
         require_place(storage_url(args.to, "--to"))
-    history = read_history(config.confluent(), pipeline)
+    history = read_history(config, pipeline)
     living = asking.living_run(history)
     runs = living is not None
     with _interrupted_by_sigterm():
@@ -90,7 +86,7 @@ def savepoint(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM is a Ctrl-C: a savepoint never expires, so that whoever has asked for one is told of it."""
+    """Treat SIGTERM as Ctrl-C: a savepoint never expires, so the user must hear of it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,29 +98,29 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _newest(history: History, args: argparse.Namespace) -> Manifest:
-    """The checkpoint to export of a pipeline that does not run."""
+    """The checkpoint to export if the pipeline does not run."""
     from exactlyonce.engines.savepoints.retained import require_finalized
 
     latest = history.latest.checkpoint if history.latest else 0
     if not args.to or args.stop or history.latest is None:
         raise ConfigError(
-            f"{history.pipeline} does not run, so that nobody takes a savepoint. Nothing is lost without one: the next "
-            f"run goes on from checkpoint {latest}. To take one, run it and ask again; or export that checkpoint: --to "
-            f"URL, without --stop."
+            f"{history.pipeline} does not run, so it cannot take a savepoint. Nothing is lost without one: the next "
+            f"run goes on from checkpoint {latest}. To take one, run the pipeline and ask again; or export that "
+            f"checkpoint: --to URL, without --stop."
         )
     require_finalized(history)
     return history.latest
 
 
 def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *, taken: bool) -> str:
-    """Show the savepoint; with --to, export it first into a new folder, whose URL is shown as soon as it is whole."""
+    """Show the savepoint; with --to, export it first, and return the URL of the new folder."""
     from exactlyonce.engines.savepoints.exported import export
-    from exactlyonce.engines.savepoints.retained import opened, unless_expired
+    from exactlyonce.engines.savepoints.retained import open_savepoint, unless_expired
 
     url = ""
     try:
         if args.to:
-            with unless_expired(config, manifest), opened(config, manifest) as contents:
+            with unless_expired(config, manifest), open_savepoint(config, manifest) as contents:
                 url = export(contents, args.to)
                 _show(manifest, url, taken=taken, json=args.json)
         else:
@@ -132,22 +128,22 @@ def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *
     except (ExactlyOnceError, KeyboardInterrupt):
         if taken and args.to and not url:
             note_for(args)(
-                f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}"
+                f"Savepoint {manifest.checkpoint} was taken, but could not be exported. It {_kept(manifest)}"
             )
         raise
     return url
 
 
 def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int, note: Callable[[str], None]) -> None:
-    """Have the run delete, in the topic, what is exported."""
+    """Have the run delete the exported savepoint in the topic."""
     from exactlyonce.engines import asking
 
     try:
         asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms, note)
     except (ExactlyOnceError, KeyboardInterrupt):
         note(
-            f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
-            f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
+            f"Savepoint {manifest.checkpoint} was exported to {url}, which is complete. If the run has got the "
+            f"request, the topic drops it with the next checkpoint; else it {_kept(manifest)}"
         )
         raise
 
@@ -182,7 +178,7 @@ def _as_text(manifest: Manifest, url: str, *, taken: bool) -> Iterator[str]:
 
 def _what_stays(manifest: Manifest, *, kept: bool, shared: bool, stopped: bool) -> Iterator[str]:
     if kept and shared and not stopped:
-        yield "Somebody else has asked at the same time, and got the same savepoint."
+        yield "Another request came at the same time, and got the same savepoint."
     if kept:
         yield f"It {_kept(manifest)}"
     if stopped:

@@ -1,4 +1,4 @@
-"""`exactlyonce savepoints`: those that are retained: listed, verified, deleted."""
+"""`exactlyonce savepoints`: lists, verifies and deletes savepoints."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _DAMAGED = 1
 _EXAMPLES = """\
-List the savepoints of a pipeline, find out whether one can be restored, or delete one.
-They are kept with the checkpoints of the pipeline, and never expire.
+List the savepoints of a pipeline, check whether one can be restored, or delete one. They
+are kept with the checkpoints of the pipeline, and never expire.
 
 examples:
   exactlyonce savepoints list order-totals
@@ -26,52 +26,50 @@ examples:
   exactlyonce savepoints verify order-totals /backups/order-totals-42-1f2e3d4c
   exactlyonce savepoints delete order-totals 42
 """
-_LIST = "List the savepoints that are retained. A run is not disturbed.\n"
+_LIST = "List the retained savepoints. A run is not disturbed.\n"
 _VERIFY = """\
 Read every block of a savepoint, or every file of an exported one, and compare it with its
-SHA-256. Exit code 1, with what is damaged, if it could not be restored. A run is not
+SHA-256. If it cannot be restored, show the damage, with exit code 1. A run is not
 disturbed.
 """
 _DELETE = """\
-Delete a savepoint: by the run, if the pipeline runs, else at once. What other checkpoints
-stand on stays. The newest checkpoint is never deleted, for the next run goes on from it.
-Of an exported one the folder goes, first the file that makes it a savepoint; where the
-disk is full, that one last.
+Delete a savepoint: by the run, if the pipeline runs, else at once. Blocks that other
+checkpoints need stay. The newest checkpoint is never deleted: the next run goes on from
+it. An exported savepoint goes with its folder: first the file that makes it a savepoint;
+on a full disk, that one last.
 """
 
 
 def add(commands: Commands) -> None:
-    """The parser, and those of its actions."""
     usage, summary = "list|verify|delete PIPELINE [N] [options]", "list, verify and delete savepoints"
     parser = add_command(commands, "savepoints", usage, summary, _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
-    listing = add_command(actions, "list", "PIPELINE [options]", "show what is retained", _LIST, show)
+    listing = add_command(actions, "list", "PIPELINE [options]", "list the retained savepoints", _LIST, show)
     add_pipeline_name(listing)
     listing.add_argument("--json", action="store_true", help="as one JSON document")
-    verifying = add_command(actions, "verify", "PIPELINE N|URL [options]", "read all of one", _VERIFY, verify)
+    verifying = add_command(actions, "verify", "PIPELINE N|URL [options]", "read and check one", _VERIFY, verify)
     deleting = add_command(actions, "delete", "PIPELINE N|URL [options]", "delete one", _DELETE, delete)
-    for each in (verifying, deleting):
-        add_pipeline_name(each)
-        each.add_argument("savepoint", metavar="N|URL", help="its number, as it is listed, or where it was exported to")
+    for action in (verifying, deleting):
+        add_pipeline_name(action)
+        action.add_argument("savepoint", metavar="N|URL", help="its number, as listed, or the URL of an exported one")
     deleting.add_argument("--timeout", metavar="T", default="2m", help="how long to wait for the run (default: 2m)")
-    for each in actions.choices.values():
-        add_cluster(each)
+    for action in actions.choices.values():
+        add_cluster(action)
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the list."""
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 
     config = client(args)
-    history = read_history(config.confluent(), pipeline_name(args))
-    found = [*history.savepoints.values()]
+    history = read_history(config, pipeline_name(args))
+    savepoints = [*history.savepoints.values()]
     if args.json:
-        listed = [_as_json(each, finalized=each.checkpoint in history.finalized) for each in found]
+        listed = [_as_json(savepoint, finalized=savepoint.checkpoint in history.finalized) for savepoint in savepoints]
         print(msgspec.json.encode(listed).decode())
-    elif not found:
+    elif not savepoints:
         print(f"{history.pipeline} has no savepoints in its topic.")
     else:
-        print(*as_text(found, history.finalized, text.terminal_width()), sep="\n")
+        print(*as_text(savepoints, history.finalized, text.terminal_width()), sep="\n")
     return 0
 
 
@@ -83,64 +81,62 @@ def _as_json(manifest: Manifest, *, finalized: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) -> Iterator[str]:
-    """Savepoints for people, each with Sn of its sources below: lines of at most *width* columns, where a word fits."""
+def as_text(savepoints: Sequence[Manifest], finalized: Container[int], width: int) -> Iterator[str]:
+    """Savepoints for people, each with Sn of its sources, in lines of at most *width* columns."""
     rows = [
         (
-            *(str(each.checkpoint), "finalized" if each.checkpoint in finalized else "decided"),
-            *(text.moment(each.completed_at_ms), shown_bytes(each.state_bytes)),
+            *(str(savepoint.checkpoint), "finalized" if savepoint.checkpoint in finalized else "decided"),
+            *(text.moment(savepoint.completed_at_ms), shown_bytes(savepoint.state_bytes)),
         )
-        for each in found
+        for savepoint in savepoints
     ]
     header, *lines = text.table((">id", "state", "completed", ">state size"), rows)
     yield header
     indent = " " * header.index("state")
-    for each, line in zip(found, lines, strict=True):
+    for savepoint, line in zip(savepoints, lines, strict=True):
         yield line
-        labels = text.sn_by_source(each)
+        labels = text.sn_by_source(savepoint)
         label_width = max(map(len, labels), default=0) + 2
         for label, places in labels.items():
             yield from text.labelled(label, places, label_width, width, indent)
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Read all of it."""
-    from exactlyonce.views.savepoints import verified, verified_export
+    from exactlyonce.views.checkpoints import verified, verified_export
 
     if args.savepoint.isdecimal():
-        found, noun = verified(client(args), pipeline_name(args), int(args.savepoint)), "block"
-        damage = [f"Savepoint {found.checkpoint} cannot be restored: {each}" for each in found.damage]
-        title = f"Savepoint {found.checkpoint}"
+        verification, noun = verified(client(args), pipeline_name(args), int(args.savepoint)), "block"
+        damage = [f"Savepoint {verification.checkpoint} cannot be restored: {damage}" for damage in verification.damage]
+        title = f"Savepoint {verification.checkpoint}"
     else:
         pipeline = pipeline_name(args)
-        found, noun = verified_export(_url(args.savepoint)), "file"
-        damage, title = [*found.damage], f"Savepoint {found.checkpoint} of {found.pipeline}"
-        if not damage and found.pipeline != pipeline:
-            print(f"It is one of {found.pipeline}, not of {pipeline}.")
+        verification, noun = verified_export(_url(args.savepoint)), "file"
+        damage, title = [*verification.damage], f"Savepoint {verification.checkpoint} of {verification.pipeline}"
+        if not damage and verification.pipeline != pipeline:
+            print(f"It is a savepoint of {verification.pipeline}, not of {pipeline}.")
     if damage:
         print(*damage, sep="\n")
         return _DAMAGED
-    if not found.finalized:
-        print(f"{title} is decided, and not known to be committed: the next run finishes it.")
-    print(f"{title} is whole: {counted(found.parts, noun)}, unchanged.")
+    if not verification.finalized:
+        print(f"{title} is decided, and may not be committed yet: the next run finishes it.")
+    print(f"{title} is intact: {counted(verification.parts, noun)}, unchanged.")
     return 0
 
 
 def _url(place: str) -> str:
-    """*place*, which is no number, as it is to be looked for; ConfigError unless it is a storage."""
+    """The URL of an exported savepoint at *place*; ConfigError unless it is a storage."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.engines.configuration import absolute
 
     url = absolute(place)
-    storage_url(url, "N|URL", or_else="the number of a savepoint, as it is listed")
+    storage_url(url, "N|URL", or_else="the number of a savepoint, as listed")
     return url
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Delete it, and say so."""
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-    from exactlyonce.engines.savepoints.deleting import delete as delete_savepoint
     from exactlyonce.engines.savepoints.exported import remove
+    from exactlyonce.engines.savepoints.retained import delete as delete_savepoint
     from exactlyonce.pipeline.durations import duration_ms
 
     if not args.savepoint.isdecimal():
@@ -148,7 +144,7 @@ def delete(args: argparse.Namespace) -> int:
         print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
         return 0
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
-    history = read_history(config.confluent(), pipeline_name(args))
+    history = read_history(config, pipeline_name(args))
     delete_savepoint(config, history, int(args.savepoint), timeout_ms, text.to_stderr)
     print(f"Savepoint {args.savepoint} of {history.pipeline} is deleted.")
     return 0

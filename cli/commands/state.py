@@ -1,4 +1,4 @@
-"""`exactlyonce state`: what operators keep, by key, at a checkpoint. Only reads: a pipeline runs on."""
+"""`exactlyonce state`: shows the keyed state of operators at a checkpoint. It only reads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from exactlyonce.views.state import KeyView, OperatorView, StateView
 
 _EXAMPLES = """\
-Show the state that a pipeline keeps: without OPERATOR which operators keep some, with it
-every key and its state, at the newest checkpoint or at another that is retained. It is
-read from the checkpoint's blocks, which say how they were written: the pipeline's code is
-not needed, and a pipeline that runs is not disturbed.
+Show the state of a pipeline at its newest checkpoint, or at another retained one: without
+OPERATOR the operators that keep state, with it every key and its state. It is read from
+the blocks of the checkpoint, which name its type: the pipeline's code is not needed, and
+a running pipeline is not disturbed.
 
 examples:
   exactlyonce state order-totals
@@ -38,33 +38,30 @@ examples:
   exactlyonce state order-totals totals --key ann
   exactlyonce state order-totals totals --at 41 --json > state.jsonl
 
-A key is written as it is, or in JSON: 7 finds the number and the text, '["ann", 1]' a
-tuple.
+Write a key as it is, or in JSON: 7 finds the number and the text, '["ann", 1]' a tuple.
 """
 _LINES = 1_000
-"""The most keys of a table, if no limit was given: lines of JSON have them all."""
+"""The default limit of a table; lines of JSON have none."""
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     usage = "PIPELINE [OPERATOR] [options]"
     parser = add_command(commands, "state", usage, "show the state of operators", _EXAMPLES, state)
     add_pipeline_name(parser)
     parser.add_argument("operator", metavar="OPERATOR", nargs="?", help="the id of an operator")
-    parser.add_argument("--key", metavar="K", help="of this key only")
+    parser.add_argument("--key", metavar="K", help="show this key only")
     parser.add_argument("--at", metavar="N", type=int, help="at checkpoint N (default: the newest)")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each key")
-    help_text = f"at most so many keys (default: all in JSON, {_LINES:,} in a table)"
+    help_text = f"the most keys shown (default: all in JSON, {_LINES:,} in a table)"
     parser.add_argument("--limit", metavar="N", type=at_least_one, help=help_text)
     add_cluster(parser)
 
 
 def state(args: argparse.Namespace) -> int:
-    """Print it."""
     from exactlyonce.views.state import state_at
 
     if args.key is not None and args.operator is None:
-        raise ConfigError("--key is for one operator: name it behind the pipeline.")
+        raise ConfigError("--key is for one operator: name it after the pipeline.")
     config = client(args)
     with state_at(config, pipeline_name(args), args.at) as view:
         if args.operator is None:
@@ -75,21 +72,22 @@ def state(args: argparse.Namespace) -> int:
 
 
 def _operators(view: StateView, *, as_json: bool) -> Iterator[str]:
-    manifest, found = view.manifest, view.operators()
+    manifest, operators = view.manifest, view.operators()
     if as_json:
-        for each in found:
+        for operator in operators:
             line = {
-                "operator": each.operator, "checkpoint": each.checkpoint, "parallelism": each.parallelism,
-                "state_bytes": each.state_bytes, "type": each.schema,
+                "operator": operator.operator, "checkpoint": operator.checkpoint, "parallelism": operator.parallelism,
+                "state_bytes": operator.state_bytes, "type": operator.schema,
             }  # fmt: skip
             yield msgspec.json.encode(line).decode()
         return
     yield f"{manifest.pipeline} at checkpoint {manifest.checkpoint}, {text.moment(manifest.completed_at_ms)}"
-    if not found:
+    if not operators:
         yield "No operator keeps state."
         return
     rows = [
-        (each.operator, shown_bytes(each.state_bytes), str(each.parallelism), type_text(each.schema)) for each in found
+        (operator.operator, shown_bytes(operator.state_bytes), str(operator.parallelism), type_text(operator.schema))
+        for operator in operators
     ]
     yield from ("", *text.table(("operator", ">size", ">subtasks", "state"), rows))
 
@@ -101,20 +99,19 @@ def _print(view: StateView, args: argparse.Namespace) -> None:
             print(line)
         return
     limit = _LINES if args.limit is None else args.limit
-    some = list(islice(keys, limit + 1))
+    first = list(islice(keys, limit + 1))
     version = f", version {operator.version}" if operator.version > 1 else ""
     place = f"{operator.operator} of {view.manifest.pipeline} at checkpoint {operator.checkpoint}"
     print(f"{place}: {type_text(operator.schema)}{version}")
-    if some:
-        print("", *table(some[:limit], operator), sep="\n")
+    if first:
+        print("", *table(first[:limit], operator), sep="\n")
     else:
         print("No key has a state." if args.key is None else "This key has no state.")
-    if len(some) > limit:
+    if len(first) > limit:
         print("and more: --limit N shows N keys, --json all.")
 
 
 def lines(operator: OperatorView, keys: Iterable[KeyView]) -> Iterator[str]:
-    """A line of JSON for each key."""
     from exactlyonce.state.json_text import json_text
 
     for key in keys:
@@ -122,17 +119,17 @@ def lines(operator: OperatorView, keys: Iterable[KeyView]) -> Iterator[str]:
 
 
 def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
-    """The lines of a table; with the version of each state where some are of an older one, which may mean something
-    else."""
+    """The lines of a table; with the version of each state if some have an older one."""
     columns, rows = (">group", "key", "state"), list(map(row, keys))
     if all(key.version == operator.version for key in keys):
         return text.table(columns, rows)
     versions = [str(key.version) for key in keys]
-    return text.table((*columns, ">version"), [(*cells, each) for cells, each in zip(rows, versions, strict=True)])
+    return text.table(
+        (*columns, ">version"), [(*cells, version) for cells, version in zip(rows, versions, strict=True)]
+    )
 
 
 def row(key: KeyView) -> text.Row:
-    """A key's cells of the table."""
     from exactlyonce.state.json_text import json_text
 
     return (str(key.key_group), json_text(key.key), json_text(key.state))

@@ -1,6 +1,6 @@
-"""`exactlyonce transactions`: what a pipeline, or a sink of Spark, has waiting; commit what is decided, abort the rest.
+"""`exactlyonce transactions`: shows the waiting output of a pipeline, commits the decided part, aborts the rest.
 
-Invariant: what is refused is refused before anything is fenced.
+Invariant: a refusal comes before anything is fenced.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from exactlyonce.pipeline.graph import LogicalGraph
 
 _EXAMPLES = """\
-Show what a pipeline or a sink of Spark has waiting: its open transactions, and what is
-set aside for stores, each with its age, the time until the broker aborts it, and the
-checkpoint that has decided it. Then commit what is decided, or abort what is not. Until
-it is ended, an open transaction holds back all readers of its partitions: after a crash
-until the pipeline runs again, which does both by itself, or the broker's timeout.
+Show the waiting output of a pipeline or of a Spark sink: open transactions, and rows set
+aside for stores, each with its age, the time until the broker aborts it, and the
+checkpoint that decided it. Commit the decided part, or abort the rest. An open
+transaction holds back all readers of its partitions. After a crash it stays open until
+the broker's timeout, or until the pipeline runs again, which commits or aborts it.
 
 examples:
   exactlyonce transactions list order-totals
@@ -38,27 +38,27 @@ examples:
   exactlyonce transactions abort order-totals
 """
 _LIST = """\
-List what waits. Stores are asked where the pipeline is named as module:pipeline, which
-says where they are. Nothing is changed, and a pipeline runs on.
+List the waiting output. Stores are asked only with module:pipeline, which names them.
+Nothing is changed, and a running pipeline is not disturbed.
 """
 _DESCRIBE = """\
-Show all that is known of what waits: the offsets and records by partition, who wrote
-it, which checkpoint has decided it, and what becomes of it. Nothing is changed.
+Show the details of waiting output: offsets and records by partition, the writer, the
+checkpoint that decided it, and what will happen to it. Nothing is changed.
 """
 _COMMIT = """\
-Finish the checkpoint that is decided, as the next run would: commit all of it, repair
-what the broker has aborted meanwhile, and note that it is final. It is one decision,
-so that its transactions, and what it has for stores, are committed together; with
-TRANSACTION it is refused unless that is decided. Refused while the pipeline runs, which
-does it by itself; with --take-over its coordinator is fenced, and it ends.
+Finish the decided checkpoint, as the next run would: commit all its output, repair
+transactions that the broker has aborted meanwhile, and mark it as finalized. A checkpoint
+is one decision: its transactions and its rows for stores are committed together. With
+TRANSACTION the command is refused unless that one is decided. It is refused while the
+pipeline runs, which commits by itself; --take-over fences its coordinator, and it ends.
 """
 _ABORT = """\
-Abort the open transactions of a pipeline or of a sink of Spark whose process has died,
-and what is prepared in its stores, where it is named as module:pipeline; or of these
-TRANSACTION alone. What a checkpoint has decided is left: the next run makes it visible.
-Nothing is lost, for what was aborted is computed, or written, again. Refused while the
-pipeline runs; with --take-over its coordinator is fenced, and it ends. A sink of Spark
-has no heartbeat while its tasks work: if they do, its batch fails and is written again.
+Abort the open transactions of a pipeline or of a Spark sink whose process has died, and,
+with module:pipeline, the prepared transactions in its stores; or TRANSACTION alone.
+Decided output is left: the next run makes it visible. Nothing is lost: aborted output is
+computed, or written, again. The command is refused while the pipeline runs; --take-over
+fences its coordinator, and it ends. A Spark sink has no heartbeat while its tasks work:
+an abort then fails its batch, which is written again.
 """
 _COLUMNS = ("transaction", "state", ">open for", ">left", "decided")
 _LABEL_WIDTH = 14
@@ -66,36 +66,34 @@ _INDENT = "    "
 
 
 def add(commands: Commands) -> None:
-    """The parser, and those of its actions."""
-    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, show, commit and abort what waits"
+    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, show, commit and abort waiting output"
     parser = add_command(commands, "transactions", usage, summary, _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
-    listing = add_command(actions, "list", "PIPELINE [options]", "show what waits", _LIST, show)
+    listing = add_command(actions, "list", "PIPELINE [options]", "list waiting output", _LIST, show)
     _add_arguments(listing, names="")
     usage = "PIPELINE TRANSACTION ... [options]"
-    describing = add_command(actions, "describe", usage, "show all of one", _DESCRIBE, describe)
+    describing = add_command(actions, "describe", usage, "show the details", _DESCRIBE, describe)
     _add_arguments(describing, names="+")
     usage = "PIPELINE [TRANSACTION ...] [options]"
     for name, summary, about, command in (
-        ("commit", "commit what is decided", _COMMIT, commit),
-        ("abort", "abort what nobody decided", _ABORT, abort),
+        ("commit", "commit decided output", _COMMIT, commit),
+        ("abort", "abort undecided output", _ABORT, abort),
     ):
         ending = add_command(actions, name, usage, summary, about, command)
         _add_arguments(ending, names="*")
-        ending.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
-    for each in actions.choices.values():
-        add_cluster(each)
+        ending.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
+    for action in actions.choices.values():
+        add_cluster(action)
 
 
 def _add_arguments(parser: Parser, names: str) -> None:
     add_pipeline_name(parser)
     if names:
-        parser.add_argument("transactions", metavar="TRANSACTION", nargs=names, help="its name, as it is listed")
+        parser.add_argument("transactions", metavar="TRANSACTION", nargs=names, help="its name, as listed")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print what waits."""
     from exactlyonce.views.transactions import waiting_output
 
     config, traces, graph = _meant(args)
@@ -107,33 +105,31 @@ def show(args: argparse.Namespace) -> int:
 
 
 def describe(args: argparse.Namespace) -> int:
-    """Print all of what was named."""
     from exactlyonce.connectors.kafka.transactions import Transactions
     from exactlyonce.engines.ending.waiting import TRANSACTION, with_offsets
     from exactlyonce.views.transactions import waiting_output
 
     config, traces, graph = _meant(args)
     waiting, unasked = waiting_output(config, traces, graph)
-    by_name = {each.name: each for each in waiting}
+    by_name = {output.name: output for output in waiting}
     if missing := [name for name in args.transactions if name not in by_name]:
         unknown = "".join(f" The store of sink {sink} was not asked: {why}." for sink, why in unasked.items())
         raise ConfigError(
-            f"{', '.join(missing)} is none of what {traces.pipeline} has waiting: it was ended, or never was. "
-            f"`exactlyonce transactions list {traces.pipeline}` shows what waits.{unknown}"
+            f"{', '.join(missing)} is not waiting in {traces.pipeline}: it was ended, or never existed. "
+            f"`exactlyonce transactions list {traces.pipeline}` lists the waiting output.{unknown}"
         )
     chosen = [by_name[name] for name in args.transactions]
     with closing(Transactions(config)) as transactions:
-        chosen = [with_offsets(transactions, each) if each.kind == TRANSACTION else each for each in chosen]
+        chosen = [with_offsets(transactions, output) if output.kind == TRANSACTION else output for output in chosen]
     if args.json:
-        print(json.dumps([{**as_json(each, _now_ms()), "next": each.next} for each in chosen]))
+        print(json.dumps([{**as_json(output, _now_ms()), "next": output.next} for output in chosen]))
         return 0
-    for number, each in enumerate(chosen):
-        print(*([""] if number else []), *in_full(each, _now_ms(), text.terminal_width()), sep="\n")
+    for number, output in enumerate(chosen):
+        print(*([""] if number else []), *in_full(output, _now_ms(), text.terminal_width()), sep="\n")
     return 0
 
 
 def commit(args: argparse.Namespace) -> int:
-    """Commit what is decided, and name it."""
     from exactlyonce.engines.ending.committing import finish, require_decided, unfinished
     from exactlyonce.views.transactions import waiting_output
 
@@ -146,7 +142,7 @@ def commit(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"checkpoint": checkpoint, "fates": fates}))
     elif checkpoint is None:
-        print(f"{traces.pipeline} has nothing that is decided and waits: its last checkpoint is finalized.")
+        print(f"{traces.pipeline} has no decided output waiting: its last checkpoint is finalized.")
     else:
         if fates:
             print(*text.table(("transaction", "fate"), sorted(fates.items())), sep="\n")
@@ -155,7 +151,6 @@ def commit(args: argparse.Namespace) -> int:
 
 
 def abort(args: argparse.Namespace) -> int:
-    """Abort what waits and is not decided, and name it."""
     from exactlyonce.engines.ending.aborting import abort_undecided, require_undecided
     from exactlyonce.views.transactions import waiting_output
 
@@ -167,23 +162,23 @@ def abort(args: argparse.Namespace) -> int:
     now_ms = _now_ms()
     if args.json:
         document = {"aborted": aborted, "left": left}
-        shown = {key: [as_json(each, now_ms) for each in some] for key, some in document.items()}
-        print(json.dumps({**shown, "unasked": unasked}))
+        lists = {key: [as_json(output, now_ms) for output in outputs] for key, outputs in document.items()}
+        print(json.dumps({**lists, "unasked": unasked}))
         return 0
     _print(args, [*aborted, *left], unasked)
-    names = f": {', '.join(each.name for each in aborted)}" if left else ""
+    names = f": {', '.join(output.name for output in aborted)}" if left else ""
     print(f"{counted(len(aborted), 'transaction')} aborted{names or '.'}")
-    decided = sum(each.is_decided for each in left)
+    decided = sum(output.is_decided for output in left)
     if decided:
-        again = "its query" if traces.is_sink else "it"
-        print(f"{counted(decided, 'transaction')} decided, and left: run {again}, which makes them visible.")
+        subject = "its query" if traces.is_sink else "the pipeline"
+        print(f"{counted(decided, 'transaction')} decided, and left: run {subject}, which commits them.")
     if len(left) > decided:
-        print(f"{counted(len(left) - decided, 'transaction')} left that was not named.")
+        print(f"{counted(len(left) - decided, 'transaction')} left, which the command did not name.")
     return 0
 
 
 def _meant(args: argparse.Namespace) -> tuple[ClientConfig, Traces, LogicalGraph | None]:
-    """The cluster, the pipeline's traces there, and its graph where its module was named."""
+    """The cluster, the pipeline's traces there, and its graph if its module was given."""
     from exactlyonce.cli.arguments import name_and_graph
     from exactlyonce.engines.traces import find
 
@@ -204,14 +199,14 @@ def _require_dead(args: argparse.Namespace, traces: Traces) -> None:
 def _print(args: argparse.Namespace, waiting: Sequence[WaitingOutput], unasked: Mapping[str, str]) -> None:
     now_ms = _now_ms()
     if args.json:
-        document: list[dict[str, Any]] = [as_json(each, now_ms) for each in waiting]
+        document: list[dict[str, Any]] = [as_json(output, now_ms) for output in waiting]
         document += [{"kind": "not known", "sink": sink, "why": why} for sink, why in unasked.items()]
         print(json.dumps(document))
         return
     if waiting:
         print(*as_table(waiting, now_ms, text.terminal_width()), sep="\n")
     for sink, why in unasked.items():
-        print(text.wrapped(f"not known: what waits in the store of sink {sink}: {why}", text.terminal_width()))
+        print(text.wrapped(f"not known: the output waiting in the store of sink {sink}: {why}", text.terminal_width()))
 
 
 def _now_ms() -> int:
@@ -221,7 +216,7 @@ def _now_ms() -> int:
 
 
 def as_json(output: WaitingOutput, now_ms: int) -> dict[str, Any]:
-    """Output that waits, for machines."""
+    """Waiting output, for machines."""
     from exactlyonce.engines.ending.waiting import TRANSACTION
 
     return {
@@ -239,7 +234,7 @@ def as_json(output: WaitingOutput, now_ms: int) -> dict[str, Any]:
 
 
 def as_table(waiting: Sequence[WaitingOutput], now_ms: int, width: int) -> Iterator[str]:
-    """A row for each output that waits, and below it where it is."""
+    """A row for each output, with its place below."""
     header, *rows = text.table(_COLUMNS, [_row(output, now_ms) for output in waiting])
     yield header
     for output, row in zip(waiting, rows, strict=True):
@@ -250,8 +245,8 @@ def as_table(waiting: Sequence[WaitingOutput], now_ms: int, width: int) -> Itera
 
 def _row(output: WaitingOutput, now_ms: int) -> text.Row:
     times = (output.open_ms(now_ms), output.left_ms(now_ms))
-    shown = ("" if time_ms is None else shown_duration(time_ms) for time_ms in times)
-    return (output.name, output.state, *shown, _decided(output))
+    cells = ("" if time_ms is None else shown_duration(time_ms) for time_ms in times)
+    return (output.name, output.state, *cells, _decided(output))
 
 
 def _decided(output: WaitingOutput) -> str:
@@ -265,7 +260,9 @@ def _summary(output: WaitingOutput) -> str:
     topics: dict[str, list[str]] = {}
     for place in output.places:
         topics.setdefault(place.topic, []).append(str(place.partition))
-    parts.append(" ".join(f"{topic}[{','.join(some)}]" for topic, some in sorted(topics.items())) or output.where)
+    parts.append(
+        " ".join(f"{topic}[{','.join(partitions)}]" for topic, partitions in sorted(topics.items())) or output.where
+    )
     if output.producer_id is not None:
         parts.append(f"producer {output.producer_id} epoch {output.epoch}")
     if output.checkpoint is not None:
@@ -276,7 +273,7 @@ def _summary(output: WaitingOutput) -> str:
 
 
 def in_full(output: WaitingOutput, now_ms: int, width: int) -> Iterator[str]:
-    """All that is known of what waits, with labels."""
+    """The details of one output, with labels."""
     yield output.name
     for label, content in _labelled(output, now_ms):
         yield from text.labelled(label, content, _LABEL_WIDTH, width)

@@ -1,7 +1,7 @@
-"""The seam between blocks as files and what keeps files: one flat folder, whose names come to be once.
+"""The seam between blocks as files and a file system: one flat folder, in which each name is written once.
 
-Every call waits, a few ten seconds at most, tries what it is asked once, and may be made by any thread. It raises
-`StorageUnavailable` where asking again may help, a full disk among them, and `ConfigError` where it would not.
+Every call blocks, for tens of seconds at most, tries once, and may be made by any thread. It raises
+`StorageUnavailable` if a retry may help, also for a full disk, and `ConfigError` if not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
-"""What a folder is for, as its errors begin: the second where `--checkpoint-storage` has named it."""
+"""The first words of a folder's errors: the second for the one of `--checkpoint-storage`."""
 
 
 class StoredFile(NamedTuple):
@@ -26,24 +26,23 @@ class Folder(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, for people: no secret is in it."""
+        """Its URL for people, without secrets."""
 
     def check(self) -> None:
-        """Raise unless files can be put here. It makes what has to be there, and leaves no file."""
+        """Raise unless files can be put here. Creates folders, and leaves no file."""
 
     def put(self, name: str, content: bytes, aside: str) -> None:
-        """Once it returns, *content* is durable and whole under *name*, where nobody else writes. If it raises, the
-        file may come to be all the same, also later; *aside*, which nobody else uses, may be left with a part of it."""
+        """Once it returns, *content* is durable under *name*, which nobody else writes. If it raises, the file may
+        still appear, also later; a part of it may stay under *aside*, which nobody else uses."""
 
     def get(self, name: str) -> bytes | None:
-        """The content; None: there is no such file."""
+        """The content; None without such a file."""
 
     def files(self) -> Iterator[StoredFile]:
-        """Every file; none where the folder was never made."""
+        """Every file; none if the folder was never created."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are gone already are no error."""
+        """Remove files; a missing one is no error."""
 
     def remove_folder(self) -> bool:
-        """Remove what is left of the folder, once no file is in it, where folders are more than parts of names; whether
-        anything was left."""
+        """Remove the empty folder, where folders are more than parts of names; whether there was one."""

@@ -1,8 +1,8 @@
-"""Files in HDFS, by hdfs-native: no Java is needed.
+"""Files in HDFS, by hdfs-native, without Java.
 
-What `core-site.xml` and `hdfs-site.xml` in `HADOOP_CONF_DIR` say counts, name services among them; the user is that of
-Kerberos or of `HADOOP_USER_NAME`. Invariant: a file gets its name by a rename that replaces nothing, once the data
-nodes have its bytes on disk and the name node its end.
+It reads `core-site.xml` and `hdfs-site.xml` in `HADOOP_CONF_DIR`, also for name services; the user is that of Kerberos
+or of `HADOOP_USER_NAME`. Invariant: a file gets its name by a rename that replaces nothing, once the data nodes have
+its bytes on disk and the name node its end.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ CLIENT = {
     "dfs.client.failover.sleep.max.millis": "500",
     "dfs.client.socket-timeout": "20000",
 }
-"""A request is tried on each name node, and not for minutes, as the library would: whoever asks repeats it."""
+"""A request is tried on each name node; the caller retries, not the library, which would take minutes."""
 SILENT_S = 60.0
-"""The library waits without end for a name node that is silent, on a connection whose other end is gone as well: what
-takes longer is given up, and the next request makes a new connection."""
+"""The timeout of a request: the library waits without end for a silent name node. The next request makes a new
+connection."""
 GIVEN_UP_MAX = 64
-"""Requests that are given up and have not ended: each keeps a thread, and four descriptors. With so many the next ones
-are given up at once, until the system ends their connections, or the name node answers."""
+"""The most requests given up and not ended: each keeps a thread and four descriptors. With so many, further requests
+fail at once, until the system ends their connections or the name node answers."""
 
 _RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
 
 
 class HdfsFolder:
-    """The `Folder` *inner* below *root*, at the name node or the name service *host*. Errors begin with *what* it is
-    for."""
+    """The `Folder` *inner* below *root*, at the name node or the name service *host*. Errors begin with *what*."""
 
     def __init__(self, host: str, root: str, inner: str, what: str = STORAGE) -> None:
         self._host, self._root = host, f"/{root}" if root else ""
@@ -68,7 +67,7 @@ class HdfsFolder:
         def written(client: Any) -> None:
             try:
                 self._write(client, temporary, content)
-                with suppress(FileExistsError):  # put by an attempt of this one whose answer did not come
+                with suppress(FileExistsError):  # an earlier attempt has put it, and lost its answer
                     client.rename(temporary, path)
                     return
             except Exception:
@@ -81,7 +80,7 @@ class HdfsFolder:
 
     @staticmethod
     def _write(client: Any, path: str, content: bytes) -> None:
-        """A new file, whose bytes the data nodes have on disk, and whose end the name node has."""
+        """Write a new file; the data nodes have its bytes on disk, and the name node its end."""
         with client.create(path) as file:  # it replaces nothing
             file.write(content)
             file.hsync()
@@ -99,11 +98,11 @@ class HdfsFolder:
     def files(self) -> Iterator[StoredFile]:
         def listed(client: Any) -> list[StoredFile]:
             try:
-                found = list(client.list_status(self._path))
+                statuses = list(client.list_status(self._path))
             except FileNotFoundError:
                 return []
-            files = (each for each in found if not each.isdir)
-            return [StoredFile(each.path.rpartition("/")[2], each.length, each.modification_time) for each in files]
+            files = (status for status in statuses if not status.isdir)
+            return [StoredFile(file.path.rpartition("/")[2], file.length, file.modification_time) for file in files]
 
         yield from self._asked(listed)
 
@@ -116,18 +115,18 @@ class HdfsFolder:
             self._asked(partial(removed, name=name))
 
     def remove_folder(self) -> bool:
-        def removed(client: Any) -> bool:
-            each, found = self._path, False
+        def remove(client: Any) -> bool:
+            folder, removed = self._path, False
             with suppress(FileNotFoundError):
-                while each != self._root and not list(client.list_status(each)):
-                    found = client.delete(each) or found
-                    each = each.rpartition("/")[0]
-            return found
+                while folder != self._root and not list(client.list_status(folder)):
+                    removed = client.delete(folder) or removed
+                    folder = folder.rpartition("/")[0]
+            return removed
 
-        return self._asked(removed)
+        return self._asked(remove)
 
     def _client(self) -> Any:
-        """Made with the first request: not every process of a pipeline has one."""
+        """Created with the first request: not every process of a pipeline makes one."""
         with self._lock:
             if self._made is None:
                 with needing("hdfs", "hdfs-native", f"{self._named}"):
@@ -138,9 +137,9 @@ class HdfsFolder:
     def _asked(self, ask: Callable[[Any], R]) -> R:
         client, answer = None, Future[R]()
         with self._lock:
-            self._given_up = [each for each in self._given_up if not each.done()]
+            self._given_up = [request for request in self._given_up if not request.done()]
             if len(self._given_up) >= GIVEN_UP_MAX:
-                raise StorageUnavailable(f"{self._named} does not answer: it is silent to {GIVEN_UP_MAX} requests.")
+                raise StorageUnavailable(f"{self._named} does not answer {GIVEN_UP_MAX} requests.")
         try:
             client = self._client()
             threading.Thread(target=_answer, args=(answer, partial(ask, client)), name="hdfs", daemon=True).start()
@@ -152,16 +151,16 @@ class HdfsFolder:
                 self._given_up.append(answer)
                 if self._made is client:
                     self._made = None
-            raise StorageUnavailable(f"{self._named} does not answer: it is silent for {SILENT_S:.0f} s.") from error
-        except Exception as error:  # the library raises what its errors are made of, as whatever class fits
-            said = _said(error)
-            if isinstance(error, PermissionError) or any(each in str(error) for each in _REFUSED):
-                raise ConfigError(f"{self._named} refuses: {said}") from error
-            raise StorageUnavailable(f"{self._named} does not answer: {said}") from error
+            raise StorageUnavailable(f"{self._named} has not answered for {SILENT_S:.0f} s.") from error
+        except Exception as error:  # the library raises many classes
+            reason = _said(error)
+            if isinstance(error, PermissionError) or any(refusal in str(error) for refusal in _REFUSED):
+                raise ConfigError(f"{self._named} refuses: {reason}") from error
+            raise StorageUnavailable(f"{self._named} does not answer: {reason}") from error
 
 
 def _answer(answer: Future[R], ask: Callable[[], R]) -> None:
-    """Put into *answer* what *ask* gives or raises."""
+    """Resolve *answer* with the result or the exception of *ask*."""
     try:
         answer.set_result(ask())
     except BaseException as error:
@@ -169,7 +168,7 @@ def _answer(answer: Future[R], ask: Callable[[], R]) -> None:
 
 
 def _said(error: Exception) -> str:
-    """The first line of what the name node or the library has to say."""
+    """The first line of the message of the name node or the library."""
     text = str(error)
-    found = _RPC_ERROR.match(text)
-    return (found[1] if found else text).partition("\n")[0].replace('\\"', '"')[:300]
+    match = _RPC_ERROR.match(text)
+    return (match[1] if match else text).partition("\n")[0].replace('\\"', '"')[:300]

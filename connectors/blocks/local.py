@@ -1,7 +1,7 @@
-"""Files in a folder of this machine, or one that several have mounted.
+"""Files in a local folder, or in a mounted one that several machines share.
 
-Invariant: a file gets its name by a rename, after its bytes are durable, and the name is durable when `put` returns.
-What has the name already can only be the same bytes, put by an attempt of the same process whose answer did not come.
+Invariant: a file gets its name by a rename, after its bytes are durable, and the name is durable when `put` returns. An
+existing file of the name has the same bytes: an earlier attempt of the same process put it, and lost its answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROBE = "probe"
 
 
 class LocalFolder:
-    """The `Folder` below *root*, which must exist; *inner* is made. Errors begin with *what* it is for."""
+    """The `Folder` *inner*, created below the existing *root*. Errors begin with *what*."""
 
     def __init__(self, root: Path, inner: str, what: str = STORAGE) -> None:
         self._root = root
@@ -34,12 +34,12 @@ class LocalFolder:
 
     def check(self) -> None:
         if not self._root.is_dir():
-            raise ConfigError(f"{self._what} file://{self._root} is not there: make the folder, or mount it.")
+            raise ConfigError(f"{self._what} file://{self._root} does not exist: create the folder, or mount it.")
         with self._explained():
             for folder in (*reversed(self._path.relative_to(self._root).parents), self._path.relative_to(self._root)):
-                made = self._root / folder
-                made.mkdir(exist_ok=True)
-                _sync(made.parent if made != self._root else made)
+                path = self._root / folder
+                path.mkdir(exist_ok=True)
+                _sync(path.parent if path != self._root else path)
             probe = self._path / f"{_PROBE}-{os.getpid()}-{os.urandom(4).hex()}"
             try:
                 _write(probe, b"probe")
@@ -76,8 +76,8 @@ class LocalFolder:
                 return
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    yield StoredFile(entry.name, found.st_size, found.st_mtime_ns // 1_000_000)
+                    stat = entry.stat(follow_symlinks=False)
+                    yield StoredFile(entry.name, stat.st_size, stat.st_mtime_ns // 1_000_000)
 
     def remove(self, names: Iterable[str]) -> None:
         with self._explained():
@@ -87,21 +87,21 @@ class LocalFolder:
                     (self._path / name).unlink()
 
     def remove_folder(self) -> bool:
-        found = False
+        removed = False
         with self._explained(), suppress(FileNotFoundError):
-            for each in (self._path, *self._path.parents[: len(self._path.relative_to(self._root).parts) - 1]):
+            for folder in (self._path, *self._path.parents[: len(self._path.relative_to(self._root).parts) - 1]):
                 try:
-                    each.rmdir()
-                    found = True
+                    folder.rmdir()
+                    removed = True
                 except OSError as error:
                     if error.errno != errno.ENOTEMPTY:
                         raise
-        return found
+        return removed
 
     def _require_mounted(self) -> None:
-        """What is missing with the whole storage is away, and not lost."""
+        """Raise unless the storage is there: with it away, no file is lost."""
         if not self._root.is_dir():
-            raise StorageUnavailable(f"{self._what} file://{self._root} is not there: is it mounted?")
+            raise StorageUnavailable(f"{self._what} file://{self._root} does not exist: is it mounted?")
 
     @contextmanager
     def _explained(self, *, reading: str = "") -> Iterator[None]:
@@ -110,13 +110,13 @@ class LocalFolder:
         except OSError as error:
             if reading and error.errno in _REFUSED:
                 raise ConfigError(
-                    f"{self._named}/{reading} cannot be read: {error.strerror}. It has to be a file that user "
+                    f"{self._named}/{reading} cannot be read: {error.strerror}. It must be a file that user "
                     f"{os.geteuid()} may read."
                 ) from error
             if error.errno in _REFUSED:
                 raise ConfigError(
-                    f"{self._named} refuses: {error.strerror}. Give user {os.geteuid()} the right "
-                    f"to write there, or name another one."
+                    f"{self._named} refuses: {error.strerror}. Give user {os.geteuid()} the right to write there, or "
+                    f"name another folder."
                 ) from error
             if error.errno in _FULL:
                 raise StorageUnavailable(f"{self._named} is full: make room there.") from error
@@ -126,7 +126,7 @@ class LocalFolder:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A new file, whose bytes are durable."""
+    """Write a new file durably."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
@@ -134,7 +134,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The names in it are durable."""
+    """Make the names in it durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

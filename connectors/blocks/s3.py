@@ -1,8 +1,8 @@
-"""Files in a bucket of S3, or of a store that speaks its protocol, by s3fs.
+"""Files in a bucket of S3, or of a store with its protocol, by s3fs.
 
-Keys, tokens, region and endpoint come from where every AWS client takes them: the environment (`AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL` ...), its configuration files, the role of the machine. Invariants: a file is put by one request, so
-that there is all of it or nothing; it replaces nothing; no request is repeated by the library.
+Keys, tokens, region and endpoint have the sources of every AWS client: the environment (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL` ...), its configuration files, the role of the machine. Invariants: one request puts a file, whole or
+not at all; it replaces nothing; the library repeats no request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exactlyonce.pipeline.extras import needing
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 20
 REMOVED_AT_ONCE = 1_000
-"""What the protocol allows."""
+"""The protocol's limit."""
 _NO_BUCKET = ("NoSuchBucket",)
 _NO_FILE = ("NoSuchKey", "404")
 _THERE = ("PreconditionFailed", "412")
@@ -32,11 +32,11 @@ _WRONG = (
     *("EntityTooLarge", "InvalidBucketName", "KeyTooLongError", "PermanentRedirect", "301"),
     "IllegalLocationConstraintException",
 )
-"""Codes of answers that another attempt would get again."""
+"""The codes of permanent errors."""
 
 
 class S3Folder:
-    """The `Folder` of the keys that begin with *prefix* and a slash, in *bucket*. Errors begin with *what* it is."""
+    """The `Folder` of the keys that begin with *prefix* and a slash, in *bucket*. Errors begin with *what*."""
 
     def __init__(self, bucket: str, prefix: str, what: str = STORAGE) -> None:
         self._bucket, self._prefix = bucket, f"{prefix}/"
@@ -54,7 +54,7 @@ class S3Folder:
         try:
             self._call("put_object", Key=self._prefix + name, Body=content, IfNoneMatch="*")
         except _Answered as answer:
-            if answer.code not in _THERE:  # else an attempt of this one has put it, whose answer did not come
+            if answer.code not in _THERE:  # else an earlier attempt has put it, and lost its answer
                 raise answer.error from answer
 
     def get(self, name: str) -> bytes | None:
@@ -79,28 +79,28 @@ class S3Folder:
     def files(self) -> Iterator[StoredFile]:
         more: dict[str, str] = {}
         while True:
-            found = self._asked("list_objects_v2", Prefix=self._prefix, **more)
-            for each in found.get("Contents", ()):
-                written_at_ms = int(each["LastModified"].timestamp() * 1000)
-                yield StoredFile(each["Key"][len(self._prefix) :], each["Size"], written_at_ms)
-            if not found.get("IsTruncated"):
+            listing = self._asked("list_objects_v2", Prefix=self._prefix, **more)
+            for entry in listing.get("Contents", ()):
+                written_at_ms = int(entry["LastModified"].timestamp() * 1000)
+                yield StoredFile(entry["Key"][len(self._prefix) :], entry["Size"], written_at_ms)
+            if not listing.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": found["NextContinuationToken"]}
+            more = {"ContinuationToken": listing["NextContinuationToken"]}
 
     def remove(self, names: Iterable[str]) -> None:
         left = iter(names)
-        while some := list(islice(left, REMOVED_AT_ONCE)):
-            keys = [{"Key": self._prefix + name} for name in some]
+        while batch := list(islice(left, REMOVED_AT_ONCE)):
+            keys = [{"Key": self._prefix + name} for name in batch]
             answer = self._asked("delete_objects", Delete={"Objects": keys, "Quiet": True})
             for error in answer.get("Errors", ()):
                 raise self._error(str(error.get("Code")), str(error.get("Message")))
 
     def remove_folder(self) -> bool:
-        """There are only keys."""
+        """There are only keys, and no folders."""
         return False
 
     def _file_system(self) -> Any:
-        """Made with the first request: not every process of a pipeline has one."""
+        """Created with the first request: not every process of a pipeline makes one."""
         with self._lock:
             if self._made is None:
                 with needing("s3", "s3fs", self._named):
@@ -115,7 +115,7 @@ class S3Folder:
             return self._made
 
     def _asked(self, method: str, **arguments: Any) -> Any:
-        """The answer to a request; if that is an error, what it means."""
+        """The answer to a request; raises our error for an error of the store."""
         try:
             return self._call(method, **arguments)
         except _Answered as answer:
@@ -128,7 +128,7 @@ class S3Folder:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """An answer of the store's that is an error as `_Answered`; no answer as `StorageUnavailable`."""
+        """Raise `_Answered` for an error of the store, `StorageUnavailable` without an answer."""
         from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
 
         try:
@@ -137,51 +137,51 @@ class S3Folder:
             raise
         except (NoCredentialsError, PartialCredentialsError) as error:
             raise ConfigError(
-                f"{self._named} needs credentials, and there are none: set AWS_ACCESS_KEY_ID and "
-                f"AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role."
+                f"{self._named} needs credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or "
+                f"give the machine a role."
             ) from error
-        except Exception as error:  # of botocore, aiohttp, ssl or asyncio, or an OSError that s3fs has made of one
+        except Exception as error:  # from botocore, aiohttp, ssl or asyncio, or an OSError of s3fs
             cause = error if isinstance(error, ClientError) else error.__cause__
             if isinstance(cause, ClientError):
                 code, text = cause.response["Error"].get("Code", ""), cause.response["Error"].get("Message", "")
                 raise _Answered(str(code), self._error(str(code), str(text))) from error
             if wrong := _wrong_setting(cause or error, self._bucket):
-                raise ConfigError(f"{self._named} cannot be asked: {wrong}.") from error
+                raise ConfigError(f"{self._named} cannot be used: {wrong}.") from error
             raise StorageUnavailable(f"{self._named} does not answer: {type(cause or error).__name__}.") from error
 
     def _error(self, code: str, text: str) -> ExactlyOnceError:
-        """What an answer means; its text is not shown where it may repeat a key or a signature."""
+        """Our error for an answer; its text is left out where it may repeat a key or a signature."""
         if code in _NO_BUCKET:
-            return ConfigError(f"There is no bucket {self._bucket}: make it, or correct {self.url}.")
+            return ConfigError(f"There is no bucket {self._bucket}: create it, or correct {self.url}.")
         if code in _NO_RIGHT:
             return ConfigError(
-                f"{self._named} refuses the credentials that it was given ({code}): they need the "
-                f"rights to put, get, list and delete objects there."
+                f"{self._named} refuses the credentials ({code}): they need the rights to put, get, list and delete "
+                f"objects there."
             )
         if code in _WRONG:
             return ConfigError(f"{self._named} refuses ({code}): {text}")
         if code in _NO_CONDITION:
             return ConfigError(
-                f"{self._named} does not know If-None-Match ({code}), without which a file could replace another: take "
-                f"a store that does, as S3 itself, MinIO, Ceph and R2 do."
+                f"{self._named} does not know If-None-Match ({code}), without which a file could replace another: use "
+                f"a store that does, such as S3 itself, MinIO, Ceph or R2."
             )
         return StorageUnavailable(f"{self._named} answers with an error ({code}): {text}")
 
 
 def _wrong_setting(error: BaseException, bucket: str) -> str:
-    """What is wrong with the settings, so that no request was made, and what to do; empty: it is something else."""
+    """The mistake in the settings that prevented a request, and its remedy; empty: another error."""
     from botocore import exceptions as of_aws
 
-    said = str(error)
-    if isinstance(error, of_aws.ParamValidationError) and "bucket name" in said:
+    text = str(error)
+    if isinstance(error, of_aws.ParamValidationError) and "bucket name" in text:
         return f"{bucket} cannot be the name of a bucket; correct the URL"
     if isinstance(error, of_aws.ProfileNotFound):
-        return f"{said}; correct AWS_PROFILE, or add the profile to the configuration of AWS"
+        return f"{text}; correct AWS_PROFILE, or add the profile to the configuration of AWS"
     if isinstance(error, (of_aws.ConfigParseError, of_aws.ConfigNotFound)):
-        return f"{said}; correct that file, or AWS_CONFIG_FILE"
-    if isinstance(error, (of_aws.EndpointResolutionError, ValueError)) and "endpoint" in said.lower():
-        shown = "" if "@" in said else f" ({said})"  # a password may stand before it
-        return f"its endpoint is no URL{shown}; write AWS_ENDPOINT_URL, or endpoint_url of the profile, as http://host:port"
+        return f"{text}; correct that file, or AWS_CONFIG_FILE"
+    if isinstance(error, (of_aws.EndpointResolutionError, ValueError)) and "endpoint" in text.lower():
+        shown = "" if "@" in text else f" ({text})"  # a password may stand before it
+        return f"its endpoint is not a URL{shown}; write AWS_ENDPOINT_URL, or the profile's endpoint_url, as http://host:port"
     return ""
 
 

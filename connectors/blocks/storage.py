@@ -1,7 +1,7 @@
 """The `BlockStorage` that keeps blocks as files.
 
-Invariants: a block is what its reference's digest says, or damaged; nothing is removed before `dropped` says that a
-durable decision lets it go. Files know no order: `since` lists all of them, and its ends are zeros.
+Invariants: a block has the digest of its reference, or is damaged; a file is removed only by `dropped`, after a durable
+decision. Files have no order: `since` lists all of them, and its ends are zeros.
 """
 
 from __future__ import annotations
@@ -32,42 +32,40 @@ R = TypeVar("R")
 
 READERS = 8
 READ_AHEAD = 16
-"""Blocks that are read before they are asked for, each 1 MB at most."""
+"""Blocks read ahead, each of 1 MB at most."""
 AWAY_TIMEOUT_S = 30.0
-"""How long a storage that is away is asked again: a server that restarts, or refuses one request of a thousand."""
+"""The time of retries: a server may restart, or refuse one request of a thousand."""
 _PAUSE_S = 0.25
 _TOPIC_SUFFIX = ".checkpoints"
 
 
 class FileStorage:
-    """See the module. Nothing is connected yet."""
+    """Nothing is connected yet."""
 
     def __init__(self, folder: Folder, away_timeout_s: float = AWAY_TIMEOUT_S) -> None:
         self._folder, self._away_timeout_s = folder, away_timeout_s
         self._readers: ThreadPoolExecutor | None = None
 
     def check(self, *, in_use: bool = False) -> None:
-        """By a file, which is put and removed."""
+        """Put a file and remove it."""
         if in_use:
             self._require_files()
         self._folder.check()
 
     def _require_files(self) -> None:
-        """What is missing with all others is away, and not lost: where a disk is not mounted there is an empty folder,
-        or none, or what tries whether it can be written to."""
-        if all(reference(each.name, each.size) is None for each in self._folder.files()):
+        """Raise if all files are missing: then the storage is not mounted, and its files are not lost."""
+        if all(reference(file.name, file.size) is None for file in self._folder.files()):
             raise StorageUnavailable(
                 f"{self._folder.url} is empty or missing, though checkpoints have files there: is it mounted, and the "
-                f"right one? Nothing is made there. If the files are lost, restore them from a backup."
+                f"right one? Nothing is written there. If the files are lost, restore them from a backup."
             )
 
     def begin(self, incarnation: int, attempt: int) -> FileBlocks:
-        """Puts files that begin with *incarnation* and *attempt*."""
-        self._persistently(self._folder.check)
+        persistently(self._folder.check, self._away_timeout_s)
         return FileBlocks(self._folder, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-        """In the order of *refs*, several at once."""
+        """The blocks in the order of *refs*, several read at once."""
         left = iter(dict.fromkeys(refs))
         ahead: deque[tuple[BlockRef, Future[bytes | None]]] = deque()
         try:
@@ -92,7 +90,7 @@ class FileStorage:
 
     def _got(self, ref: BlockRef) -> bytes | None:
         name = name_of(ref)
-        return None if name is None else self._persistently(lambda: self._folder.get(name))
+        return None if name is None else persistently(lambda: self._folder.get(name), self._away_timeout_s)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._readers is None:
@@ -100,33 +98,27 @@ class FileStorage:
         return self._readers
 
     def since(self, ends: Iterable[int]) -> Scanned:
-        """All that there are."""
-        listed = self._persistently(lambda: list(self._folder.files()))
-        found = [(ref, each) for each in listed if (ref := reference(each.name, each.size)) is not None]
-        written_at_ms = {ref.key: each.written_at_ms for ref, each in found}
-        return Scanned(tuple(ref for ref, _ in found), tuple(0 for _ in ends), written_at_ms=written_at_ms)
+        """All blocks."""
+        listed = persistently(lambda: list(self._folder.files()), self._away_timeout_s)
+        files = [(ref, file) for file in listed if (ref := reference(file.name, file.size)) is not None]
+        written_at_ms = {ref.key: file.written_at_ms for ref, file in files}
+        return Scanned(tuple(ref for ref, _ in files), tuple(0 for _ in ends), written_at_ms=written_at_ms)
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        """Remove them."""
         self._folder.remove(name for ref in refs if (name := name_of(ref)) is not None)
 
     def erase(self) -> None:
-        """Remove all files, and the folder."""
-        self._folder.remove([each.name for each in self._folder.files()])
+        self._folder.remove([file.name for file in self._folder.files()])
         self._folder.remove_folder()
 
     def close(self) -> None:
-        """End the threads; what they have begun to read is nobody's."""
         if self._readers is not None:
             self._readers.shutdown(wait=False, cancel_futures=True)
             self._readers = None
 
-    def _persistently(self, asked: Callable[[], R]) -> R:
-        return persistently(asked, self._away_timeout_s)
-
 
 def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:
-    """The answer of *asked*; `StorageUnavailable` once the storage is away for *away_timeout_s*."""
+    """The result of *asked*, retried for *away_timeout_s* while it raises `StorageUnavailable`."""
     deadline = time.monotonic() + away_timeout_s
     while True:
         try:
@@ -138,14 +130,14 @@ def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:
 
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
-    """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
+    """The storage below *url*, from `storage_url`, of the pipeline with the checkpoint topic *topic*."""
     topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's tools write it: without slashes
     inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic_id}"
     return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
 
 def folder_of(url: str, inner: str, what: str = STORAGE) -> Folder:
-    """The folder *inner* below *url*, as `storage_url` has made it; its errors begin with *what* it is for."""
+    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*."""
     scheme, host, path = parts_of(url)
     match scheme:
         case "file":

@@ -1,8 +1,8 @@
-"""Putting blocks as files, beside whoever computes them.
+"""Putting blocks as files in the background.
 
-Invariants: `write` and `poll` never wait: threads put, each file again and again while the storage is away or full; a
-ticket has its reference only once its file is durable. A thread ends where nothing waits, so that nobody has to close
-anything. Threads are daemons: whoever is killed or gives up leaves orphans.
+Invariants: `write` and `poll` never block: threads put each file, and retry while the storage is away or full; a ticket
+has its reference only once its file is durable. A thread ends when no file waits, so there is nothing to close. Threads
+are daemons: a killed process leaves orphans.
 """
 
 from __future__ import annotations
@@ -22,27 +22,25 @@ from exactlyonce.connectors.blocks.names import OFFSET, PARTITION, aside, name_o
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, require
 
 THREADS = 4
-"""A put of S3 takes some 50 ms, of a disk some 5: so many at once keep up with a worker that encodes."""
+"""A put takes some 50 ms to S3, 5 ms to a disk: so many at once keep up with an encoding worker."""
 PENDING_MAX = 1_024
-"""Each is 1 MB at most; a subtask stops far below."""
+"""The most pending blocks, of 1 MB each at most; a subtask stops far below."""
 PUT_TIMEOUT_S = 600.0
-"""A block that is not durable by then fails its worker."""
+"""The time after which a block that is not durable fails its worker."""
 SLOW_S = 10.0
-"""A put that takes longer is told of: some storages do not answer at all."""
+"""The time after which a put is reported: some storages do not answer at all."""
 _PAUSE_FIRST_S, _PAUSE_LONGEST_S = 0.05, 2.0
 _POLL_S = 0.05
 
 
 @dataclass
 class _Put:
-    """A block on its way."""
-
     ticket: Ticket
     key: BlockKey
     value: bytes
     ref: BlockRef
     since_s: float = field(default_factory=time.monotonic)
-    told: bool = False
+    durable: bool = False
     failure: str = ""
 
 
@@ -50,13 +48,13 @@ class FileBlocks:
     """The `AttemptBlocks` of one attempt of one process."""
 
     def __init__(self, folder: Folder, incarnation: int, attempt: int, nonce: str = "") -> None:
-        """*nonce* is this process's own; empty: a random one."""
+        """*nonce* is unique to this process; empty: a random one."""
         self.incarnation, self.attempt = incarnation, attempt
         self._folder, self._nonce = folder, nonce or secrets.token_hex(6)
         self._keys = KeysWritten()
         self._unresolved: deque[_Put] = deque()
         self._lock = threading.Lock()
-        """Of the next two."""
+        """Guards the next two."""
         self._waiting: deque[_Put] = deque()
         self._threads = 0
         self._done = threading.Semaphore(0)
@@ -65,7 +63,7 @@ class FileBlocks:
 
     @property
     def pending(self) -> int:
-        """How many blocks are on their way."""
+        """The number of blocks that are not resolved yet."""
         return len(self._unresolved)
 
     @property
@@ -75,7 +73,7 @@ class FileBlocks:
             return ""
         took_s = time.monotonic() - self._unresolved[0].since_s
         if not self._obstacle and took_s > SLOW_S:
-            return f"waiting for the checkpoint storage {self._folder.url}: a block is on its way for {took_s:.0f} s"
+            return f"waiting for the checkpoint storage {self._folder.url}: a block is not written after {took_s:.0f} s"
         return self._obstacle and f"waiting for the checkpoint storage: {self._obstacle}"
 
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
@@ -100,14 +98,14 @@ class FileBlocks:
         threading.Thread(target=self._work, name="blocks", daemon=True).start()
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Let tickets learn their fate; how many are still pending."""
+        """Resolve tickets; the number still pending."""
         if self._unresolved and timeout_s > 0:
             self._done.acquire(timeout=timeout_s)
         left: deque[_Put] = deque()
         for put in self._unresolved:
             if put.failure:
                 put.ticket.failed(put.failure)
-            elif put.told:
+            elif put.durable:
                 put.ticket.written(PARTITION, OFFSET)
             else:
                 left.append(put)
@@ -143,7 +141,7 @@ class FileBlocks:
             self._done.release()
 
     def _next(self) -> _Put | None:
-        """None: this thread ends."""
+        """The next block to put; None: this thread ends."""
         with self._lock:
             if self._waiting and not self._given_up.is_set():
                 return self._waiting.popleft()
@@ -151,7 +149,7 @@ class FileBlocks:
             return None
 
     def _put(self, put: _Put) -> Iterator[float]:
-        """Try until it is durable, or nothing more is to be tried; gives the pauses between, in seconds."""
+        """Retry until it is durable or has failed; yields the pauses, in seconds."""
         name, pause_s = name_of(put.ref), _PAUSE_FIRST_S
         require(name is not None, f"{put.ref.key} is a well-formed key")
         while True:
@@ -169,5 +167,5 @@ class FileBlocks:
                 pause_s = min(2 * pause_s, _PAUSE_LONGEST_S)
             else:
                 self._obstacle = ""
-                put.told = True
+                put.durable = True
                 return

@@ -1,9 +1,8 @@
 """The embedded broker: a real Kafka in KRaft mode, on the loopback interface, as a child process.
 
-A running broker holds the lock of its data folder: the lock's descriptor is inherited by the broker itself, so it is
-held exactly as long as the broker lives, whoever started it, and two can never share a folder. A process is only ever
-signalled after its command line has shown that it is the broker of this folder.
-Nothing here prints: what takes long is told to `progress`.
+A broker inherits the lock of its data folder and holds it until it ends: two brokers never share a folder. A process is
+only signalled after its command line has shown that it is the broker of this folder. Nothing here prints: `progress` is
+called with a line for each slow step.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 120.0
 
 Lifetime = Literal["detached", "process"]
-"""A detached broker outlives who started it; the kernel kills the other together with the thread that started it."""
+"""A detached broker outlives its starter; the kernel kills the other kind together with the thread that started it."""
 
 SMALL_BROKER = {
     "process.roles": "broker,controller",
@@ -72,14 +71,12 @@ appender.console.layout.pattern = %d %p %c{1}: %m%n
 """
 _LINES_OF_LOG = 15
 _offsets = itertools.count(os.getpid() * 7_919)
-"""Of free ports: processes that start together begin far apart."""
+"""The offsets of free ports: processes that start together begin far apart."""
 _reservations: list[socket.socket] = []
 
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """What there is to know about the broker of one data folder."""
-
     running: bool
     pid: int | None
     port: int | None
@@ -89,7 +86,7 @@ class BrokerStatus:
 
 
 class EmbeddedBroker:
-    """The broker of one data folder; any process may make one to start, look at or stop it.
+    """The broker of one data folder; any process may start it, stop it or ask for its status.
 
     ```python
     broker = EmbeddedBroker(Path("/tmp/a-broker"), port=0)
@@ -122,11 +119,10 @@ class EmbeddedBroker:
         return address
 
     def start(self, progress: Progress = lambda line: None) -> None:
-        """Start the broker and return once it answers; download it first if need be.
+        """Start the broker and return once it answers; download it first if necessary.
 
-        Raises `ConfigError` when a broker runs on this folder already, the folder cannot be written, the port is taken,
-        Java is missing or a setting wrong, and `BrokerUnavailable` when the download fails or the broker ends while it
-        starts.
+        Raises `ConfigError` if a broker already runs on this folder, the folder cannot be written, the port is taken,
+        Java is missing or a setting is wrong, and `BrokerUnavailable` if the download or the start fails.
         """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -138,7 +134,11 @@ class EmbeddedBroker:
             ) from None
         with self._locked() as lock_fd:
             port = self._port or free_port()
-            _require_free(port)
+            if not _is_free(port):
+                raise ConfigError(
+                    f"Another program has port {port} of {HOST}. Choose another port (--port, 0 takes a free one), or, "
+                    "if that is a Kafka broker, use it: pass --bootstrap-servers."
+                )
             java = find_java()
             jars = kafka_jars(java, progress)
             command = [str(java), *self._java_options(java, jars)]
@@ -149,11 +149,11 @@ class EmbeddedBroker:
         progress(f"Kafka {KAFKA_VERSION} answers on {HOST}:{port}; its data is in {self.data_dir}.")
 
     def stop(self) -> None:
-        """End the broker as it likes to be ended, by force after two minutes. Nothing happens if none runs."""
+        """Shut the broker down, by force after two minutes. Nothing happens if none runs."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the broker at once, as a crash would, for tests of faults. Nothing happens if none runs."""
+        """Kill the broker, as a crash would, for tests of faults. Nothing happens if none runs."""
         self._end(signal.SIGKILL)
 
     def restart(self, progress: Progress = lambda line: None) -> None:
@@ -177,7 +177,7 @@ class EmbeddedBroker:
 
     @property
     def log_path(self) -> Path:
-        """What the broker writes: warnings and errors of all its processes."""
+        """The warnings and errors of the broker."""
         return self.data_dir / "broker.log"
 
     @property
@@ -198,8 +198,8 @@ class EmbeddedBroker:
                 status = self.status()
                 who = f"on {status.bootstrap_servers} (process {status.pid})" if status.running else "just starting"
                 raise ConfigError(
-                    f"An embedded broker runs on {self.data_dir} already, {who}. Use it, stop it "
-                    "(exactlyonce broker stop), or give this one another folder (--data-dir)."
+                    f"An embedded broker already runs on {self.data_dir}, {who}. Use it, stop it (exactlyonce broker "
+                    "stop), or choose another folder (--data-dir)."
                 ) from None
             yield lock.fileno()
 
@@ -229,15 +229,18 @@ class EmbeddedBroker:
         if (logs / "meta.properties").exists():  # the last file that formatting writes
             return
         shutil.rmtree(logs, ignore_errors=True)
-        tool = [*command, "kafka.tools.StorageTool", "format", "-t", _new_cluster_id(), "-c", str(self._properties)]
+        cluster_id = "E" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # never begins like an option
+        tool = [*command, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties)]
         formatted = subprocess.run(tool, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if formatted.returncode:
-            said = formatted.stdout + formatted.stderr
-            _refuse_settings(said)
-            raise BrokerUnavailable(f"The folder {self.data_dir} could not be prepared for the broker:\n{_tail(said)}")
+            output = formatted.stdout + formatted.stderr
+            _refuse_settings(output)
+            raise BrokerUnavailable(
+                f"The folder {self.data_dir} could not be prepared for the broker:\n{_tail(output)}"
+            )
 
     def _launch(self, command: list[str], port: int, lock_fd: int) -> None:
-        """Start the process, handing it the lock, and wait until it answers; leave none behind if it does not."""
+        """Start the process with the lock, and wait until it answers; kill it if it does not."""
         if self._lifetime == "process":
             command = dying_with_parent(command)
         with open(self.log_path, "ab") as log:
@@ -260,11 +263,11 @@ class EmbeddedBroker:
                 what = "ended while it started" if _ended_within(pid, 0) else f"did not answer in {START_LIMIT_S:.0f} s"
                 with open(self.log_path, "rb") as log:
                     log.seek(log_start)
-                    said = log.read().decode(errors="replace")
-                _refuse_settings(said)
+                    output = log.read().decode(errors="replace")
+                _refuse_settings(output)
                 raise BrokerUnavailable(
-                    f"The embedded broker {what}. If its settings or the disk are not the reason, move "
-                    f"{self.data_dir} away and start again. The end of {self.log_path}:\n{_tail(said)}"
+                    f"The embedded broker {what}. If neither its settings nor the disk are the reason, move "
+                    f"{self.data_dir} away and start again. The end of {self.log_path}:\n{_tail(output)}"
                 )
 
     def _end(self, how: signal.Signals) -> None:
@@ -292,25 +295,24 @@ class EmbeddedBroker:
             return None, None
 
     def _is_ours(self, pid: int | None) -> bool:
-        """Whether the process is this folder's broker, and not one that was given the same number later."""
+        """Whether the process is this folder's broker, and not a later one with the same number."""
         try:
             return os.fsencode(self._properties) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
 
 
-def _refuse_settings(said: str) -> None:
-    """Raise `ConfigError` if Kafka *said* that a setting is wrong."""
-    if found := re.search(r"ConfigException: (.*)", said):
-        raise ConfigError(f"Kafka refuses its settings: {found[1]}. Correct what is given by --set.")
+def _refuse_settings(output: str) -> None:
+    """Raise `ConfigError` if Kafka's *output* names a wrong setting."""
+    if match := re.search(r"ConfigException: (.*)", output):
+        raise ConfigError(f"Kafka refuses its settings: {match[1]}. Correct the --set options.")
 
 
-def _tail(said: str) -> str:
-    return "\n".join(said.splitlines()[-_LINES_OF_LOG:])
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-_LINES_OF_LOG:])
 
 
 def default_data_dir() -> Path:
-    """Where this user's broker keeps its data unless told otherwise."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "exactlyonce" / "broker"
 
 
@@ -318,22 +320,22 @@ def answers(bootstrap_servers: str, timeout_s: float) -> bool:
     """Whether a broker there answers a request for metadata."""
     from confluent_kafka import KafkaException
 
-    from exactlyonce.connectors.confluent import make_admin
+    from exactlyonce.connectors.confluent import make_producer
 
     if not _accepts(bootstrap_servers, timeout_s):  # librdkafka backs off after a refusal, and logs it
         return False
-    admin = make_admin({"bootstrap.servers": bootstrap_servers})
+    client = make_producer({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
-        return bool(admin.list_topics(timeout=timeout_s).brokers)
+        return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
         return False
 
 
 def free_port(other_than: int = 0) -> int:
-    """A port of the loopback interface that nobody listens on now, and that no other living process was given here.
+    """A free port of the loopback interface that no other living process has got from here.
 
-    Below the range from which the kernel takes client ports: a client that retries while the broker is down could be
-    given the broker's own port there, connect to itself and keep the broker from coming back.
+    It lies below the kernel's client ports: a client that retries while the broker is down could get the broker's own
+    port, connect to itself and keep the broker from coming back.
     """
     for offset in _offsets:
         port = 10_000 + offset % 20_000
@@ -352,7 +354,7 @@ def _accepts(bootstrap_servers: str, timeout_s: float) -> bool:
 
 
 def _reserve(port: int) -> bool:
-    """Whether no process holds *port*, also while its server is down; this one does then, until it ends."""
+    """Reserve *port* for this process until it ends, also while its server is down; whether no other has it."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
         reservation.bind(f"\0exactlyonce-port-{port}")  # the kernel's own name, without a file
@@ -371,19 +373,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _require_free(port: int) -> None:
-    if not _is_free(port):
-        raise ConfigError(
-            f"Port {port} of {HOST} is taken by another program. Choose another (--port, 0 takes a free one), or use "
-            "what listens there if it is a Kafka broker: pass --bootstrap-servers."
-        )
-
-
-def _new_cluster_id() -> str:
-    """A Kafka UUID that cannot be mistaken for an option."""
-    return "E" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
 def _ended_within(pid: int, limit_s: float) -> bool:

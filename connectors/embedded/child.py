@@ -11,7 +11,7 @@ import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
-    sys.exit("the process that wanted this one is gone")
+    sys.exit("the parent process is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
 

@@ -1,8 +1,7 @@
-"""The archive of the broker's classes, as they are once loaded: with it a broker costs little more than half the time.
+"""The archive of the broker's loaded classes, which nearly halves the time of a start.
 
-A Java runtime takes an archive that was made by the same runtime from the same jars, and passes any other over: one
-that does not fit costs time and nothing else. An archive appears by one rename. Nobody waits for it who does not ask
-for it: `make test` does, which starts a broker some dozens of times.
+A Java runtime ignores an archive of another runtime or of other jars. An archive appears by one rename. Only callers
+that ask for it wait for it, such as `make test`, which starts some dozens of brokers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from exactlyonce.pipeline.errors import UserError
 
 
 class _Archiving(EmbeddedBroker):
-    """A broker whose runtime writes, as it ends, what it has loaded to *draft*."""
+    """A broker whose runtime writes its loaded classes to *draft* at its end."""
 
     def __init__(self, folder: Path, draft: Path) -> None:
         super().__init__(folder, port=0, lifetime="process")
@@ -30,7 +29,7 @@ class _Archiving(EmbeddedBroker):
 
 
 def ensure_class_archive(progress: Progress) -> Path | None:
-    """The archive, made if it is not there yet; None where this runtime makes none."""
+    """The archive, created unless it exists; None if this runtime cannot make one."""
     java = find_java()
     archive = class_archive(java, kafka_jars(java, progress))
     if not archive.exists():
@@ -41,7 +40,7 @@ def ensure_class_archive(progress: Progress) -> Path | None:
             broker.start()
             broker.stop()
             if not draft.exists():
-                progress("This Java runtime makes no archive of classes: brokers start as they did.")
+                progress("This Java runtime makes no archive of classes: brokers start without one.")
                 return None
             draft.rename(archive)
     return archive

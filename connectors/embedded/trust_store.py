@@ -1,7 +1,7 @@
-"""The certificate authorities of the system as a Java key store, for a Java runtime that brings only its own.
+"""The system's certificate authorities as a Java key store, for the Java runtime from PyPI.
 
-The runtime from PyPI does not know the authority of a company's proxy; the system, and Python with it, does.
-The format is that of `sun.security.provider.JavaKeyStore`, version 2, with trusted certificates only.
+That runtime does not know the authority of a company's proxy. The format is that of
+`sun.security.provider.JavaKeyStore`, version 2, with trusted certificates only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PASSWORD = "changeit"  # Java's default: it guards against damage, a list of au
 
 
 def write_trust_store(path: Path) -> list[str]:
-    """Write the store to *path* and return the options that make Java use it: none where the system has no bundle."""
+    """Write the store to *path*, and return Java's options for it: none if the system has no bundle."""
     bundle = system_bundle()
     if not bundle:
         return []
@@ -32,13 +32,12 @@ def write_trust_store(path: Path) -> list[str]:
 
 
 def system_bundle() -> str | None:
-    """The file with the authorities that this system trusts."""
     paths = [os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile, *_BUNDLES]
     return next((path for path in paths if path and Path(path).is_file()), None)
 
 
 def key_store(certificates: list[bytes]) -> bytes:
-    """A Java key store in which these certificates, in DER, are trusted."""
+    """A Java key store that trusts these certificates, in DER."""
     entries = b"".join(
         struct.pack(">I", 2) + _utf(f"authority-{n}") + struct.pack(">Q", 0) + _utf("X.509") + _sized(certificate)
         for n, certificate in enumerate(certificates)

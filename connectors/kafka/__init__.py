@@ -1,6 +1,6 @@
-"""Kafka: its source, and all that asks a cluster something: topics, transactions, logs, ranges of records.
+"""Kafka: its source, and every request to a cluster: topics, transactions, logs, ranges of records.
 
-`kafka_protocol` speaks the wire protocol, `client_config` knows settings and secrets; every module makes its clients
-from them. `errors` has the one table of what errors mean, and the one retry. `checkpoint_topic/` holds what a pipeline
-keeps of its checkpoints in Kafka. May import `checkpoint`, `state` and `pipeline`; knows no engine.
+`kafka_protocol` speaks the wire protocol, `client_config` holds settings and secrets; every module makes its clients
+from them. `errors` has the one table of error meanings, and the one retry. `checkpoint_topic/` keeps the checkpoints of
+a pipeline in Kafka. May import `checkpoint`, `state` and `pipeline`, and no engine.
 """

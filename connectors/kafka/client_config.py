@@ -1,9 +1,8 @@
-"""One configuration of the cluster, spoken by two client libraries.
+"""One configuration of the cluster for two client libraries.
 
-Invariants: what a user writes once, in librdkafka's words, reaches confluent-kafka and kafka-python with the same
-meaning, or is refused by name: no security setting is dropped in silence. No secret is part of a repr, a warning or an
-error. A secret written as a reference (`env:NAME`, `file:/path`) is looked up each time clients are made, so that a
-changed one is taken up by the next client, and travels to other processes as the reference.
+Invariants: a setting of librdkafka has the same meaning for confluent-kafka and kafka-python, or is refused by name: no
+security setting is silently dropped. No secret is part of a repr, a warning or an error. A secret given by reference
+(`env:NAME`, `file:/path`) is looked up for each new client, and sent to other processes as the reference.
 """
 
 from __future__ import annotations
@@ -21,15 +20,19 @@ from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import Secret, is_reference, look_up, masked
 
-ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
+ALIASES = {
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+}
 
 # fmt: off
 OWNED = frozenset((
     "acks", "auto.offset.reset", "check.crcs", "delivery.report.only.error", "enable.auto.commit",
     "enable.auto.offset.store", "enable.idempotence", "enable.partition.eof", "isolation.level",
-    "request.required.acks", "transaction.timeout.ms", "transactional.id",
+    "max.in.flight.requests.per.connection", "request.required.acks", "transaction.timeout.ms", "transactional.id",
 ))
-"""Settings that carry the guarantee: exactlyonce sets them itself, per client."""
+"""Settings of the guarantee: exactlyonce sets them itself, for each client."""
 
 _SECURITY_KNOWN = frozenset((
     "security.protocol", "sasl.mechanism", "sasl.username", "sasl.password", "sasl.oauthbearer.config", "oauth_cb",
@@ -37,7 +40,7 @@ _SECURITY_KNOWN = frozenset((
     "ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location", "ssl.key.pem", "ssl.key.password",
     "ssl.crl.location", "ssl.cipher.suites",
 ))
-"""The security settings that both libraries can be given; any other is refused."""
+"""The security settings that both libraries support; any other is refused."""
 # fmt: on
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -80,23 +83,23 @@ class ClientConfig:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user chose and should know the risk of; for the log at start."""
-        settings, found = self.settings, []
+        """Risky settings, for the log at the start."""
+        settings, warnings = self.settings, []
         if self.protocol == "SASL_PLAINTEXT":
-            found.append(
-                "security.protocol is SASL_PLAINTEXT: credentials and records travel unencrypted, and whoever sits "
-                "between can read or replace them. Use SASL_SSL outside of a closed network."
+            warnings.append(
+                "security.protocol is SASL_PLAINTEXT: credentials and records are not encrypted, and anybody on the "
+                "network can read or replace them. Use SASL_SSL outside of a closed network."
             )
         if self.protocol in ("PLAINTEXT", "SASL_PLAINTEXT") and any(name.startswith("ssl.") for name in settings):
-            found.append(f"The ssl.* settings have no effect: security.protocol is {self.protocol}.")
+            warnings.append(f"The ssl.* settings have no effect: security.protocol is {self.protocol}.")
         if not checks_certificate(settings):
-            found.append("enable.ssl.certificate.verification is false: anybody can pose as the broker.")
+            warnings.append("enable.ssl.certificate.verification is false: anybody can pose as the broker.")
         elif not checks_hostname(settings):
-            found.append(
-                "ssl.endpoint.identification.algorithm is none: whoever has any certificate of this "
-                "authority can pose as the broker."
+            warnings.append(
+                "ssl.endpoint.identification.algorithm is none: anybody with a certificate of this authority can "
+                "pose as the broker."
             )
-        return tuple(found)
+        return tuple(warnings)
 
     def confluent(self, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Arguments for any client of confluent-kafka; *overrides* win."""
@@ -114,9 +117,9 @@ class ClientConfig:
         unknown = sorted(name for name in settings if _SECURITY.match(name) and name not in _SECURITY_KNOWN)
         if unknown:
             raise ConfigError(
-                f"{', '.join(unknown)}: exactlyonce ends transactions through kafka-python, which has no equal to it. "
-                f"Certificates go in as PEM (ssl.ca.location, ssl.certificate.location, ssl.key.location), "
-                f"OAuth tokens by oauth_cb=module:function. Settings known: {', '.join(sorted(_SECURITY_KNOWN))}."
+                f"{', '.join(unknown)}: kafka-python, by which exactlyonce ends transactions, has no such setting. "
+                f"Give certificates as PEM (ssl.ca.location, ssl.certificate.location, ssl.key.location), and OAuth "
+                f"tokens by oauth_cb=module:function. Supported settings: {', '.join(sorted(_SECURITY_KNOWN))}."
             )
         servers = [re.sub(r"^\w+://", "", server.strip()) for server in self.bootstrap_servers.split(",")]
         arguments: dict[str, Any] = {"bootstrap_servers": servers, "security_protocol": self.protocol}
@@ -129,7 +132,7 @@ class ClientConfig:
         return arguments
 
     def check(self) -> None:
-        """Raise `ConfigError` for any setting that one of the two libraries refuses; connects to nothing."""
+        """Raise `ConfigError` for a setting that either library refuses; opens no connection."""
         self.kafka_python()
         offline = {name: value for name, value in self.confluent().items() if name != "bootstrap.servers"}
         try:
@@ -146,7 +149,7 @@ class ClientConfig:
 
     @property
     def secrets_written_out(self) -> tuple[str, ...]:
-        """The settings whose secret is not a reference: they must not go where others can read settings."""
+        """The settings with a literal secret, which must not be stored where others can read them."""
         return tuple(name for name, v in self.settings.items() if _SECRET.search(name) and not is_reference(v))
 
     def __repr__(self) -> str:
@@ -157,7 +160,7 @@ class ClientConfig:
         return f"ClientConfig({', '.join(shown)})"
 
     def _resolved(self) -> dict[str, str]:
-        """The settings with every reference replaced by what it refers to."""
+        """The settings with every reference resolved."""
         resolved: dict[str, str] = {}
         for name, value in self.settings.items():
             if _SECRET.search(name) or name == "sasl.username":
@@ -171,7 +174,7 @@ class ClientConfig:
     def _sasl(self, settings: Mapping[str, str]) -> dict[str, Any]:
         mechanism = settings["sasl.mechanism"]
         if mechanism == "OAUTHBEARER":
-            # Here, for it is half of a worker's start, which needs none of it.
+            # Imported here: it would double the time of a worker's start, which does not need it.
             from kafka.net.sasl.oauth import AbstractTokenProvider  # noqa: TID251 - the base of token providers is public
 
             AbstractTokenProvider.register(_Tokens)
@@ -184,7 +187,7 @@ class ClientConfig:
         }
 
     def _token_function(self) -> Callable[[str], tuple[Any, ...]]:
-        """The user's function, wrapped so that its tokens are known to `redact`."""
+        """The user's function; its tokens are redacted."""
         module, _, attribute = self.settings["oauth_cb"].partition(":")
         try:
             function = getattr(importlib.import_module(module), attribute)
@@ -219,36 +222,36 @@ class _Tokens:
 
 
 def by_name(given: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """The text of each setting, by the one of its names that we use. `ConfigError` where two values are given."""
+    """The text of each setting, by its canonical name. `ConfigError` for two different values."""
     settings: dict[str, str] = {}
     for alias, value in given:
         name = ALIASES.get(alias, alias)
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if settings.setdefault(name, text) != text:
-            raise ConfigError(f"{name} is set twice, with two values (as {alias!r} as well). Keep one of them.")
+            raise ConfigError(f"{name} is set twice, with different values (also as {alias!r}). Keep one of them.")
     return settings
 
 
 def _refuse_contradictions(settings: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for what no client could be made of, or what would be weaker than it looks."""
+    """Raise `ConfigError` for settings that no client takes, or that are weaker than they look."""
     if not settings.get("bootstrap.servers"):
         raise ConfigError("bootstrap.servers is not set. Name at least one broker, as host:port.")
     for server in settings["bootstrap.servers"].split(","):
         if not _is_address(server.strip()):
             raise ConfigError(
-                f"bootstrap.servers names {_unsigned(server.strip())!r}. Write host:port, several separated by commas."
+                f"bootstrap.servers has {_unsigned(server.strip())!r}. Write host:port, several separated by commas."
             )
     owned = sorted(OWNED.intersection(settings))
     if owned:
-        raise ConfigError(f"{', '.join(owned)}: set by exactlyonce itself to keep its guarantee. Remove the setting.")
+        raise ConfigError(f"{', '.join(owned)}: exactlyonce sets this itself, for its guarantee. Remove the setting.")
     protocol, mechanism = settings.get("security.protocol", "PLAINTEXT").upper(), settings.get("sasl.mechanism")
     if protocol not in PROTOCOLS:
         raise ConfigError(f"security.protocol is {protocol!r}. Choose one of {', '.join(PROTOCOLS)}.")
     if not protocol.startswith("SASL"):
         if any(name.startswith("sasl.") for name in settings):
             raise ConfigError(
-                f"sasl.* is set, but security.protocol is {protocol}: nobody would be authenticated. "
-                f"Set security.protocol to SASL_SSL."
+                f"sasl.* is set, but security.protocol is {protocol}: there would be no login. Set security.protocol "
+                f"to SASL_SSL."
             )
         return
     if mechanism not in MECHANISMS:
@@ -263,7 +266,7 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
 
 
 def _unsigned(server: str) -> str:
-    """*server* without what may be a password in front of it."""
+    """*server* without a part that may be a password."""
     before, at, host = server.rpartition("@")
     return f"***@{host}" if at else before + host
 

@@ -1,7 +1,7 @@
-"""The records of an aborted transaction in a new one: verbatim from the log (copy repair), or as somebody made them.
+"""The records of an aborted transaction in a new one: verbatim from the log (copy repair), or computed again.
 
-Invariant: a committable is returned only if the broker itself counts as many records in the new transaction as the lost
-one held, partition by partition; nothing is committed here.
+Invariant: a committable is returned only if the broker's counts of the new transaction equal those of the lost one,
+partition by partition. Nothing is committed here.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
-from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.confluent import NOW, make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 TIMEOUT_S = 120.0
-NOW = 0
-"""As a timestamp: the client's own time."""
 
 
 class Outgoing(NamedTuple):
-    """A record and where it goes."""
+    """A record and its partition."""
 
     topic: str
     partition: int
@@ -44,7 +42,7 @@ def copy_transaction(
     transactional_id: str,
     transaction_timeout_ms: int,
 ) -> Committable | str:
-    """Produce what *lost* held under *transactional_id*; the new committable, or why it cannot be proved complete."""
+    """Copy the records of *lost* under *transactional_id*; the new committable, or why it may be incomplete."""
     records = _logged(log, lost)
     return write_again(config, transactions, lost, transactional_id, transaction_timeout_ms, records)
 
@@ -65,9 +63,9 @@ def write_again(
     transaction_timeout_ms: int,
     records: Iterable[Outgoing],
 ) -> Committable | str:
-    """Produce *records* under *transactional_id*; the new committable if they are as many as were lost, or why not.
+    """Produce *records* under *transactional_id*; the new committable, or why their counts differ from the lost ones.
 
-    Then what was begun is aborted, for it would hold readers back.
+    In the latter case the new transaction is aborted: it would hold readers back.
     """
     errors: list[str] = []
 
@@ -100,14 +98,14 @@ def write_again(
         raise BrokerUnavailable(f"Repairing {lost.transactional_id}: {error.args[0].str()}. Run again.") from None
     if left or errors:
         raise BrokerUnavailable(
-            f"Repairing {lost.transactional_id}: {left} records undelivered {errors[:1]}. Run again."
+            f"Repairing {lost.transactional_id}: {left} records were not delivered {errors[:1]}. Run again."
         )
-    made = _counted(transactions, lost, transactional_id, state.producer_id, state.epoch)
-    return made if isinstance(made, Committable) else _abandoned(transactions, transactional_id, made)
+    repaired = _counted(transactions, lost, transactional_id, state.producer_id, state.epoch)
+    return repaired if isinstance(repaired, Committable) else _abandoned(transactions, transactional_id, repaired)
 
 
 def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> str:
-    """*why*, once what was begun is aborted."""
+    """*why*, after an abort of the new transaction."""
     transactions.abort_listed([ListedTransaction(transactional_id, -1, "Ongoing")])
     return why
 
@@ -127,14 +125,14 @@ def _produce(producer: Producer, record: Outgoing) -> None:
             return
         except BufferError:
             if time.monotonic() > deadline:
-                raise BrokerUnavailable("The broker takes no records. Run again once it does.") from None
+                raise BrokerUnavailable("The broker takes no records now. Run again later.") from None
             producer.poll(0.1)
 
 
 def _counted(
     transactions: Transactions, lost: Committable, transactional_id: str, producer_id: int, epoch: int
 ) -> Committable | str:
-    """The new transaction in the broker's own words, if it holds exactly what was lost."""
+    """The new transaction as the broker describes it, if its counts are those of *lost*."""
     wanted = {(w.topic, w.partition): w.count for w in lost.written}
     written = tuple(
         Written(p.topic, p.partition, p.transaction_start_offset, p.last_sequence + 1)

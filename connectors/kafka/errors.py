@@ -1,8 +1,8 @@
-"""The errors of brokers and of both client libraries: one table of what each means, and the errors of ours for it.
+"""The errors of brokers and of both client libraries: one table of their meanings, and our errors for them.
 
-Invariants: a code has one meaning, whoever meets it; an error that is not known to pass by itself is raised, with what
-was being done or with topic, partition and offset. Codes from 0 on are the brokers', the same for both libraries; those
-below are librdkafka's own.
+Invariants: a code has one meaning everywhere; an error that is not known to be transient is raised, with the operation
+or with topic, partition and offset. Codes from 0 on are the brokers', the same for both libraries; negative ones are
+librdkafka's own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
 
 
 class Meaning(enum.Enum):
-    """What an error calls for."""
-
     PASSING = "a broker is away, starts, or changes its role: ask again"
     NO_LOGIN = "the login was refused, or not understood"
     NOT_ALLOWED = "the principal lacks a right"
@@ -111,17 +109,17 @@ _MEANINGS = {code: meaning for meaning, codes in _CODES.items() for code in code
 
 
 def meaning_of(error: KafkaError | int) -> Meaning:
-    """What *error*, or the code of one, calls for."""
+    """The meaning of *error*, or of an error code."""
     if isinstance(error, int):
         return _MEANINGS.get(error, Meaning.REFUSED)
-    found = meaning_of(error.code())
-    if found is Meaning.PASSING and error.fatal():
+    meaning = meaning_of(error.code())
+    if meaning is Meaning.PASSING and error.fatal():
         return Meaning.REFUSED
-    return Meaning.PASSING if found is Meaning.REFUSED and error.retriable() else found
+    return Meaning.PASSING if meaning is Meaning.REFUSED and error.retriable() else meaning
 
 
 class Again(Exception):
-    """The same request may succeed a little later; the text says what stood in the way."""
+    """The same request may succeed a little later; the text names the obstacle."""
 
 
 def retried(
@@ -131,9 +129,9 @@ def retried(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """The result of *attempt*, made again while it raises `Again`, with growing pauses, until *deadline_s*.
+    """The result of *attempt*, retried on `Again` with growing pauses until *deadline_s*.
 
-    There is one attempt at least. Raises the last `Again`.
+    There is at least one attempt. Raises the last `Again`.
     """
     pause_ms = PAUSE_FIRST_MS
     while True:
@@ -147,56 +145,39 @@ def retried(
         pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
 
 
-def until_it_passes(attempt: Callable[[], T], timeout_s: float) -> T:
-    """The result of *attempt*, made again while librdkafka raises what passes; after *timeout_s* that is raised."""
-
-    def asked() -> T:
-        try:
-            return attempt()
-        except KafkaException as error:
-            if meaning_of(error.args[0]) is Meaning.PASSING:
-                raise Again(error.args[0].str()) from error
-            raise
-
-    try:
-        return retried(asked, time.monotonic() + timeout_s)
-    except Again as obstacle:
-        raise obstacle.__cause__ or obstacle from None
-
-
 class DamagedBatch(Halt):
     """A batch of records, of an input or an output, is not what was written."""
 
 
 def refuse(error_code: int, doing: str) -> None:
-    """Raise what the broker's *error_code* calls for, unless it is 0."""
+    """Raise our error for the broker's *error_code*, unless it is 0."""
     if error_code == 0:
         return
-    from kafka.errors import for_code  # half of a worker's start, which needs none of it
+    from kafka.errors import for_code  # a worker starts without it, in half the time
 
     name = for_code(error_code).__name__
     match meaning_of(error_code):
         case Meaning.MISSING:
             raise TopicError(
-                f"{doing} failed: there is no such topic or partition in the cluster. It was deleted, never made, or "
-                f"the name is wrong. Create it, or correct the name."
+                f"{doing} failed: the cluster has no such topic or partition. It was deleted or never created, or the "
+                f"name is wrong. Create it, or correct the name."
             )
         case Meaning.NOT_ALLOWED:
-            raise ConfigError(f"{doing} failed: {name}. The principal we use lacks the right: grant it by an ACL.")
+            raise ConfigError(f"{doing} failed: {name}. Our principal lacks the right: grant it by an ACL.")
         case Meaning.PASSING:
             raise Again(f"{doing}: {name}")
     if error_code == UNKNOWN_SERVER_ERROR:  # a broker that starts or ends gives it to requests
         raise Again(f"{doing}: {name}")
     raise BrokerRefused(
-        f"{doing} failed: the broker answers {name} ({error_code}), which this request should never meet. "
-        f"What is decided stays decided, and nothing is lost. See the broker's log for the reason, fix it, and run "
-        f"the same again; if the broker is of a version that exactlyonce names as supported, please report it."
+        f"{doing} failed: the broker answers {name} ({error_code}), which is unexpected for this request. Decisions "
+        f"stand, and nothing is lost. See the broker's log for the reason, fix it, and run the same again; if "
+        f"exactlyonce supports the broker's version, please report it."
     )
 
 
 @contextmanager
 def explained(config: Mapping[str, Any], doing: str) -> Iterator[None]:
-    """Turn what librdkafka raises within into our errors; *doing* says what was being done."""
+    """Turn exceptions of librdkafka into our errors; *doing* names the operation."""
     try:
         yield
     except KafkaException as error:
@@ -204,26 +185,28 @@ def explained(config: Mapping[str, Any], doing: str) -> Iterator[None]:
 
 
 def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> ExactlyOnceError:
-    """The error that says what *error* means while *doing* something with the checkpoint topic."""
-    servers, said = config.get("bootstrap.servers", "?"), f"{error.str()} ({error.name()})"
+    """Our error for *error*, met while *doing* something with the checkpoint topic."""
+    servers, reason = config.get("bootstrap.servers", "?"), f"{error.str()} ({error.name()})"
     match meaning_of(error):
         case Meaning.PASSING | Meaning.NO_LOGIN:
             return BrokerUnavailable(
-                f"No answer from the broker at {servers} while {doing}: {said}. Check that it runs, that the address "
+                f"No answer from the broker at {servers} while {doing}: {reason}. Check that it runs, that the address "
                 f"and port are right, and that its security settings match."
             )
         case Meaning.NOT_ALLOWED:
-            return ConfigError(f"The broker at {servers} did not allow {doing}: {said}. Grant the missing permission.")
+            return ConfigError(
+                f"The broker at {servers} did not allow {doing}: {reason}. Grant the missing permission."
+            )
         case Meaning.MISSING:
-            return TopicError(f"The checkpoint topic was missing while {doing}: {said}. Was it deleted?")
-    return TopicError(f"The broker at {servers} refused {doing}: {said}.")
+            return TopicError(f"The checkpoint topic was missing while {doing}: {reason}. Was it deleted?")
+    return TopicError(f"The broker at {servers} refused {doing}: {reason}.")
 
 
 def raise_unless_passing(error: KafkaError, place: str, offset: int, reason: str, group: str) -> None:
-    """Raise what *error*, met at *place* (a topic or a partition) before *offset* was read, calls for.
+    """Raise our error for *error*, met at *place* (a topic or a partition) before *offset* was read.
 
-    Errors about what is not there are the caller's to tell first. *reason* is the error's text, without secrets, and
-    *group* the consumer group.
+    The caller handles `MISSING` and `REMOVED` first. *reason* is the error's text, without secrets, and *group* the
+    consumer group.
     """
     match meaning_of(error):
         case Meaning.PASSING:
@@ -237,17 +220,16 @@ def raise_unless_passing(error: KafkaError, place: str, offset: int, reason: str
             )
     raise TopicError(
         f"{place} cannot be read from offset {offset} on: {reason} ({error.name()}, {error.code()}). This is not known "
-        f"to pass by itself. See the broker's log; once the cause is gone, run again: nothing is lost."
+        f"to be transient. See the broker's log; once the cause is gone, run again: nothing is lost."
     )
 
 
 def damage(place: str, offset: int, reason: str) -> str:
-    """That the record at *offset* of *place*, or its batch, is not what was written, and the choices."""
+    """The message about a damaged batch at *offset* of *place*, with the choices."""
     return (
-        f"{place} is damaged at offset {offset}: {reason.rstrip('.')}. What is stored there is not what was written.\n"
+        f"{place} is damaged at offset {offset}: {reason.rstrip('.')}. The stored bytes are not those written.\n"
         f"  The records from {offset} to the end of their batch cannot be read, so the pipeline stops before them; "
         f"nothing is lost yet.\n"
         f"  Choices: restore the partition from a replica (make another one its leader) or from a backup, and run "
-        f"again; or skip the batch, which loses its records for good: `exactlyonce reset`, and recompute with a start "
-        f"behind it."
+        f"again; or skip the batch, which loses its records for good: `exactlyonce reset`, and recompute from after it."
     )

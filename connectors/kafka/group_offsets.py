@@ -1,15 +1,18 @@
-"""Sn as the offsets of a consumer group, so that Kafka's own tools show a pipeline's lag.
+"""The consumer group of a pipeline: Sn as its offsets, so that Kafka's own tools show the lag; and our rights on it.
 
-Nothing reads them back: the truth is in the manifests. So a broker that does not take them now is asked again at the
-next checkpoint, and nothing waits for it. Only offsets of topics that are named are deleted: the group may be used for
-others as well.
+Nothing reads the offsets back: the truth is in the manifests. A broker that does not take them now gets the next ones
+at the next checkpoint, and nothing waits for it. Only offsets of the pipeline's topics are deleted: others may use the
+group as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
 from confluent_kafka import TopicPartition
+from kafka.protocol.admin.groups import DescribeGroupsRequest
 from kafka.protocol.consumer import OffsetDeleteRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 
@@ -17,9 +20,9 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, refuse
-from exactlyonce.connectors.kafka.kafka_protocol import Wire
+from exactlyonce.connectors.kafka.kafka_protocol import Wire, operation_names
 
-GROUP_NOT_FOUND, GROUP_IN_USE = 69, (68, 86)
+GROUP_NOT_FOUND, GROUP_REFUSED, GROUP_IN_USE = 69, 30, (68, 86)
 TIMEOUT_MS = 10_000
 
 
@@ -33,30 +36,54 @@ class GroupOffsets:
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
         """Set them, without waiting. Through the consumer: librdkafka's admin call for it aborts the process when an
         answer comes after its timeout, as after a minute without a broker."""
-        places = [TopicPartition(each.topic, each.partition, each.offset) for each in offsets]
+        places = [TopicPartition(position.topic, position.partition, position.offset) for position in offsets]
         if places:
             self._consumer.commit(offsets=places, asynchronous=True)
         self._consumer.poll(0)
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._consumer.close()
 
 
 def forget(config: ClientConfig, group: str, partitions: Mapping[str, Sequence[int]]) -> list[str]:
     """Delete the offsets of *group* in *partitions* (by topic); the topics where a consumer of it has to keep them."""
-    wire = Wire(config, timeout_ms=TIMEOUT_MS)
-    try:
+    with closing(Wire(config, timeout_ms=TIMEOUT_MS)) as wire:
         return wire.retrying(lambda: _forget(wire, group, partitions), f"Deleting the offsets of group {group}")
-    finally:
-        wire.close()
+
+
+def operations(config: ClientConfig, group: str) -> frozenset[str] | None:
+    """The operations that we may perform on *group*; None: it does not exist yet, or the broker does not say."""
+    with closing(Wire(config, timeout_ms=TIMEOUT_MS)) as wire:
+        return wire.retrying(lambda: _operations(wire, group), f"Asking for group {group}")
+
+
+def _operations(wire: Wire, group: str) -> frozenset[str] | None:
+    found = coordinator(wire, group)
+    if found.error_code == GROUP_REFUSED:
+        return frozenset()
+    refuse(found.error_code, f"Finding the coordinator of group {group}")
+    message = DescribeGroupsRequest(
+        groups=[group],
+        include_authorized_operations=True,
+        max_version=5,  # later ones say nothing of a group that does not exist
+    )
+    described = wire.ask(message, found.node_id).groups[0]
+    if described.error_code == GROUP_REFUSED:
+        return frozenset()
+    refuse(described.error_code, f"Asking for group {group}")
+    return operation_names(described.authorized_operations)
+
+
+def coordinator(wire: Wire, group: str) -> Any:
+    """The answer that names the broker of *group*; its error code is not looked at."""
+    question = FindCoordinatorRequest(key_type=CoordinatorType.GROUP.value, coordinator_keys=[group])
+    return wire.ask(question).coordinators[0]
 
 
 def _forget(wire: Wire, group: str, partitions: Mapping[str, Sequence[int]]) -> list[str]:
-    question = FindCoordinatorRequest(key_type=CoordinatorType.GROUP.value, coordinator_keys=[group])
-    coordinator = wire.ask(question).coordinators[0]
-    refuse(coordinator.error_code, f"Finding the coordinator of group {group}")
-    answer = wire.ask(_request(group, partitions), coordinator.node_id)
+    found = coordinator(wire, group)
+    refuse(found.error_code, f"Finding the coordinator of group {group}")
+    answer = wire.ask(_request(group, partitions), found.node_id)
     if answer.error_code == GROUP_NOT_FOUND:
         return []
     if answer.error_code in GROUP_IN_USE:
@@ -76,7 +103,7 @@ def _request(group: str, partitions: Mapping[str, Sequence[int]]) -> OffsetDelet
     of_topic = OffsetDeleteRequest.OffsetDeleteRequestTopic
     of_partition = of_topic.OffsetDeleteRequestPartition
     topics = [
-        of_topic(name=name, partitions=[of_partition(partition_index=each) for each in some])
-        for name, some in partitions.items()
+        of_topic(name=name, partitions=[of_partition(partition_index=partition) for partition in indexes])
+        for name, indexes in partitions.items()
     ]
     return OffsetDeleteRequest(group_id=group, topics=topics)

@@ -1,18 +1,18 @@
 """Requests of the Kafka protocol to the brokers, and their answers.
 
-The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned); all
-others send protocol messages through it. The library's public calls, of `kafka.admin`, were tried and are banned: its
-client logs its settings with the passwords; it asks brokers one after the other, and those alone that it knew at its
-start, so that a sweep could miss a transaction; one unknown transactional id hides the states of all others.
-Invariants: every call ends, with an answer or an error, about within the time given; a client that failed to bring an
-answer is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at
-most one client, with one thread and one connection for each broker in use.
-A `Wire` is used by one thread at a time.
+This module alone uses kafka-python's connection layer, in part by private names (its minor version is pinned). Its
+`kafka.admin` is banned: it logs passwords; it asks only the brokers known at its start, one by one; one unknown
+transactional id hides the states of all others.
+Invariants: every call ends about within its timeout, with an answer or an error; a client without an answer is
+discarded, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at most one client,
+with one thread and one connection for each broker in use. A `Wire` is used by one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -39,45 +39,46 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS = 5_000
 ATTEMPT_LEAST_MS = 200
-"""What an attempt gets even when hardly any time is left: an attempt of no time says nothing."""
+"""The shortest timeout of an attempt, however little time is left."""
 ATTEMPT_MOST_MS = 15_000
-"""What it gets when there is more: an answer that was lost with its broker is asked for again."""
+"""The longest timeout of an attempt: an answer that was lost with its broker is asked for again."""
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels, as requests number them
 COORDINATORS_REMEMBERED = 10_000
+_ERRNO = re.compile(r"KafkaConnectionError: (\d+) E[A-Z]+")
+"""A failed connection, as kafka-python has it: "KafkaConnectionError: 111 ECONNREFUSED"."""
 
 Observe = Callable[[str, float, float], None]
-"""Told of each request when its answer has come, or none will: its name, and when it began and ended, by the clock."""
+"""Called with the name, begin and end (by the clock) of each request, once it is answered or has failed."""
 
 
 class NoAnswer(Again):
-    """The brokers could not be reached, or did not answer; they may have acted on the request."""
+    """The brokers did not answer; they may have acted on the request."""
 
 
 class Request(NamedTuple):
-    """A protocol message, and the broker that it is for; None: any."""
+    """A protocol message and its broker; None: any."""
 
     message: Any
     node_id: int | None = None
 
 
 class PartitionLeader(NamedTuple):
-    """The broker that leads a partition, and the id of the topic it belongs to."""
+    """The broker that leads a partition, and the id of the topic."""
 
     node_id: int
     topic_id: UUID
 
 
 class Places:
-    """Who was right to ask the last time. What fails is looked up anew.
+    """A cache of brokers, leaders and coordinators, cleared after a failure.
 
-    Several clients of a cluster may share it, each in a thread of its own: what is forgotten is replaced, not changed.
+    Several clients, each in a thread of its own, may share it: `forget` replaces the dicts, and changes none.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Look everything up anew."""
         self.nodes: frozenset[int] = frozenset()
         """All brokers."""
         self.leaders: dict[tuple[str, int], PartitionLeader] = {}
@@ -89,10 +90,7 @@ class Places:
 
 
 class Wire:
-    """A way to ask the brokers of one cluster.
-
-    *clock* gives seconds that only grow, *sleep* waits for seconds; a test may replace both.
-    """
+    """The requests to one cluster. *clock* gives monotonic seconds, *sleep* waits for seconds."""
 
     def __init__(
         self,
@@ -113,22 +111,21 @@ class Wire:
         self.places = Places() if places is None else places
 
     def retrying(self, attempt: Callable[[], T], doing: str, *, timeout_ms: int | None = None) -> T:
-        """The result of *attempt*, made again while it raises `Again`, with growing pauses, until the time is over.
+        """The result of *attempt*, retried on `Again` until *timeout_ms*, the client's own by default.
 
-        *timeout_ms*: how long, if not as long as this client waits otherwise; there is one attempt at least.
-        Raises `BrokerUnavailable`, saying what was being done and what stood in the way last.
+        Raises `BrokerUnavailable` with the operation and its last obstacle.
         """
         timeout_s = (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         deadline = self._deadline = self._clock() + timeout_s
         try:
             return retried(attempt, deadline, clock=self._clock, sleep=self._sleep)
         except Again as obstacle:
-            raise self.unavailable(f"{doing}, for {timeout_s:g} s,", obstacle) from None
+            raise self.unavailable(doing, obstacle, f"tried for {timeout_s:g} s: ") from None
         finally:
             self._deadline = None
 
     def once(self, attempt: Callable[[], T], doing: str, timeout_ms: int) -> T:
-        """The result of *attempt*, made once; `BrokerUnavailable` if it raises `Again`, whatever the brokers did."""
+        """The result of one *attempt*; `BrokerUnavailable` if it raises `Again`."""
         self._deadline = self._clock() + timeout_ms / 1000
         try:
             return attempt()
@@ -137,23 +134,24 @@ class Wire:
         finally:
             self._deadline = None
 
-    def unavailable(self, doing: str, obstacle: Again) -> BrokerUnavailable:
-        """The error to raise when giving up."""
+    def unavailable(self, doing: str, obstacle: Again, tried: str = "") -> BrokerUnavailable:
         servers, reason = self.config.bootstrap_servers, self.config.redact(str(obstacle))
-        happened = f"{doing} failed at {servers}: {reason}."
         if not isinstance(obstacle, NoAnswer):
-            return BrokerUnavailable(f"{happened} The brokers answer, so this may pass: try again, or see their logs.")
+            return BrokerUnavailable(
+                f"{doing} failed at {servers} ({tried}{reason}). The brokers answer, so this may pass: try again, or "
+                f"see their logs."
+            )
         return BrokerUnavailable(
-            f"{happened} Check that the brokers run, that bootstrap.servers names them, and that security.protocol "
-            f"({self.config.protocol}) is what that port speaks; then try again."
+            f"{doing} failed: no broker answers at {servers} ({tried}{reason}). Check that the brokers run, that "
+            f"bootstrap.servers names them, and that their port speaks {self.config.protocol} (security.protocol); "
+            f"then try again."
         )
 
     def ask(self, message: Any, node_id: int | None = None) -> Any:
-        """The answer to one message, or `NoAnswer`."""
         return self.ask_all([Request(message, node_id)])[0]
 
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
-        """The answers to all, sent at once; `NoAnswer` if any is missing."""
+        """The answers to all requests, sent at once; raises `NoAnswer` if any is missing."""
         if self._manager is not None and self._manager.throttled:  # it would refuse the request
             self.close()
         manager = self._manager or self._connect()
@@ -166,8 +164,7 @@ class Wire:
         return answered
 
     def remembering(self, attempt: Callable[[], T]) -> T:
-        """The result of *attempt*, which may go to the brokers that were right the last time; where that fails, for
-        whatever reason, it is made again with what is looked up anew, and that is what counts."""
+        """The result of *attempt* with remembered brokers. If it fails, retry once with fresh metadata."""
         if self.places:
             try:
                 return attempt()
@@ -176,16 +173,16 @@ class Wire:
         return attempt()
 
     def metadata(self, topics: Iterable[str] = ()) -> Any:
-        """The cluster's brokers, and these *topics* with their leaders; creates none."""
+        """The cluster's brokers, and these *topics* with their leaders; creates no topic."""
         answer = self.ask(metadata_request(topics))
         if not answer.brokers:  # the one that answers is fenced at the moment, and names none
             raise NoAnswer("no broker of the cluster is alive")
         return answer
 
     def metadata_of_each(self, topics: Iterable[str]) -> list[Any]:
-        """What every live broker knows of *topics*: they learn of a change one after the other.
+        """The metadata of *topics* at every live broker: brokers learn of a change one after the other.
 
-        Live are all that any of the answers names. A broker that is remembered and gone does not answer.
+        A broker is live if any answer names it. A remembered broker that is gone does not answer.
         """
         nodes = self.places.nodes or {broker.node_id for broker in self.metadata().brokers}
         question = metadata_request(topics)
@@ -209,58 +206,57 @@ class Wire:
         topics = self.topics(sorted({topic for topic, _ in wanted})) if wanted else {}
         leaders = {}
         for name, topic in topics.items():
-            for each in topic.partitions:
-                leaders[name, each.partition_index] = (each.error_code, PartitionLeader(each.leader_id, topic.topic_id))
+            for entry in topic.partitions:
+                leader = PartitionLeader(entry.leader_id, topic.topic_id)
+                leaders[name, entry.partition_index] = (entry.error_code, leader)
         for name, partition in wanted:
             error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
             refuse(error_code, f"Finding the leader of {name}-{partition}")
-        found = {each: leaders[each][1] for each in wanted}
-        self.places.leaders.update(found)
-        return found
+        led = {place: leaders[place][1] for place in wanted}
+        self.places.leaders.update(led)
+        return led
 
     def leaders_remembered(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionLeader]:
-        """As `leaders`, but those that are remembered are not asked for. Where one of them was wrong, forget `places`;
-        `remembering` does."""
+        """As `leaders`, from the cache if it has all. After a wrong one, forget `places`, as `remembering` does."""
         wanted, known = list(partitions), self.places.leaders
-        if any(each not in known for each in wanted):
+        if any(place not in known for place in wanted):
             return self.leaders(wanted)
-        return {each: known[each] for each in wanted}
+        return {place: known[place] for place in wanted}
 
     def coordinators(self, transactional_ids: Iterable[str]) -> dict[str, int]:
-        """The broker that keeps each transactional id."""
+        """The coordinator of each transactional id."""
         wanted = list(transactional_ids)
         if not wanted:
             return {}
         question = FindCoordinatorRequest(key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=wanted)
         found = {}
-        for each in self.ask(question).coordinators:
-            refuse(each.error_code, f"Finding the coordinator of {each.key}")
-            found[each.key] = each.node_id
+        for coordinator in self.ask(question).coordinators:
+            refuse(coordinator.error_code, f"Finding the coordinator of {coordinator.key}")
+            found[coordinator.key] = coordinator.node_id
         if len(self.places.coordinators) > COORDINATORS_REMEMBERED:
             self.places.coordinators = {}
         self.places.coordinators.update(found)
         return found
 
     def coordinators_remembered(self, transactional_ids: Iterable[str]) -> dict[str, int]:
-        """As `coordinators`, but those that are remembered are not asked for; see `leaders_remembered`."""
+        """As `coordinators`, from the cache if it has all; see `leaders_remembered`."""
         wanted, known = list(transactional_ids), self.places.coordinators
-        if any(each not in known for each in wanted):
+        if any(name not in known for name in wanted):
             return self.coordinators(wanted)
-        return {each: known[each] for each in wanted}
+        return {name: known[name] for name in wanted}
 
     def close(self) -> None:
-        """Let go of the connections, and forget `places`. The next request makes new ones."""
+        """Close the connections, and forget `places`. The next request opens new ones."""
         net, manager = self._net, self._manager
         self._net = self._manager = None
         self.places.forget()
         if net is not None:
             if manager is not None:
-                with suppress(Exception):  # a loop that crashed runs nothing more; its sockets go with it
+                with suppress(Exception):  # a crashed loop runs nothing more; its sockets go with it
                     net.run(manager.close)
             net.close()
 
     def _left_ms(self) -> float:
-        """How long the current attempt may take."""
         left_ms = self.timeout_ms if self._deadline is None else (self._deadline - self._clock()) * 1000
         return min(max(ATTEMPT_LEAST_MS, left_ms), ATTEMPT_MOST_MS)
 
@@ -269,7 +265,6 @@ class Wire:
         return self._observed(message, connection.send_request(message, request_timeout_ms=self._left_ms()))
 
     def _observed(self, message: Any, future: Any) -> Any:
-        """*future*, of whose end the observer will be told."""
         if (observe := self._observe) is not None:
             name, began = type(message).__name__.removesuffix("Request"), self._clock()
             future.add_both(lambda _: observe(name, began, self._clock()))
@@ -280,7 +275,7 @@ class Wire:
         return brokers[self._turn % len(brokers)].node_id
 
     def _connect(self) -> Any:
-        """A client that knows the brokers. Servers are tried in turn, one at each call."""
+        """A client that knows the brokers. Each call tries the next bootstrap server."""
         arguments = {**_LIMITS, "request_timeout_ms": self.timeout_ms, **self.config.kafka_python()}
         self._net = net = NetworkSelector(client_id=arguments.get("client_id", "exactlyonce"))
         self._turn += 1
@@ -304,7 +299,7 @@ class Wire:
         return self._run(bootstrap)
 
     def _run(self, steps: Callable[[], Any]) -> Any:
-        """Run *steps* on the client's thread; whatever goes wrong costs the client its life."""
+        """Run *steps* on the client's thread; any failure closes the client."""
         try:
             return self._net.run(steps)
         except BaseException as error:
@@ -315,11 +310,11 @@ class Wire:
             raise translated from None
 
     def _translated(self, error: BaseException) -> BaseException:
-        """What kafka-python raised, in our words; a defect, or the user's interruption, as it is."""
+        """Our error for an exception of kafka-python; a defect, or an interruption, as it is."""
         servers, text = self.config.bootstrap_servers, self.config.redact(str(error))
         if isinstance(error, SaslAuthenticationFailedError | UnsupportedSaslMechanismError | AuthorizationError):
             return ConfigError(
-                f"{servers} refused to let us in: {text}. Check sasl.mechanism, sasl.username and sasl.password."
+                f"{servers} refused the login: {text}. Check sasl.mechanism, sasl.username and sasl.password."
             )
         if isinstance(error, IncompatibleBrokerVersion):
             return ConfigError(
@@ -327,26 +322,42 @@ class Wire:
                 f"Name a broker's port in bootstrap.servers, not a controller's."
             )
         if isinstance(error, KafkaError | OSError):
-            return NoAnswer(text or type(error).__name__)
+            spelt_out = _ERRNO.sub(lambda number: os.strerror(int(number[1])), text)
+            return NoAnswer(spelt_out or type(error).__name__)
         return error
 
 
-def metadata_request(topics: Iterable[str]) -> MetadataRequest:
-    """The question for *topics* and all brokers."""
+def metadata_request(topics: Iterable[str], *, operations: bool = False) -> MetadataRequest:
+    """The question for *topics* and all brokers; *operations*: also what we may do with each topic."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+    return MetadataRequest(
+        topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=operations
+    )
+
+
+def operation_names(operations: set[int] | None) -> frozenset[str] | None:
+    """Authorized operations as ACLs name them; None: the broker does not say."""
+    if operations is None:
+        return None
+    return frozenset(_OPERATIONS.get(number, str(number)) for number in operations)
+
+
+_OPERATIONS = {
+    2: "All", 3: "Read", 4: "Write", 5: "Create", 6: "Delete", 7: "Alter", 8: "Describe", 9: "ClusterAction",
+    10: "DescribeConfigs", 11: "AlterConfigs", 12: "IdempotentWrite",
+}  # fmt: skip
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """Gives us a broker's last answer before the end of the connection.
+    """Delivers a broker's last answer before the end of the connection.
 
-    Its base drops what came together with the end: the reason why a login was refused, the answer of a broker that
-    shuts down.
+    The base class drops an answer that comes together with the end: the reason of a refused login, the answer of a
+    broker that shuts down.
     """
 
     @property
     def throttled(self) -> bool:
-        """Whether a broker has muted one of the connections for a while, because of a quota."""
+        """Whether a broker has muted a connection for a while, because of a quota."""
         return any("throttle" in connection.paused for connection in list(self._conns.values()))
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
@@ -362,7 +373,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
 
 
 def _forget_way(error: BaseException | None) -> None:
-    """Drop the tracebacks: they would keep the client's sockets and keys until the garbage collector comes by."""
+    """Drop the tracebacks: they would keep the client's sockets and keys until the garbage collector runs."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
@@ -381,14 +392,14 @@ _PLAIN = {
 
 
 class _NoCredentials(logging.Filter):
-    """Drops the log line of a message that carries credentials: kafka-python would write them out when debugging."""
+    """Drops the log lines of messages with credentials, which kafka-python would write at level DEBUG."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
-        return not any(isinstance(each, SaslAuthenticateRequest | SaslBytesRequest) for each in arguments)
+        return not any(isinstance(argument, SaslAuthenticateRequest | SaslBytesRequest) for argument in arguments)
 
 
-# What goes wrong is in the errors raised here; without a handler of its own, kafka-python would also print it.
+# Failures are raised here; without a handler of its own, kafka-python would also print them.
 logging.getLogger("kafka").addHandler(logging.NullHandler())
 logging.getLogger("kafka.net.connection").addFilter(_NoCredentials())
-logging.getLogger("kafka.protocol.parser").setLevel(logging.INFO)  # below that, it writes out the bytes on the wire
+logging.getLogger("kafka.protocol.parser").setLevel(logging.INFO)  # at level DEBUG it writes the bytes on the wire

@@ -1,8 +1,7 @@
-"""Exactly the committed records of one partition from one offset up to another.
+"""Exactly the records of one partition from one offset up to another: the committed ones, or all.
 
-Invariants: every committed record with start <= offset < end is handed out, once and in order, and no other; a removed
-offset is an error, never a gap in silence; a read ends, with records, with the end or with an error, also where the
-range ends in aborted records or control markers, which no reader is ever given.
+Invariants: every such record with start <= offset < end is returned, once and in order, and no other; a removed
+offset is an error, never a silent gap; every read ends, also if the range ends in aborted records or markers.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from exactlyonce.connectors.source import RangeContext
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
 WAIT_S = 0.02
-"""How long one call to the client may take to fill a batch: what a range that ends in a marker costs at its end."""
+"""The timeout of one call that fills a batch: a range that ends in a marker waits for it once."""
 TIMEOUT_S = 60.0
 ASK_AFTER_S = 1.0
-"""When nothing comes: a consumer waits permanently for a topic that does not exist. Asking at once would cost 50 ms."""
+"""The silence before a check that the topic exists: a consumer waits permanently for a missing one."""
 ANSWER_TIMEOUT_S = 10.0
 
 
 class RangeGone(Halt):
-    """Offsets that were to be read are no longer in the topic, or not in this topic."""
+    """Wanted offsets are no longer in the topic, or it was recreated."""
 
 
 class RangeReader:
-    """Reads [*start*, *end*) of one partition; by one thread at a time. Nothing is opened for an empty range.
+    """Reads [*start*, *end*) of one partition, by one thread at a time. An empty range opens no connection.
 
-    `RangeGone` says that retention or truncation took what was to be read, `TopicError` that there is no such topic or
-    no right to read it, `BrokerUnavailable` that the position has not moved for *timeout_s*.
+    Raises `RangeGone` if retention or truncation removed some of it, `TopicError` without the topic or the right to
+    read it, `BrokerUnavailable` if the position has not moved for *timeout_s*.
     """
 
     def __init__(
@@ -49,16 +48,17 @@ class RangeReader:
         config: ClientConfig,
         *,
         leader_epoch: int = -1,
+        isolation: str = "read_committed",
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*leader_epoch*: of the record before *start*, if it is known: a log that was truncated is seen by it."""
+        """*leader_epoch* of the record before *start*, if known, detects a truncated log."""
         self.topic, self.partition, self.end = topic, partition, end
         self.position = start
-        """All before this offset has been handed out, or can be seen by nobody."""
+        """All visible records before this offset have been returned."""
         self.leader_epoch = leader_epoch
-        """Of the record just before `position`; -1: it is unknown, or there is no such record that readers see."""
-        self._config, self._timeout_s, self._clock = config, timeout_s, clock
+        """The epoch of the record just before `position`; -1: it is unknown, or that record is not visible."""
+        self._config, self._isolation, self._timeout_s, self._clock = config, isolation, timeout_s, clock
         self._consumer: Consumer | None = None
         self._ask_at_s = self._give_up_at_s = 0.0
         self._last_seen = ""
@@ -67,7 +67,7 @@ class RangeReader:
         """The next 1 to *records_max* records; none: the range is finished."""
         if self.position < self.end and self._consumer is None:
             self._open()
-        self._moved()  # however long the caller has taken since the last call
+        self._moved()  # the caller may have taken any time since the last call
         while self.position < self.end:
             messages = self._consume(min(records_max, self.end - self.position))
             if messages:
@@ -75,13 +75,12 @@ class RangeReader:
         return []
 
     def close(self) -> None:
-        """Leave; may be called more than once."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
 
     def _open(self) -> None:
-        self._consumer = exact_consumer(self._config.confluent())
+        self._consumer = exact_consumer(self._config.confluent({"isolation.level": self._isolation}))
         self._consumer.assign(
             [TopicPartition(self.topic, self.partition, self.position, leader_epoch=self.leader_epoch)]
         )
@@ -91,7 +90,6 @@ class RangeReader:
         self._ask_at_s, self._give_up_at_s = now_s + ASK_AFTER_S, now_s + self._timeout_s
 
     def _waited(self) -> None:
-        """Nothing has come: is there no such topic, or no broker?"""
         now_s = self._clock()
         if now_s >= min(self._ask_at_s, self._give_up_at_s):
             self._ask_at_s = now_s + ANSWER_TIMEOUT_S
@@ -100,7 +98,7 @@ class RangeReader:
             raise self._stuck()
 
     def _require_partition(self) -> None:
-        """Raise `TopicError` if the brokers say that it does not exist: a consumer would wait for it."""
+        """Raise `TopicError` if the partition does not exist: a consumer would wait for it."""
         assert self._consumer is not None
         try:
             described = self._consumer.list_topics(self.topic, timeout=min(self._timeout_s, ANSWER_TIMEOUT_S))
@@ -114,7 +112,7 @@ class RangeReader:
             raise self._no_topic()
 
     def _consume(self, records_max: int) -> list[Message]:
-        """What came within `WAIT_S`, cut at the end; moves `position`."""
+        """The records that came within `WAIT_S`, cut at the end; moves `position`."""
         assert self._consumer is not None
         before = self.position
         messages = self._consumer.consume(records_max, WAIT_S)
@@ -135,12 +133,12 @@ class RangeReader:
         return messages
 
     def _passed(self) -> int:
-        """Where the client stands: it moves over what readers are not given, too."""
+        """The client's position, which also passes aborted records and markers."""
         assert self._consumer is not None
         return int(self._consumer.position([TopicPartition(self.topic, self.partition)])[0].offset)
 
     def _without_events(self, messages: list[Message]) -> list[Message]:
-        """Take the ends of the partition and passing errors out of *messages*; raise what needs a person."""
+        """*messages* without ends of the partition and transient errors; raises the others."""
         kept, seen = [], self.position
         for message in messages:
             error = message.error()
@@ -151,12 +149,11 @@ class RangeReader:
                 seen = max(seen, min(offset_of(message), self.end))
             else:
                 self._raise(error, offset_of(kept[-1]) + 1 if kept else seen)
-        self.position = seen  # not before all is known to be well: what is lost with an error was not handed out
+        self.position = seen  # only without an error: messages before one are not returned
         return kept
 
     def _raise(self, error: KafkaError, offset: int) -> None:
-        """Raise what needs a person; what passes, as a broker that is away, librdkafka itself retries. *offset* comes
-        next."""
+        """Raise an error, met before *offset*, that needs a person; librdkafka retries the others."""
         place = f"{self.topic}[{self.partition}]"
         reason = self._config.redact(error.str())
         if meaning_of(error) is Meaning.REMOVED:
@@ -169,8 +166,8 @@ class RangeReader:
 
     def _no_topic(self) -> TopicError:
         return TopicError(
-            f"{self.topic}[{self.partition}], of which offsets {self.position} to {self.end - 1} were to be read, does "
-            f"not exist (any more). Create it, or read what there is."
+            f"{self.topic}[{self.partition}], of which offsets {self.position} to {self.end - 1} are to be read, does "
+            f"not exist (any more). Create it, or read other partitions."
         )
 
     def _gone(self, place: str) -> RangeGone:
@@ -183,14 +180,14 @@ class RangeReader:
         except KafkaException:
             holds = "the topic no longer holds that offset"
         return RangeGone(
-            f"Input is missing: {place} was to be read from offset {self.position} up to {self.end - 1}, but {holds}. "
-            f"Retention took the rest, or the log was truncated, or the topic was made anew. Restore it from a replica "
-            f"or backup, or read what is there."
+            f"Input is missing: {place} is to be read from offset {self.position} up to {self.end - 1}, but {holds}. "
+            f"Retention removed the rest, or the log was truncated, or the topic was recreated. Restore it from a "
+            f"replica or backup, or read a smaller range."
         )
 
     def _stuck(self) -> BrokerUnavailable:
         return BrokerUnavailable(
-            f"{self.topic}[{self.partition}] was to be read up to offset {self.end - 1}, but at offset {self.position} "
+            f"{self.topic}[{self.partition}] is to be read up to offset {self.end - 1}, but at offset {self.position} "
             f"nothing has come for {self._timeout_s:g} s: {self._last_seen or 'no broker answers'}. Check that "
             f"{self._config.bootstrap_servers} runs, and that no transaction is left open on the topic; then try again."
         )
@@ -208,6 +205,5 @@ class SourceRange:
         self.read, self.close = self._reader.read, self._reader.close
 
     def position(self) -> SourceOffset:
-        """With the leader epoch of the record before it."""
         offset = min(self._reader.position, self._context.end)
         return msgspec.structs.replace(self._context.start, offset=offset, leader_epoch=self._reader.leader_epoch)

@@ -1,6 +1,6 @@
 """One source subtask: reads its partitions of a topic from exact offsets.
 
-Invariants: `offsets` are those of the first record not yet handed out (never the consumer's position, which counts
+Invariants: `offsets` are those of the first record not yet returned (never the consumer's position, which counts
 fetched records); partitions are assigned and sought, never subscribed; a removed offset is an error, never a reset.
 """
 
@@ -24,20 +24,19 @@ offset_of = cast("Callable[[Message], int]", Message.offset)
 """A consumed message always has both."""
 
 FETCH_BACKOFF_MS = 10
-"""How soon the client fetches again after its queue was full. Its default of a second starves a fast loop."""
+"""The pause of the client after a full queue. Its default of a second starves a fast loop."""
 
 
 class Consumers(NamedTuple):
-    """What the consumers of a source's subtask are made by."""
+    """The settings and the factory of the consumers of a source's subtask."""
 
     config: Mapping[str, str]
     """librdkafka settings."""
     make: Callable[[Mapping[str, Any]], Consumer]
-    """Of a consumer with the settings."""
 
 
 def exact_consumer(config: Mapping[str, Any]) -> Consumer:
-    """A consumer that reads what is committed from where it is told to, and nowhere else, and as it was written."""
+    """A consumer of committed records, from assigned offsets only, with checked CRCs."""
     return make_consumer(
         {
             "group.id": "exactlyonce",
@@ -60,19 +59,17 @@ class KafkaReader:
     source: str
     topic: str
     offsets: dict[int, int]
-    """By partition, Sn: the offset of the first record that `poll` has not handed out."""
+    """Sn by partition: the offset of the first record that `poll` has not returned."""
     targets: Mapping[int, int]
-    """By partition, the offset at which this source is finished; empty: never."""
+    """The offset by partition at which this source is finished; empty: never."""
     config: Mapping[str, str]
     """librdkafka settings."""
     topic_id: str = field(kw_only=True)
-    """Of the topic that the offsets belong to."""
     epochs: dict[int, int] = field(default_factory=dict)
-    """By partition, the leader epoch of the last record handed out, as far as one was and it is known."""
+    """The leader epoch by partition of the last record returned, if known."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(partition, count) of the last batch, in order."""
     make: Callable[[Mapping[str, Any]], Consumer] = exact_consumer
-    """Of a consumer with the settings."""
     _consumer: Consumer | None = None
     _unfinished: set[int] = field(default_factory=set)
 
@@ -80,19 +77,17 @@ class KafkaReader:
         self._silence = Silence(self.topic, self.offsets.keys())
 
     def open(self) -> None:
-        """Assign the partitions and seek to the offsets."""
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
         if self.offsets:
             self._assign(self.offsets)
 
     def add(self, partition: int, offset: int) -> None:
-        """Read *partition* too, from *offset* on; nothing happens if it is read already."""
         if partition not in self.offsets:
             self.offsets[partition] = offset
             self._assign([partition])
 
     def _assign(self, partitions: Iterable[int]) -> None:
-        """Beside what is assigned already, whose fetched records stay. By its epoch the client sees a truncated log."""
+        """Assign more partitions; fetched records of others stay. By its epoch the client detects a truncated log."""
         if self._consumer is None:
             self._consumer = self.make({**self.config, **self._silence.settings})
         self._consumer.incremental_assign(
@@ -100,7 +95,6 @@ class KafkaReader:
         )
 
     def positions(self) -> tuple[SourceOffset, ...]:
-        """Sn of every partition."""
         return tuple(
             SourceOffset(self.source, self.topic, self.topic_id, partition, offset, self.epochs.get(partition, -1))
             for partition, offset in sorted(self.offsets.items())
@@ -108,12 +102,10 @@ class KafkaReader:
 
     @property
     def idle(self) -> bool:
-        """Whether there are no partitions to read."""
         return not self.offsets
 
     @property
     def finished(self) -> bool:
-        """Whether every partition has reached its target; False for an unbounded source."""
         return bool(self.targets) and not self._unfinished
 
     def poll(self, records_max: int, timeout_s: float) -> list[Message]:
@@ -137,7 +129,6 @@ class KafkaReader:
         return messages
 
     def _without_events(self, messages: list[Message]) -> list[Message]:
-        """Take ends of partitions and errors out of *messages*."""
         kept = []
         for message in messages:
             error = message.error()
@@ -151,11 +142,11 @@ class KafkaReader:
         return kept
 
     def _raise(self, error: KafkaError, message: Message, before: list[Message]) -> None:
-        """Raise what needs a person; what passes (a broker that is away) librdkafka itself retries. *before* came
-        before it, and is not handed out if it is raised."""
+        """Raise an error that needs a person; librdkafka retries the others. *before* came before it, and is not
+        returned if it is raised."""
         partition = message.partition()
         where = self.topic if partition is None or partition < 0 else f"{self.topic}[{partition}]"
-        last = next((offset_of(each) for each in reversed(before) if each.partition() == partition), None)
+        last = next((offset_of(earlier) for earlier in reversed(before) if earlier.partition() == partition), None)
         read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
         wanted = read if last is None else last + 1
         if meaning_of(error) is Meaning.REMOVED:
@@ -168,25 +159,25 @@ class KafkaReader:
         raise_unless_passing(error, f"Source {self.source!r}: {where}", wanted, error.str(), group)
 
     def _missing(self, where: str, partition: int, wanted: int) -> Halt:
-        """The log does not go on at offset *wanted*: its beginning was removed, or its end was and is another."""
+        """The error for a log without offset *wanted*: its beginning was removed, or it was truncated."""
         known = self._watermarks(partition)
         if known is None:
             happened = (
-                "that offset is not there any more, and what the topic holds could not be asked. Retention took it, or "
-                "the log was truncated, or the topic was made anew; so the pipeline stops."
+                "that offset is gone, and no broker has told which offsets the topic holds. Retention removed it, or "
+                "the log was truncated, or the topic was recreated; so the pipeline stops."
             )
             return self._halt(where, partition, wanted, happened)
         first, end = known
         if wanted < first:
             happened = (
-                f"retention has taken what lies between.\n"
+                f"retention has removed older ones.\n"
                 f"  Records {wanted} to {first - 1} of {where} would be lost, so the pipeline stops."
             )
         else:
             happened = (
                 f"records below {wanted}, which were read, are gone: the log was truncated (unclean leader election, a "
-                f"disk that lost writes), or the topic was made anew.\n"
-                f"  Other records may have their offsets now, some of which would be skipped, so the pipeline stops."
+                f"disk that lost writes), or the topic was recreated.\n"
+                f"  New records may have their offsets, and would be skipped, so the pipeline stops."
             )
         return self._halt(where, partition, wanted, f"the topic holds offsets {first} to {end - 1} now: {happened}")
 
@@ -194,7 +185,7 @@ class KafkaReader:
         return Halt(
             f"Source {self.source!r} must go on at {where} offset {wanted}, but {happened}\n"
             f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
-            f"recompute from what is there.",
+            f"recompute from the existing input.",
             operator=self.source,
             topic=self.topic,
             partition=partition,
@@ -211,7 +202,7 @@ class KafkaReader:
 
     @property
     def waiting(self) -> str:
-        """What this source has waited for, and for how long, if a broker has not answered for a while; else empty."""
+        """The silent leaders, and for how long; empty if there are none."""
         silent = self._silence.partitions
         if not silent:
             return ""
@@ -222,7 +213,7 @@ class KafkaReader:
         )
 
     def lag(self) -> int:
-        """Records up to the last stable offset not yet handed out, as far as is known without asking."""
+        """The visible records not yet returned, as far as is known without a request."""
         if self._consumer is None:
             return 0
         total = 0
@@ -232,13 +223,12 @@ class KafkaReader:
         return total
 
     def close(self) -> None:
-        """Leave; nothing is committed."""
         if self._consumer is not None:
             self._consumer.close()
 
 
 def epoch_of(message: Message) -> int:
-    """The leader epoch in which a record was written; -1: unknown."""
+    """The leader epoch of a record; -1: unknown."""
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
 

@@ -1,8 +1,7 @@
 """The partitions of a consumer whose leader has not answered for a while.
 
-librdkafka tries again permanently when a broker is away or does not answer, and tells nobody. Its statistics show it,
-and
-also tell a silent broker from one that has nothing new, which answers twice a second.
+librdkafka retries silently without end while a broker is away. Its statistics show it, and also tell a silent broker
+from one without new records, which answers twice a second.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import msgspec
 
 INTERVAL_MS = 5_000
 SILENT_AFTER_S = 30.0
-"""A partition is named this long after its leader was first missed. A leader is missed when it is unknown or not
-connected, or has sent nothing for as long while the client asks it."""
+"""The time from the first sign of silence until a partition is reported. A leader is silent if it is unknown or not
+connected, or has sent nothing for as long while the client fetches."""
 
 _NO_LEADER = -1
 
@@ -46,8 +45,7 @@ _decode = msgspec.json.Decoder(_Statistics).decode
 
 
 class Silence:
-    """Listens to the statistics of a consumer of *topic*; `settings` go into its configuration. *partitions* may
-    change meanwhile."""
+    """Listens to the statistics of a consumer of *topic*, by the callback in `settings`. *partitions* may change."""
 
     def __init__(self, topic: str, partitions: Collection[int], clock: Callable[[], float] = time.monotonic) -> None:
         self._topic, self._partitions, self._clock = topic, partitions, clock
@@ -56,27 +54,26 @@ class Silence:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What makes librdkafka tell of itself."""
         return {"statistics.interval.ms": INTERVAL_MS, "stats_cb": self.hear}
 
     def hear(self, statistics: str) -> None:
-        """Statistics have come; called while the consumer is polled."""
+        """Take in statistics; called while the consumer is polled."""
         self._heard_s, missed = self._clock(), self._missed(_decode(statistics))
-        self._missed_since_s = {each: self._missed_since_s.get(each, self._heard_s) for each in missed}
+        self._missed_since_s = {partition: self._missed_since_s.get(partition, self._heard_s) for partition in missed}
 
     @property
     def partitions(self) -> dict[int, float]:
-        """The partitions whose leader is silent, and for how many seconds, as of the last statistics: while nobody
-        polls, nothing is known."""
-        silent = {each: self._heard_s - since_s for each, since_s in self._missed_since_s.items()}
-        return {each: silent_s for each, silent_s in silent.items() if silent_s >= SILENT_AFTER_S}
+        """The partitions with a silent leader, and for how many seconds, as of the last statistics."""
+        silent = {partition: self._heard_s - since_s for partition, since_s in self._missed_since_s.items()}
+        return {partition: silent_s for partition, silent_s in silent.items() if silent_s >= SILENT_AFTER_S}
 
     def _missed(self, statistics: _Statistics) -> set[int]:
         topic = statistics.topics.get(self._topic)
-        found = {int(number): each for number, each in topic.partitions.items()} if topic else {}
-        brokers = {each.nodeid: each for each in statistics.brokers.values() if each.nodeid >= 0}
-        asks = not any(each.fetchq_cnt for each in found.values())  # else it may have enough, and ask for no more
-        return {each for each in self._partitions if self._is_missed(found.get(each), brokers, asks)}
+        known = {int(number): partition for number, partition in topic.partitions.items()} if topic else {}
+        brokers = {broker.nodeid: broker for broker in statistics.brokers.values() if broker.nodeid >= 0}
+        # With records in its queue it may have enough, and ask for no more.
+        asks = not any(partition.fetchq_cnt for partition in known.values())
+        return {number for number in self._partitions if self._is_missed(known.get(number), brokers, asks)}
 
     @staticmethod
     def _is_missed(partition: _Partition | None, brokers: dict[int, _Broker], asks: bool) -> bool:

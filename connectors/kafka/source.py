@@ -1,4 +1,4 @@
-"""A Kafka topic as a source: what to read, from where, and how to decode it. It opens nothing."""
+"""A Kafka topic as a source: the topic, the start, and the codecs. It opens no connection."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
-"""Where a pipeline without a checkpoint begins; a partition that a mapping leaves out begins at its earliest offset."""
+"""The start of a pipeline without a checkpoint; partitions missing from a mapping begin at their earliest offset."""
 
 KEY_TYPES = (bytes, str, int, float, bool)
-"""A record's key crosses processes untyped, so it is one of the types that any encoding keeps."""
+"""The types of keys, which cross processes untyped: every encoding keeps these."""
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -41,8 +41,10 @@ class KafkaSource(Source[T]):
       value is an error unless the type admits None: ``value=Order | None``.
     - *key*: the type of `Record.key`: bytes (the default), str, int, float or bool; only seen with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
-    - *on_error*: what to do with a record that does not decode: "fail" stops the pipeline and names the record and the
-      field; "skip" counts it, logs it and goes on. An outage that a codec meets (`Unavailable`, OSError) is neither.
+    - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
+      for the partitions in which it has none. The group is only read.
+    - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
+      counts it, logs it and goes on. An outage that a codec meets (`Unavailable`, OSError) is neither.
     """
 
     topic_name: str
@@ -51,6 +53,7 @@ class KafkaSource(Source[T]):
     value_type: Any
     metadata: bool
     start: Start
+    start_group: str | None
     on_error: Literal["fail", "skip"]
 
     @overload
@@ -60,6 +63,7 @@ class KafkaSource(Source[T]):
         *,
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[False] = ...,
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -72,6 +76,7 @@ class KafkaSource(Source[T]):
         value: TypeForm[V] | Codec[V],
         key: type[Any] = ...,
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[True],
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -84,6 +89,7 @@ class KafkaSource(Source[T]):
         *,
         value: UnionType | type[Any],
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[False] = ...,
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -96,6 +102,7 @@ class KafkaSource(Source[T]):
         value: UnionType | type[Any],
         key: type[Any] = ...,
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[True],
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -107,6 +114,7 @@ class KafkaSource(Source[T]):
         value: Any,
         key: type[Any] | None = None,
         start: Start = "earliest",
+        start_group: str | None = None,
         metadata: bool = False,
         on_error: Literal["fail", "skip"] = "fail",
     ) -> None:
@@ -123,6 +131,7 @@ class KafkaSource(Source[T]):
             "value_type": value_codec.type if isinstance(value, Codec) else value,
             "metadata": metadata,
             "start": start,
+            "start_group": start_group,
             "on_error": on_error,
         }
         for field, content in fields.items():
@@ -130,7 +139,6 @@ class KafkaSource(Source[T]):
 
     @property
     def topic(self) -> str:
-        """The topic that is read."""
         return self.topic_name
 
     @property
@@ -140,7 +148,7 @@ class KafkaSource(Source[T]):
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
-        """Decodes a value as Kafka gives it, null included; maps over a batch."""
+        """Decodes a value of Kafka, null included; maps over a batch."""
         decode: Callable[[Any], Any] = self.value_codec.decode
         if not hints.admits_none(self.value_type):
             return decode
@@ -148,23 +156,33 @@ class KafkaSource(Source[T]):
 
     @property
     def decode_key(self) -> Callable[[bytes | None], Any]:
-        """Decodes a key as Kafka gives it; a null key is None."""
+        """Decodes a key of Kafka; a null key is None."""
         decode: Callable[[Any], Any] = self.key_codec.decode
         return lambda data: None if data is None else decode(data)
 
     def key_problem(self, error: BaseException) -> str:
-        """Likewise, of a key."""
-        return f"the key is no {schema.type_name(self.key_codec.type)}: {error}"
+        return f"the key is not {schema.type_name(self.key_codec.type)}: {error}"
 
     def value_problem(self, data: bytes | None, error: BaseException) -> str:
-        """Why a value was refused, for the message that also names topic, partition and offset."""
         if data is None:
             name = schema.type_name(self.value_type)
             return f"the value is null (a tombstone): declare value={name} | None if the topic has them"
-        return f"the value is no {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
+        return f"the value is not {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
 
     def first_offsets(self, source: str, topics: Topics) -> dict[int, int]:
-        """By partition, where a pipeline without a checkpoint begins; *source* is its id."""
+        """The first offset by partition of a pipeline without a checkpoint; *source* is its id.
+
+        Raises `ConfigError` if *start* or the offsets of *start_group* do not fit the topic.
+        """
+        offsets = self._start_offsets(source, topics)
+        if self.start_group is None:
+            return offsets
+        from exactlyonce.connectors.kafka.start_group import committed
+
+        return {**offsets, **committed(topics, source, self.start_group, self.topic)}
+
+    def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
+        """The offsets of *start*."""
         first = topics.start_offsets(self.topic)
         match self.start:
             case "earliest":
@@ -176,12 +194,12 @@ class KafkaSource(Source[T]):
         unknown = sorted(set(self.start) - set(first))
         if unknown:
             raise ConfigError(
-                f"Source {source!r} is to start at partitions {unknown} of {self.topic!r}, which has {len(first)}."
+                f"Source {source!r} starts at partitions {unknown} of {self.topic!r}, which has only {len(first)}. "
+                f"Correct start=."
             )
         return {**first, **self.start}
 
     def open_reader(self, context: ReaderContext) -> SourceReader:
-        """Of the partitions of one subtask."""
         from exactlyonce.connectors.kafka.reader import KafkaReader
 
         positions = context.positions
@@ -190,34 +208,33 @@ class KafkaSource(Source[T]):
             source=context.source,
             topic=self.topic,
             topic_id=context.topic_id,
-            offsets={each.partition: each.offset for each in positions},
+            offsets={position.partition: position.offset for position in positions},
             targets=context.targets,
             config=config,
-            epochs={each.partition: each.leader_epoch for each in positions if each.leader_epoch >= 0},
+            epochs={position.partition: position.leader_epoch for position in positions if position.leader_epoch >= 0},
             make=make,
         )
 
     def open_range(self, context: RangeContext) -> SplitReader:
-        """Of one partition."""
         from exactlyonce.connectors.kafka.range_reader import SourceRange
 
         return SourceRange(context)
 
     def decoder(self) -> RecordDecoder:
-        """Of the messages of confluent-kafka."""
         return KafkaDecoder(self)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the topic, the start or on_error."""
         if problem := topic_problem(self.topic):
             yield problem
         if self.on_error not in ("fail", "skip"):
             yield f'on_error={self.on_error!r} must be "fail" or "skip"'
         if problem := _start_problem(self.start):
             yield problem
+        if self.start_group is not None and not (isinstance(self.start_group, str) and self.start_group):
+            yield f"start_group={self.start_group!r} must be the name of a consumer group"
 
     def describe(self) -> dict[str, Any]:
-        """Topic and codec; where it starts is not part of what it is."""
+        """The topic and the codec; the start is not part of the source's identity."""
         return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
 
 
@@ -233,11 +250,9 @@ class KafkaDecoder:
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
     def parts(self, records: list[Any]) -> list[Any]:
-        """Messages where they are decoded with their metadata, else their values."""
         return records if self._source.metadata else list(map(self._value, records))
 
     def _record(self, message: Message) -> Record[Any]:
-        """A message with all that Kafka knows of it."""
         return Record(
             self._decode_value(message.value()),
             self._decode_key(message.key()),
@@ -249,7 +264,7 @@ class KafkaDecoder:
         )
 
     def problem(self, record: Message, error: BaseException) -> str:
-        """Of its key, if its value decodes."""
+        """The problem of the key, if the value decodes."""
         if self._source.metadata and self._decodes(record.value()):
             return self._source.key_problem(error)
         return self._source.value_problem(record.value(), error)
@@ -262,7 +277,6 @@ class KafkaDecoder:
         return True
 
     def time_ms(self, record: Message) -> int:
-        """Its timestamp."""
         return record.timestamp()[1]
 
 

@@ -1,7 +1,7 @@
 """librdkafka's TLS settings as Python's.
 
 Invariants: certificates are always checked unless the user turned that off by name; a key given as text is never
-written to a disk; a key that needs a password never makes OpenSSL ask the terminal for it.
+written to a disk; OpenSSL never asks the terminal for a key's password.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def checks_certificate(settings: Mapping[str, str]) -> bool:
 
 
 def checks_hostname(settings: Mapping[str, str]) -> bool:
-    """Whether that certificate must be for the name by which we call the broker."""
+    """Whether that certificate must be for the broker's name."""
     return settings.get("ssl.endpoint.identification.algorithm", "https").lower() != "none"
 
 
@@ -39,8 +39,8 @@ def tls_context(settings: Mapping[str, str], redact: Callable[[str], str]) -> ss
     except (ssl.SSLError, OSError) as error:
         given = ", ".join(name for name in settings if name.startswith("ssl."))
         raise ConfigError(
-            f"The TLS settings cannot be used: {redact(str(error))}. Check {given}: the files must be readable, in PEM "
-            f"format, and the key must fit its certificate and password."
+            f"The TLS settings cannot be used: {redact(str(error))}. Check {given}: the files must be readable PEM, "
+            f"and the key must fit its certificate and password."
         ) from None
     return context
 
@@ -69,7 +69,7 @@ def _load_own_certificate(context: ssl.SSLContext, settings: Mapping[str, str]) 
 
 @contextmanager
 def _file_of(settings: Mapping[str, str], name: str) -> Iterator[str | None]:
-    """The path in `<name>.location`, or one that reads the text of `<name>.pem` from memory."""
+    """The path in `<name>.location`, or a path to the text of `<name>.pem` in memory."""
     if f"{name}.pem" not in settings:
         yield settings.get(f"{name}.location")
         return

@@ -1,7 +1,7 @@
-"""Topics as the pipeline needs them: what they are, making one, and where their records begin and end.
+"""Topics as the pipeline needs them: their description and settings, their creation, their first and last offsets.
 
-Invariants: asking for a topic never creates it; a topic is known by its id, which a topic of the same name made later
-does not have; offsets are those of all its partitions.
+Invariants: a question for a topic never creates it; a topic is identified by its id, which a recreated one does not
+have; offsets are those of all its partitions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kafka.protocol.admin.topics import CreateTopicsRequest, DeleteTopicsRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
@@ -26,30 +26,49 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     Request,
     Wire,
     metadata_request,
+    operation_names,
 )
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 TOPIC = 2  # DescribeConfigs' number for the kind of resource
 EARLIEST, LATEST = -2, -1
-TOPIC_ALREADY_EXISTS = 36
+TOPIC_REFUSED, TOPIC_ALREADY_EXISTS = 29, 36
 REFUSED = {17: "name", 37: "partition count", 38: "replication factor", 39: "assignment", 40: "settings", 44: "policy"}
-"""CreateTopics' answers that only another request can fix."""
-DELETE_TIMEOUT_MS, GONE_TIMEOUT_MS = 5_000, 60_000
+"""The errors of CreateTopics that only another request can fix."""
+REQUEST_TIMEOUT_MS, SETTLED_TIMEOUT_MS = 5_000, 60_000
+"""The timeouts of a creation or deletion: at the controller, and until the brokers know of it."""
 SERVER_DEFAULT = -1
 CONSUMER = -1  # in place of a replica's id
+SET = 0  # IncrementalAlterConfigs' number for the operation
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """A topic as it is now."""
+    """The identity of a topic, with its present number of partitions."""
 
     name: str
     topic_id: str
-    """The cluster's own id of it, as UUID text."""
+    """A UUID as text."""
     partitions: int
 
 
+class TopicFacts(msgspec.Struct, frozen=True):
+    name: str
+    topic_id: str
+    replicas: tuple[int, ...]
+    """Their number by partition; empty for a topic that we may not describe."""
+    in_sync: tuple[int, ...]
+    """The number of replicas in sync, by partition."""
+    operations: frozenset[str] | None
+    """The operations that we may perform; None: the broker does not say."""
+
+    @property
+    def visible(self) -> bool:
+        """Whether we may describe it."""
+        return bool(self.replicas)
+
+
 class Topics:
-    """Asks about topics and makes them. Used by one thread at a time.
+    """Describes, creates, alters and deletes topics. Used by one thread at a time.
 
     Every method raises `BrokerUnavailable` after *timeout_ms* without an answer, and `TopicError` for a missing topic.
     """
@@ -65,22 +84,30 @@ class Topics:
     ) -> None:
         self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe)
 
+    @property
+    def config(self) -> ClientConfig:
+        """The settings of the cluster's clients."""
+        return self._wire.config
+
     def delete(self, topic: Topic) -> None:
-        """Return once no broker has *topic*. It goes by its id: one of its name that was made since is another."""
+        """Delete *topic* by its id, and return once no broker has it. A recreated topic of its name stays."""
         self._wire.retrying(lambda: _delete(self._wire, topic), f"Deleting topic {topic.name}")
         waiting = f"Waiting until topic {topic.name} is gone"
-        self._wire.retrying(lambda: _require_gone(self._wire, topic), waiting, timeout_ms=GONE_TIMEOUT_MS)
+        self._wire.retrying(lambda: _require_gone(self._wire, topic), waiting, timeout_ms=SETTLED_TIMEOUT_MS)
 
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Each topic by its name."""
         wanted = list(dict.fromkeys(names))
         return self._wire.retrying(lambda: self._describe(wanted), f"Asking for {', '.join(wanted)}")
 
-    def seen_by_each(self, names: Iterable[str], timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
-        """Each topic by its name, as every live broker knows it now; None: that broker knows of none.
+    def facts(self, name: str) -> TopicFacts | None:
+        """A topic with its replicas and our rights on it; None if it does not exist."""
+        return self._wire.retrying(lambda: self._facts(name), f"Asking for topic {name}")
 
-        A broker that hands out a record of a topic knows the topic's id, so of a topic made anew that somebody has
-        read from, at least one broker tells. In *timeout_ms*, if given.
+    def seen_by_each(self, names: Iterable[str], timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
+        """Each topic by its name, as every live broker knows it now; None: unknown to that broker.
+
+        A broker that serves a record of a topic knows its id: if records of a recreated topic were read, at least one
+        broker shows that.
         """
         wanted = list(dict.fromkeys(names))
         return self._wire.retrying(
@@ -88,8 +115,19 @@ class Topics:
         )
 
     def settings(self, name: str) -> dict[str, str | None]:
-        """All settings of a topic, those left at their default as well."""
+        """All settings of a topic, defaults included."""
         return self._wire.retrying(lambda: self._settings(name), f"Asking for the settings of {name}")
+
+    def alter(self, name: str, settings: Mapping[str, str]) -> None:
+        """Set some settings of a topic; its brokers learn of them a little later."""
+        entry = IncrementalAlterConfigsRequest.AlterConfigsResource
+        changes = [
+            entry.AlterableConfig(name=key, config_operation=SET, value=value) for key, value in settings.items()
+        ]
+        resource = entry(resource_type=TOPIC, resource_name=name, configs=changes)
+        request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=False)
+        doing = f"Altering settings of topic {name}"
+        self._wire.retrying(lambda: refuse(self._wire.ask(request).responses[0].error_code, doing), doing)
 
     def create(
         self,
@@ -99,33 +137,34 @@ class Topics:
         replication_factor: int = SERVER_DEFAULT,
         settings: Mapping[str, str] | None = None,
     ) -> bool:
-        """Make a topic, and wait until every partition has a leader; False if it existed, whatever its settings are.
+        """Create a topic, and wait until every partition has a leader; False if it exists, whatever its settings.
 
         Raises `ConfigError` if the broker refuses its name, numbers or settings.
         """
         request = _create_request(name, partitions, replication_factor, settings or {})
-        made = self._wire.retrying(lambda: self._create(name, request), f"Making topic {name}")
-        self._wire.retrying(lambda: self._await_leaders(name), f"Waiting for the leaders of topic {name}")
-        return made
+        created = self._wire.retrying(lambda: self._create(name, request), f"Creating topic {name}")
+        waiting = f"Waiting for the leaders of topic {name}"
+        self._wire.retrying(lambda: self._await_leaders(name), waiting, timeout_ms=SETTLED_TIMEOUT_MS)
+        return created
 
-    def start_offsets(self, name: str) -> dict[int, int]:
-        """By partition, the offset of the first record that is still there."""
-        return self._offsets(name, EARLIEST, READ_UNCOMMITTED)
+    def start_offsets(self, name: str, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """The offset of the first remaining record, by partition (None: all of them)."""
+        return self._offsets(name, EARLIEST, READ_UNCOMMITTED, partitions)
 
-    def end_offsets(self, name: str, *, committed: bool) -> dict[int, int]:
-        """By partition, the offset after the last record; *committed*: the last stable offset, where readers stand."""
-        return self._offsets(name, LATEST, READ_COMMITTED if committed else READ_UNCOMMITTED)
+    def end_offsets(self, name: str, partitions: Iterable[int] | None = None, *, committed: bool) -> dict[int, int]:
+        """The offset after the last record, by partition (None: all); *committed*: the last stable offset."""
+        return self._offsets(name, LATEST, READ_COMMITTED if committed else READ_UNCOMMITTED, partitions)
 
     def offsets_at(self, name: str, timestamp_ms: int) -> dict[int, int]:
-        """By partition, the first record of that time or later; where there is none, the last stable offset."""
+        """The offset by partition of the first record of that time or later, else the last stable offset."""
         ends = self.end_offsets(name, committed=True)
-        found = self._offsets(name, max(0, timestamp_ms), READ_COMMITTED)
-        return {partition: ends[partition] if offset < 0 else offset for partition, offset in found.items()}
+        offsets = self._offsets(name, max(0, timestamp_ms), READ_COMMITTED)
+        return {partition: ends[partition] if offset < 0 else offset for partition, offset in offsets.items()}
 
     def first_offsets(self, topic: Topic) -> dict[int, int] | None:
-        """By partition of *topic*, the first record that is still there; None if it is gone, or another has its name.
+        """The first remaining offset by partition of *topic*; None if it is gone or was recreated.
 
-        One round of requests, which go to the leaders that were right the last time.
+        One round of requests, to remembered leaders.
         """
 
         def attempt() -> dict[int, int] | None:
@@ -137,23 +176,39 @@ class Topics:
         return self._wire.retrying(attempt, f"Asking for the first offsets of {topic.name}")
 
     def epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
-        """By partition of *epochs*, the offset at which the records of that leader epoch, and of older ones, end.
+        """The end offset by partition of the given leader epoch and older ones; -1: the partition has no such epoch.
 
-        -1: the partition has no epoch that new. A reader that stands behind that end has read records that the log
-        has lost.
+        A reader past that end has read records that the log has lost.
         """
         return self._wire.retrying(lambda: self._epoch_ends(name, epochs), f"Asking for the leader epochs of {name}")
 
     def close(self) -> None:
-        """Let go of the connections; the next question makes new ones."""
         self._wire.close()
 
     def _describe(self, names: Iterable[str]) -> dict[str, Topic]:
         topics = self._wire.topics(names).items()
         return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in topics}
 
+    def _facts(self, name: str) -> TopicFacts | None:
+        topic = self._wire.ask(metadata_request([name], operations=True)).topics[0]
+        if topic.error_code == UNKNOWN_TOPIC:
+            return None
+        if topic.error_code == TOPIC_REFUSED:
+            return TopicFacts(name=name, topic_id="", replicas=(), in_sync=(), operations=frozenset())
+        refuse(topic.error_code, f"Asking for topic {name}")
+        partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
+        if not partitions:
+            raise Again(f"topic {name} has no partitions yet")
+        return TopicFacts(
+            name=name,
+            topic_id=str(topic.topic_id),
+            replicas=tuple(len(partition.replica_nodes) for partition in partitions),
+            in_sync=tuple(len(partition.isr_nodes) for partition in partitions),
+            operations=operation_names(topic.authorized_operations),
+        )
+
     def _seen_by_each(self, names: list[str]) -> dict[str, tuple[Topic | None, ...]]:
-        answers = [{topic.name: topic for topic in each.topics} for each in self._wire.metadata_of_each(names)]
+        answers = [{topic.name: topic for topic in answer.topics} for answer in self._wire.metadata_of_each(names)]
         return {name: tuple(_seen(name, answer[name]) for answer in answers) for name in names}
 
     def _settings(self, name: str) -> dict[str, str | None]:
@@ -170,60 +225,63 @@ class Topics:
             return False
         if answer.error_code in REFUSED:
             raise ConfigError(
-                f"The broker refuses to make topic {name} because of its {REFUSED[answer.error_code]}: "
-                f"{answer.error_message.rstrip('.')}. Change that, or make the topic yourself."
+                f"The broker refuses to create topic {name} because of its {REFUSED[answer.error_code]}: "
+                f"{answer.error_message.rstrip('.')}. Change that, or create the topic yourself."
             )
-        refuse(answer.error_code, f"Making topic {name}")
+        refuse(answer.error_code, f"Creating topic {name}")
         return True
 
     def _await_leaders(self, name: str) -> None:
         try:
             topic = self._wire.topics([name])[name]
             self._wire.leaders([(name, partition.partition_index) for partition in topic.partitions])
-        except TopicError as error:  # the broker asked has not heard of it yet
+        except TopicError as error:  # this broker does not know it yet
             raise Again(str(error)) from None
 
-    def _offsets(self, name: str, timestamp_ms: int, isolation: int) -> dict[int, int]:
-        return self._wire.retrying(
-            lambda: self._list_offsets(name, timestamp_ms, isolation), f"Asking for the offsets of {name}"
-        )
+    def _offsets(
+        self, name: str, timestamp_ms: int, isolation: int, partitions: Iterable[int] | None = None
+    ) -> dict[int, int]:
+        wanted = None if partitions is None else list(partitions)
+
+        def attempt() -> dict[int, int]:
+            asked = range(len(self._wire.topics([name])[name].partitions)) if wanted is None else wanted
+            by_node = self._by_leader(name, asked)
+            questions = [
+                Request(_offsets_request(name, indexes, timestamp_ms, isolation), node)
+                for node, indexes in by_node.items()
+            ]
+            return _offsets(name, self._wire.ask_all(questions))
+
+        return self._wire.retrying(attempt, f"Asking for the offsets of {name}")
 
     def _first_offsets(self, topic: Topic) -> dict[int, int] | None:
-        leaders = self._wire.leaders_remembered([(topic.name, each) for each in range(topic.partitions)])
+        leaders = self._wire.leaders_remembered([(topic.name, partition) for partition in range(topic.partitions)])
         questions = [
-            Request(_offsets_request(topic.name, some, EARLIEST, READ_UNCOMMITTED), node)
-            for node, some in _by_node(leaders).items()
+            Request(_offsets_request(topic.name, partitions, EARLIEST, READ_UNCOMMITTED), node)
+            for node, partitions in _by_node(leaders).items()
         ]
         described, *answers = self._wire.ask_all([Request(metadata_request([topic.name])), *questions])
-        found = described.topics[0]
-        refuse(found.error_code, f"Asking for topic {topic.name}")
-        return _offsets(topic.name, answers) if str(found.topic_id) == topic.topic_id else None
+        now = described.topics[0]
+        refuse(now.error_code, f"Asking for topic {topic.name}")
+        return _offsets(topic.name, answers) if str(now.topic_id) == topic.topic_id else None
 
     def _by_leader(self, name: str, partitions: Iterable[int]) -> dict[int, list[int]]:
-        """The *partitions* that each broker leads."""
-        return _by_node(self._wire.leaders([(name, each) for each in partitions]))
+        return _by_node(self._wire.leaders([(name, partition) for partition in partitions]))
 
     def _epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
         by_node = self._by_leader(name, epochs)
-        questions = [Request(_epochs_request(name, {p: epochs[p] for p in some}), n) for n, some in by_node.items()]
+        questions = [
+            Request(_epochs_request(name, {p: epochs[p] for p in partitions}), n) for n, partitions in by_node.items()
+        ]
         ends = {}
         for answer in self._wire.ask_all(questions) if questions else []:
-            for each in answer.topics[0].partitions:
-                refuse(each.error_code, f"Asking for the leader epochs of {name}-{each.partition}")
-                ends[each.partition] = each.end_offset
+            for partition in answer.topics[0].partitions:
+                refuse(partition.error_code, f"Asking for the leader epochs of {name}-{partition.partition}")
+                ends[partition.partition] = partition.end_offset
         return ends
-
-    def _list_offsets(self, name: str, timestamp_ms: int, isolation: int) -> dict[int, int]:
-        partitions = [partition.partition_index for partition in self._wire.topics([name])[name].partitions]
-        by_node = self._by_leader(name, partitions)
-        questions = [
-            Request(_offsets_request(name, some, timestamp_ms, isolation), node) for node, some in by_node.items()
-        ]
-        return _offsets(name, self._wire.ask_all(questions))
 
 
 def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, list[int]]:
-    """The partitions that each broker leads."""
     by_node: dict[int, list[int]] = {}
     for (_, partition), leader in leaders.items():
         by_node.setdefault(leader.node_id, []).append(partition)
@@ -233,9 +291,9 @@ def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, li
 def _offsets(name: str, answers: Iterable[Any]) -> dict[int, int]:
     offsets = {}
     for answer in answers:
-        for each in answer.topics[0].partitions:
-            refuse(each.error_code, f"Asking for the offset of {name}-{each.partition_index}")
-            offsets[each.partition_index] = each.offset
+        for partition in answer.topics[0].partitions:
+            refuse(partition.error_code, f"Asking for the offset of {name}-{partition.partition_index}")
+            offsets[partition.partition_index] = partition.offset
     return dict(sorted(offsets.items()))
 
 
@@ -248,32 +306,34 @@ def _seen(name: str, topic: Any) -> Topic | None:
 
 def _delete(wire: Wire, topic: Topic) -> None:
     wanted = DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=UUID(topic.topic_id))
-    answer = wire.ask(DeleteTopicsRequest(topics=[wanted], timeout_ms=DELETE_TIMEOUT_MS))
-    for each in answer.responses:
-        if each.error_code not in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
-            refuse(each.error_code, f"Deleting topic {topic.name}")
+    answer = wire.ask(DeleteTopicsRequest(topics=[wanted], timeout_ms=REQUEST_TIMEOUT_MS))
+    for response in answer.responses:
+        if response.error_code not in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
+            refuse(response.error_code, f"Deleting topic {topic.name}")
 
 
 def _require_gone(wire: Wire, topic: Topic) -> None:
     for answer in wire.metadata_of_each([topic.name]):
-        if any(each.error_code == 0 and str(each.topic_id) == topic.topic_id for each in answer.topics):
-            raise Again("a broker has it yet")
+        if any(known.error_code == 0 and str(known.topic_id) == topic.topic_id for known in answer.topics):
+            raise Again("a broker still has it")
 
 
 def _create_request(name: str, partitions: int, replicas: int, settings: Mapping[str, str]) -> CreateTopicsRequest:
     entry = CreateTopicsRequest.CreatableTopic
     configs = [entry.CreatableTopicConfig(name=key, value=value) for key, value in settings.items()]
     topic = entry(name=name, num_partitions=partitions, replication_factor=replicas, assignments=[], configs=configs)
-    return CreateTopicsRequest(topics=[topic], timeout_ms=5_000, validate_only=False)
+    return CreateTopicsRequest(topics=[topic], timeout_ms=REQUEST_TIMEOUT_MS, validate_only=False)
 
 
 def _offsets_request(name: str, partitions: list[int], timestamp_ms: int, isolation: int) -> ListOffsetsRequest:
     entry = ListOffsetsRequest.ListOffsetsTopic
-    wanted = [entry.ListOffsetsPartition(partition_index=each, timestamp=timestamp_ms) for each in partitions]
+    wanted = [entry.ListOffsetsPartition(partition_index=partition, timestamp=timestamp_ms) for partition in partitions]
     return ListOffsetsRequest(isolation_level=isolation, topics=[entry(name=name, partitions=wanted)])
 
 
 def _epochs_request(name: str, epochs: Mapping[int, int]) -> OffsetForLeaderEpochRequest:
     entry = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    wanted = [entry.OffsetForLeaderPartition(partition=each, leader_epoch=epoch) for each, epoch in epochs.items()]
+    wanted = [
+        entry.OffsetForLeaderPartition(partition=partition, leader_epoch=epoch) for partition, epoch in epochs.items()
+    ]
     return OffsetForLeaderEpochRequest(replica_id=CONSUMER, topics=[entry(topic=name, partitions=wanted)])

@@ -1,11 +1,10 @@
-"""Transactions as the brokers know them, and the end of one from another process than the one that wrote it.
+"""Transactions as the brokers know them, and their end from another process than their writer's.
 
-Invariants: a question is repeated until it is answered or the time is over, and goes to the brokers that were right the
-last time; an EndTxn is repeated only with the same producer id, epoch and verdict; an EndTxn whose answer was lost may
-have been carried out.
+Invariants: a question is retried until its timeout, first with remembered brokers; an EndTxn is repeated only with the
+same producer id, epoch and verdict; an EndTxn without an answer may have been carried out.
 
-What EndTxn answers, measured with Kafka 4.3.1 and transaction.version 2; tests/connectors/kafka/test_transactions.py
-holds every row. Ending a transaction raises the epoch of its id by one, which fences the producer that opened it.
+The answers to EndTxn, measured with Kafka 4.3.1 and transaction.version 2; tests/connectors/kafka/test_transactions.py
+has every row. The end of a transaction raises the epoch of its id by one, which fences the producer that opened it.
 
     asked                                              answer
     -------------------------------------------------  -------------------------------------------------------------
@@ -66,10 +65,10 @@ ANSWERS: Mapping[int, EndAnswer] = {
     49: EndAnswer.UNKNOWN,  # INVALID_PRODUCER_ID_MAPPING
     90: EndAnswer.UNKNOWN,  # PRODUCER_FENCED
 }
-"""What the broker's error codes mean for an EndTxn. Any other is no answer to it; see `kafka_protocol.refuse`."""
+"""The meaning of error codes for an EndTxn. `errors.refuse` knows the others."""
 
 MOVED = {14, 15, 16}
-"""Those after which the coordinator is looked up anew."""
+"""The codes after which the coordinator is looked up again."""
 NOT_FOUND = 105  # TRANSACTIONAL_ID_NOT_FOUND
 NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the request stood in the way
 TRANSACTION_LOG = "__transaction_state"
@@ -78,10 +77,10 @@ BROKER = 4  # DescribeConfigs' number for the kind of resource
 
 
 class Transactions:
-    """Asks about and ends transactions. Used by one thread at a time, for as long as one likes.
+    """Describes and ends transactions. Used by one thread at a time.
 
-    Every method raises `BrokerUnavailable` if it has no answer after *timeout_ms*, `ConfigError` if the cluster does
-    not let us ask, and `BrokerRefused` for an error that is none of those that its request may meet.
+    Every method raises `BrokerUnavailable` without an answer after *timeout_ms*, `ConfigError` if we lack the right,
+    and `BrokerRefused` for an unexpected error.
     """
 
     def __init__(
@@ -98,17 +97,17 @@ class Transactions:
         self._version: int | None = None
 
     def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionState | None]:
-        """The present state of each id; None where the broker does not know it. Says nothing about the past."""
+        """The present state of each id; None: unknown to the broker. It says nothing about the past."""
         ids = list(dict.fromkeys(transactional_ids))
         return self._wire.retrying(
             lambda: self._wire.remembering(lambda: self._describe(ids)), "Describing transactions"
         )
 
     def list(self, prefix: str, producer_ids: Iterable[int] = ()) -> Sequence[ListedTransaction]:
-        """Every id that begins with *prefix*, in whatever state, from all brokers; of these producer ids, if any given.
+        """Every id that begins with *prefix*, in any state, at all brokers; with these producer ids, if given.
 
-        It is whole or it fails: each transaction coordinator has answered without error, and none moved meanwhile. Of
-        ids that we have no right to describe the brokers say nothing.
+        The list is complete, or this fails: every coordinator has answered, and none moved meanwhile. Brokers leave out
+        ids that we may not describe.
         """
         wanted = tuple(producer_ids)
         return self._wire.retrying(lambda: self._list(prefix, wanted), "Listing transactions")
@@ -127,11 +126,11 @@ class Transactions:
     def end_all(self, endings: Sequence[Ending], *, commit: bool) -> Sequence[EndAnswer]:
         """Ask once to commit or abort each; the answers in the same order.
 
-        Raises `BrokerUnavailable` if an answer is missing: then each may or may not have been carried out, and only
-        the same may be asked again.
+        Raises `BrokerUnavailable` if an answer is missing: each may have been carried out or not, and only the same
+        request may be repeated.
         """
         self._require_version()
-        ids = [each.transactional_id for each in endings]
+        ids = [ending.transactional_id for ending in endings]
         nodes = self._wire.retrying(lambda: self._wire.coordinators_remembered(ids), "Finding transaction coordinators")
         try:
             return self._end(endings, nodes, commit=commit)
@@ -139,7 +138,7 @@ class Transactions:
             raise self._wire.unavailable("Ending transactions", obstacle) from None
 
     def end_until_answered(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> EndAnswer:
-        """Ask the same until the answer is no longer `BUSY`."""
+        """Repeat the request until the answer is no longer `BUSY`."""
         self._require_version()
         ending = Ending(transactional_id, producer_id, epoch)
 
@@ -152,18 +151,18 @@ class Transactions:
         return self._wire.retrying(attempt, "Ending a transaction")
 
     def abort_listed(self, listed: Iterable[ListedTransaction]) -> None:
-        """Abort and fence each, in whatever state it is: the producers that hold these ids can write no more.
+        """Abort and fence each, in any state: the producers with these ids can write no more.
 
-        An abort at the present epoch raises the epoch, also of an id whose transaction is complete or has not begun.
-        An epoch that moved on in between (its producer went on, or another was made) is asked for again.
+        An abort at the present epoch raises the epoch, also without an open transaction. An epoch that grew meanwhile
+        is looked up again.
         """
         self._require_version()
-        waiting = {each.transactional_id for each in listed}
+        waiting = {transaction.transactional_id for transaction in listed}
 
         def attempt() -> None:
             states = self._describe(sorted(waiting))
             endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
-            waiting.intersection_update(each.transactional_id for each in endings)
+            waiting.intersection_update(known.transactional_id for known in endings)
             answers = self._end(endings, self._wire.coordinators(sorted(waiting)), commit=False)
             for ending, answer in zip(endings, answers, strict=True):
                 if answer is EndAnswer.COMPLETED:
@@ -176,16 +175,15 @@ class Transactions:
     def rewrite_markers(self, last: Ending, partitions: Iterable[tuple[str, int]], *, commit: bool) -> None:
         """End a complete transaction again in *partitions*, whose markers the broker has lost (KAFKA-20734).
 
-        A transaction without records under the epoch of *last*, the present one of its id: its markers also end what is
-        still open there. One that was begun for this before and not ended is taken over, never initialised, which
-        would abort it. Nothing is done where the id is past that epoch, as after an end whose answer was lost.
+        It ends a transaction without records under the epoch of *last*, the present one of its id: the new markers also
+        end the records that are still open. An unfinished earlier attempt is taken over, never initialised, which would
+        abort it. Nothing is done if the id is past that epoch, as after an end whose answer was lost.
         """
         self._require_version()
         wanted = list(partitions)
         self._wire.retrying(lambda: self._rewrite(last, wanted, commit), "Writing lost markers again")
 
     def cluster_id(self) -> str:
-        """The id that the cluster was formatted with."""
         return self._wire.retrying(lambda: str(self._wire.metadata().cluster_id), "Asking for the cluster's id")
 
     def max_timeout_ms(self) -> int:
@@ -197,7 +195,6 @@ class Transactions:
         return self._wire.retrying(self._transaction_version, "Asking for the cluster's features")
 
     def close(self) -> None:
-        """Let go of the connections; the next question makes new ones."""
         self._wire.close()
 
     def _require_version(self) -> None:
@@ -206,41 +203,40 @@ class Transactions:
         if self._version < TRANSACTION_VERSION:
             raise ConfigError(
                 f"The cluster runs transaction.version {self._version}; exactlyonce needs {TRANSACTION_VERSION}, where "
-                f"ending a transaction also fences its producer. Raise it (Kafka 4.0 or newer): kafka-features.sh "
+                f"the end of a transaction fences its producer. Raise it (Kafka 4.0 or newer): kafka-features.sh "
                 f"--bootstrap-server {self._wire.config.bootstrap_servers} upgrade --feature transaction.version=2"
             )
 
     def _describe(self, ids: Sequence[str]) -> dict[str, TransactionState | None]:
         ids_by_node: defaultdict[int, list[str]] = defaultdict(list)
-        for each, node in self._wire.coordinators_remembered(ids).items():
-            ids_by_node[node].append(each)
+        for name, node in self._wire.coordinators_remembered(ids).items():
+            ids_by_node[node].append(name)
         questions = [
-            Request(DescribeTransactionsRequest(transactional_ids=some), node) for node, some in ids_by_node.items()
+            Request(DescribeTransactionsRequest(transactional_ids=names), node) for node, names in ids_by_node.items()
         ]
         answers = self._wire.ask_all(questions) if questions else []
         states = {state.transactional_id: _state(state) for answer in answers for state in answer.transaction_states}
-        return {each: states[each] for each in ids}
+        return {name: states[name] for name in ids}
 
     def _list(self, prefix: str, producer_ids: Sequence[int]) -> Sequence[ListedTransaction]:
         nodes, leaders = self._transaction_log()
-        pattern = re.escape(prefix) + ".*"
-        answers = self._wire.ask_all([Request(_list_request(pattern, producer_ids), node) for node in nodes])
+        question = ListTransactionsRequest(
+            state_filters=[], producer_id_filters=[*producer_ids], transactional_id_pattern=re.escape(prefix) + ".*"
+        )
+        answers = self._wire.ask_all([Request(question, node) for node in nodes])
         for node, answer in zip(nodes, answers, strict=True):
             refuse(answer.error_code, f"Listing the transactions of broker {node}")
         if self._transaction_log() != (nodes, leaders):
             raise Again("transaction coordinators moved while they were being asked")
         return [
-            ListedTransaction(each.transactional_id, each.producer_id, each.transaction_state)
+            ListedTransaction(transaction.transactional_id, transaction.producer_id, transaction.transaction_state)
             for answer in answers
-            for each in answer.transaction_states
-            if each.transactional_id.startswith(prefix)  # a broker before 4.1 knows no pattern
+            for transaction in answer.transaction_states
+            if transaction.transactional_id.startswith(prefix)  # a broker before 4.1 knows no pattern
         ]
 
     def _transaction_log(self) -> tuple[Sequence[int], dict[int, tuple[int, int]]]:
-        """All brokers; and the leader, with its epoch, of each partition of the log of transactions.
-
-        Where we may not see that topic, or it does not exist yet, the brokers alone have to do.
-        """
+        """All brokers; and the leader and its epoch of each partition of the transaction log, if it is visible."""
         metadata = self._wire.metadata([TRANSACTION_LOG])
         leaders = {}
         for partition in metadata.topics[0].partitions:
@@ -252,45 +248,49 @@ class Transactions:
         indexes: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for (topic, partition), leader in self._wire.leaders_remembered(wanted).items():
             indexes[leader.node_id][topic].append(partition)
-        questions = [Request(_producers_request(topics), node) for node, topics in indexes.items()]
-        answers = self._wire.ask_all(questions) if questions else []
-        return [
-            _producer(topic.name, partition.partition_index, producer)
-            for answer in answers
-            for topic in answer.topics
-            for partition in topic.partitions
-            for producer in _active(topic.name, partition)
-        ]
+        entry = DescribeProducersRequest.TopicRequest
+        questions = []
+        for node, topics in indexes.items():
+            asked = [entry(name=topic, partition_indexes=partitions) for topic, partitions in topics.items()]
+            questions.append(Request(DescribeProducersRequest(topics=asked), node))
+        producers: list[ProducerState] = []
+        for answer in self._wire.ask_all(questions) if questions else []:
+            for topic in answer.topics:
+                for partition in topic.partitions:
+                    index = partition.partition_index
+                    refuse(partition.error_code, f"Describing the producers of {topic.name}-{index}")
+                    producers += (_producer(topic.name, index, producer) for producer in partition.active_producers)
+        return producers
 
     def _end(self, endings: Sequence[Ending], nodes: Mapping[str, int], *, commit: bool) -> Sequence[EndAnswer]:
         messages = [
             EndTxnRequest(
-                transactional_id=each.transactional_id,
-                producer_id=each.producer_id,
-                producer_epoch=each.epoch,
+                transactional_id=ending.transactional_id,
+                producer_id=ending.producer_id,
+                producer_epoch=ending.epoch,
                 committed=commit,
                 min_version=5,  # the version whose answers the table of EndAnswer is about
             )
-            for each in endings
+            for ending in endings
         ]
-        requests = [Request(m, nodes[each.transactional_id]) for m, each in zip(messages, endings, strict=True)]
+        requests = [Request(m, nodes[ending.transactional_id]) for m, ending in zip(messages, endings, strict=True)]
         answers = self._wire.ask_all(requests) if requests else []
         if any(answer.error_code in MOVED for answer in answers):
             self._wire.places.forget()
-        return [_answer(each, answer.error_code) for each, answer in zip(endings, answers, strict=True)]
+        return [_answer(ending, answer.error_code) for ending, answer in zip(endings, answers, strict=True)]
 
     def _rewrite(self, last: Ending, partitions: Sequence[tuple[str, int]], commit: bool) -> None:
         name = last.transactional_id
-        self._wire.places.forget()  # a broker that does not know yet that it no longer leads shows no markers
+        self._wire.places.forget()  # a former leader that has not learnt of the change shows no markers
         nodes = self._wire.coordinators([name])
         answer = self._wire.ask(_add_request(last, partitions), nodes[name])
         added = [
-            (each.partition_error_code, f"{topic.name}-{each.partition_index}")
+            (result.partition_error_code, f"{topic.name}-{result.partition_index}")
             for topic in answer.results_by_topic_v3_and_below
-            for each in topic.results_by_partition
+            for result in topic.results_by_partition
         ]
-        # One partition that is refused keeps the others from being attempted: it is the one to speak of.
-        for error_code, partition in sorted(added, key=lambda each: each[0] == NOT_ATTEMPTED):
+        # A refused partition keeps the others from being attempted: report it first.
+        for error_code, partition in sorted(added, key=lambda result: result[0] == NOT_ATTEMPTED):
             if ANSWERS.get(error_code) in (EndAnswer.REFUSED, EndAnswer.UNKNOWN):
                 return
             _added(partition, error_code, name)
@@ -314,20 +314,8 @@ class Transactions:
         question = ApiVersionsRequest(client_software_name="exactlyonce", client_software_version="1")
         answer = self._wire.ask(question)
         refuse(answer.error_code, "Asking for the cluster's features")
-        features = {each.name: each.max_version_level for each in answer.finalized_features}
+        features = {feature.name: feature.max_version_level for feature in answer.finalized_features}
         return int(features.get("transaction.version", 0))
-
-
-def _list_request(pattern: str, producer_ids: Sequence[int]) -> ListTransactionsRequest:
-    return ListTransactionsRequest(
-        state_filters=[], producer_id_filters=[*producer_ids], transactional_id_pattern=pattern
-    )
-
-
-def _producers_request(partitions_by_topic: Mapping[str, Sequence[int]]) -> DescribeProducersRequest:
-    entry = DescribeProducersRequest.TopicRequest
-    topics = [entry(name=topic, partition_indexes=indexes) for topic, indexes in partitions_by_topic.items()]
-    return DescribeProducersRequest(topics=topics)
 
 
 def _add_request(ending: Ending, partitions: Sequence[tuple[str, int]]) -> AddPartitionsToTxnRequest:
@@ -339,15 +327,15 @@ def _add_request(ending: Ending, partitions: Sequence[tuple[str, int]]) -> AddPa
         v3_and_below_transactional_id=ending.transactional_id,
         v3_and_below_producer_id=ending.producer_id,
         v3_and_below_producer_epoch=ending.epoch,
-        v3_and_below_topics=[entry(name=topic, partitions=each) for topic, each in indexes.items()],
+        v3_and_below_topics=[entry(name=topic, partitions=partitions) for topic, partitions in indexes.items()],
         max_version=3,  # later ones are for brokers
     )
 
 
 def _added(partition: str, error_code: int, transactional_id: str) -> None:
-    """Raise `Again` where the state of the id has to be asked for anew, or what else *error_code* calls for."""
+    """Raise `Again` if the state of the id must be looked up again, or our error for *error_code*."""
     if error_code and (error_code in ANSWERS or error_code == NOT_ATTEMPTED):
-        raise Again(f"{transactional_id} does not take in {partition}: the broker answers {error_code}")
+        raise Again(f"{transactional_id} cannot add {partition}: the broker answers {error_code}")
     refuse(error_code, f"Adding {partition} to {transactional_id}")
 
 
@@ -364,12 +352,6 @@ def _state(answer: Any) -> TransactionState | None:
         start_time_ms=answer.transaction_start_time_ms,
         partitions=tuple((topic.topic, partition) for topic in answer.topics for partition in topic.partitions),
     )
-
-
-def _active(topic: str, partition: Any) -> Iterable[Any]:
-    refuse(partition.error_code, f"Describing the producers of {topic}-{partition.partition_index}")
-    active: Iterable[Any] = partition.active_producers
-    return active
 
 
 def _producer(topic: str, partition: int, producer: Any) -> ProducerState:

@@ -1,5 +1,5 @@
-"""Bounded work: from a checkpoint and exact ranges to the next checkpoint, for whoever runs units (`submit`).
+"""Bounded work: from a checkpoint and exact ranges to the next checkpoint, by any runner of units (`submit`).
 
-`unit/` is what runs in a task, `replay/` computes an interval again, `audit/` compares it with what readers see. May
-import what lies directly in `engines`; never `engines.local`, nor `engines.spark` but for a repair that asks for it.
+`unit/` runs in a task, `replay/` recomputes an interval, `audit/` compares it with readers' records. May import modules
+directly in `engines`; never `engines.local`, nor `engines.spark` except for a repair that asks for it.
 """

@@ -1,19 +1,16 @@
 """`advance`: from one checkpoint to the next, by reading exact ranges; the one function of bounded work that publishes.
 
-Invariants: units first, then publications, then the decision, so that transactions are open for as short as can be;
-what the driver has no receipt of never counts: its transactions are aborted before the manifest, and swept again once
-the checkpoint is finalized, its blocks are tombstoned; the decision is the local engine's own, by the same code.
+Invariants: units run first, then publications, then the decision, so that transactions are open only shortly; without a
+receipt, an attempt's transactions are aborted before the manifest and swept again after it, its blocks are tombstoned.
 
-Transactional ids carry the leader's attempt. The next checkpoint uses the same ids again, for a broker remembers each
-for a week. Only after work was tried more than once does the attempt grow: a failed try may come back at any time, and
-is swept then. A sweep aborts what older attempts have left open, so an id must not carry less than the attempt.
+Transactional ids carry the leader's attempt, and the next checkpoint uses them again. The attempt grows only after a
+retry, because a failed try may come back at any time. A sweep aborts the open transactions of older attempts.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +20,9 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.stages import compute
-from exactlyonce.engines.bounded.submit import Submit, is_retry
-from exactlyonce.engines.bounded.unit.messages import Publication, Published, Receipt, Unit
+from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.unit.messages import Publication, Published, Reading, Receipt, Unit, tries_before
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
@@ -43,27 +39,22 @@ _published_decoder = msgspec.msgpack.Decoder(Published)
 
 @dataclass(frozen=True)
 class Advanced:
-    """A completed, finalized checkpoint, and what it took."""
+    """A finalized checkpoint, and the work that it took."""
 
     manifest: Manifest
     receipts: Sequence[Receipt]
     publications: Sequence[Published]
 
     @property
-    def has_failed_publications(self) -> bool:
-        """Whether some attempt to publish has no receipt: it may yet take the id that it was given."""
-        return any(is_retry(each.label) for each in self.publications)
-
-    @property
     def records(self) -> int:
         """Messages read."""
-        return sum(each.records for each in self.receipts)
+        return sum(receipt.records for receipt in self.receipts)
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Of those, skipped because they do not decode, by source and partition."""
-        found = [skipped for each in self.receipts for skipped in each.skipped]
-        return sorted(found, key=lambda skipped: (skipped.source, skipped.partition))
+        """Messages that do not decode, by source and partition."""
+        skipped = [partition for receipt in self.receipts for partition in receipt.skipped]
+        return sorted(skipped, key=lambda partition: (partition.source, partition.partition))
 
     @property
     def records_out(self) -> int:
@@ -71,11 +62,16 @@ class Advanced:
         return self.manifest.records_committed
 
     @property
+    def staged_bytes(self) -> int:
+        """The size of all staged files."""
+        channels = sum(channel.file.size for receipt in self.receipts for channel in receipt.channels)
+        return channels + sum(output.file.size for receipt in self.receipts for output in receipt.outputs)
+
+    @property
     def elapsed_ms(self) -> int:
-        """From the first unit's launch to the last publication's end."""
-        spans = [(each.began_ms, each.ended_ms) for each in self.receipts]
-        spans += [(each.began_ms, each.ended_ms) for each in self.publications]
-        return max(ended for _, ended in spans) - min(began for began, _ in spans)
+        """The time from the first unit's launch to the last publication's end."""
+        work: list[Receipt | Published] = [*self.receipts, *self.publications]
+        return max(done.ended_ms for done in work) - min(done.began_ms for done in work)
 
 
 def advance(
@@ -91,36 +87,50 @@ def advance(
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *connections* have recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
+    *connections* have recovered; *staging* is a folder that all units see. *final*: a clean end follows. Raises
     `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
-    clock = SystemClock()
+    clock, leader = SystemClock(), connections.leader
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
         common = _common(loaded, options, connections, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
         hit("advance-computed")
-        connections.upkeep()  # who was fenced meanwhile opens no transactions
+        connections.drive(leader.upkeep())  # a fenced driver opens no transactions
         opened_ms = clock.monotonic_ms()
-        with _aborted_if_broken_off(connections):
+        try:
             publications = _publish(common, physical, connections.transaction_timeout_ms, receipts, submit)
+        except Exception:  # readers need not wait until the open transactions, which no record names, time out
+            with suppress(ExactlyOnceError):
+                _abort_all_but(connections)
+            raise
     hit("advance-published")
-    base = manifest.checkpoint
-    decided = PendingCheckpoint(
-        checkpoint=checkpoint, base=base, previous=base, final=final, triggered_ms=began_ms,
-        attempt=connections.leader.attempt,
-    )  # fmt: skip
-    decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
-    decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
-    decided.staged = [staged for each in receipts for staged in each.ack.staged]
-    decided.precommits = [each.precommit for each in publications]
+    acks = [receipt.ack for receipt in receipts]
+    precommits = [published.precommit for published in publications]
     open_ms = clock.monotonic_ms() - opened_ms
-    decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
-    retried = any(is_retry(each.label) for each in receipts)
-    _settle_failed_attempts(connections, publications, retried=retried)
-    done = Advanced(_decide(connections, decided), receipts, publications)
-    connections.begin_attempt(connections.leader.attempt + (retried or done.has_failed_publications), killed=retried)
+    pending = PendingCheckpoint(
+        checkpoint=checkpoint,
+        base=manifest.checkpoint,
+        previous=manifest.checkpoint,
+        final=final,
+        triggered_ms=began_ms,
+        attempt=leader.attempt,
+        acks={(ack.task, ack.subtask): ack for ack in acks},
+        order_logs=[ack.order_log for ack in acks if ack.order_log is not None],
+        staged=[staged for ack in acks for staged in ack.staged],
+        precommits=precommits,
+        ages_ms={precommit.transactional_id: open_ms for precommit in precommits},
+    )
+    if publications:
+        _abort_all_but(connections, {precommit.transactional_id for precommit in precommits})
+    units_failed = any(tries_before(receipt.label) for receipt in receipts)
+    if units_failed:
+        connections.known_blocks.expect_own_orphans()
+    publications_failed = any(tries_before(published.label) for published in publications)
+    done = Advanced(_decide(connections, pending), receipts, publications)
+    attempt = leader.attempt + (units_failed or publications_failed)
+    connections.drive(leader.begin_attempt(attempt, killed=units_failed))
     return done
 
 
@@ -132,7 +142,6 @@ def _common(
     physical: Plan,
     folder: Path,
 ) -> Unit:
-    """What all units of this checkpoint have in common."""
     return Unit(
         reference=loaded.reference,
         fingerprint=physical.graph.fingerprint(),
@@ -156,30 +165,19 @@ def _common(
         drops_fields=options.allow_dropped_fields,
         skips=options.skip,
         incremental=options.checkpoint.incremental,
+        output_partitions=connections.surroundings.outputs.partitions,
     )
 
 
 def _abort_all_but(connections: PipelineConnections, winners: Collection[str] = ()) -> None:
-    """Abort what the present attempt has left open, except the transactions of *winners*."""
+    """Abort the open transactions of the present attempt, except those of *winners*."""
     connections.drive(connections.leader.transactions.abort_all_but(winners))
-
-
-@contextmanager
-def _aborted_if_broken_off(connections: PipelineConnections) -> Iterator[None]:
-    """What is open when the publishing fails is named by no record, and need not hold readers up until it times out."""
-    try:
-        yield
-    except Exception:
-        with suppress(ExactlyOnceError):
-            _abort_all_but(connections)
-        raise
 
 
 def _publish(
     common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit
 ) -> list[Published]:
-    """Publish what the receipts' units have staged, all sinks at once."""
-    files = sorted((file for each in receipts for file in each.outputs), key=lambda file: (file.sink, file.subtask))
+    files = sorted((file for done in receipts for file in done.outputs), key=lambda file: (file.sink, file.subtask))
     topics = {node.id: node.sink.topic or "" for node in physical.graph.sinks if node.sink is not None}
     work = [
         Publication(
@@ -196,34 +194,25 @@ def _publish(
         )
         for file in files
     ]
-    answers = submit("publish", [_encode(each) for each in work]) if work else []
-    return [_published_decoder.decode(each) for each in answers]
+    description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, publish"
+    answers = submit(description, [_encode(publication) for publication in work]) if work else []
+    return [_published_decoder.decode(answer) for answer in answers]
 
 
-def _settle_failed_attempts(
-    connections: PipelineConnections, publications: Sequence[Published], *, retried: bool
-) -> None:
-    """Failed attempts have no receipt: their transactions are aborted, their blocks go with this checkpoint."""
-    if publications:
-        _abort_all_but(connections, {each.precommit.transactional_id for each in publications})
-    if retried:
-        connections.known_blocks.expect_own_orphans()
-
-
-def _decide(connections: PipelineConnections, decided: PendingCheckpoint) -> Manifest:
+def _decide(connections: PipelineConnections, pending: PendingCheckpoint) -> Manifest:
     """The manifest, once it is durable."""
-    for ack in decided.acks.values():
-        connections.acknowledged(ack)
-    verdict = connections.decide(decided, (decided.base,), time.monotonic())
+    for ack in pending.acks.values():
+        connections.leader.acknowledged(ack)
+    verdict = connections.drive(connections.leader.decide(pending, (pending.base,)))
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
         raise BrokerUnavailable(
-            f"Checkpoint {decided.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
+            f"Checkpoint {pending.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
             f"is lost: run the command again."
         )
     if not isinstance(verdict, Decided):
         raise Undetermined(
-            f"Whether checkpoint {decided.checkpoint} was decided cannot be known here. Nothing is lost: run the "
+            f"Whether checkpoint {pending.checkpoint} was decided cannot be known here. Nothing is lost: run the "
             f"command again, it reads what is true."
         )
     return verdict.manifest

@@ -1,67 +1,72 @@
 """The way from the newest checkpoint to stop offsets, in checkpoints: backfill, catch-up, and following the input.
 
-Invariant: each part is a complete checkpoint of its own, so whoever breaks off and comes again, here or with another
-engine, goes on at the last of them. What one part publishes becomes visible at once, and the next part's later.
+Invariants: each chunk is a complete checkpoint, from which a later run of any engine continues; a parallelism for which
+a manifest, one record, has no room is refused before anything is read.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
+from shutil import disk_usage
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, Manifest
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
-from exactlyonce.engines.bounded.capacity import require_room, subtasks_max
-from exactlyonce.engines.bounded.ranges import Reading, parts, readings
+from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.stages import refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import Executors, Submit, in_process
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
+from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process
+from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
-from exactlyonce.engines.performer import beside
 from exactlyonce.engines.pipeline_connections import PipelineConnections
-from exactlyonce.engines.plan import plan
+from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
+from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to_distribute
 from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
-from exactlyonce.engines.surroundings.preflight import check_operators
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
-from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.pipeline.names import checkpoint_topic, setting
+from exactlyonce.pipeline.names import setting
 
 FOLLOW_PAUSE_S = 1.0
+UNIT_RECORDS = 1_000_000
+"""The records of a chunk for each unit of a stage."""
+CHUNK_RECORDS_MIN = 100_000
+"""The size of a chunk that is tried even if it may not fit into the staging room."""
+Counted = tuple[str, str, int]
+"""(id of a source or a sink, topic, partitions) by now."""
+REFERENCE_BYTES = 110
+"""The size of a reference to a block in a manifest, with a key of usual length."""
+COMMITTABLE_BYTES = 150
+WRITTEN_BYTES = 8
+"""The size of one partition in a committable, without the topic's name."""
+STAGED_BYTES = 600
+"""The size of a staged committable, with its blocks and its place in the ledger."""
+OFFSET_BYTES = 90
+"""The size of an Sn with the offsets of skipped records, without its names."""
 
 
-def history_if_any(client: ClientConfig, pipeline: str) -> History | None:
-    """What is decided in *pipeline* by now; None if it has never run."""
-    topics = Topics(client)
-    try:
-        topics.describe([checkpoint_topic(pipeline)])
-    except TopicError:
-        return None
-    finally:
-        topics.close()
-    return read_history(client.confluent(), pipeline)
-
-
-def refuse_if_running(history: History | None) -> None:
-    """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
+def refuse_if_running(history: History) -> None:
+    """Raise `ConfigError` while an instance seems to run the pipeline."""
     now_ms = SystemClock().now_ms()
-    newest = history.living(now_ms) if history is not None else None
-    if newest is None or history is None or is_known_dead(newest):
+    newest = history.living(now_ms)
+    if newest is None or is_known_dead(newest):
         return
     since_ms = now_ms - newest.heartbeat_ms
     last = datetime.fromtimestamp(newest.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
@@ -73,7 +78,7 @@ def refuse_if_running(history: History | None) -> None:
 
 
 def refuse_at_most_once(graph: LogicalGraph) -> None:
-    """Raise ConfigError where a sink's outputs would have to wait for the decision in a process that lives on."""
+    """Raise ConfigError where a sink delivers at most once: its outputs wait for the decision in a living process."""
     for node in graph.sinks:
         if node.sink is not None and node.sink.delivery == AT_MOST_ONCE:
             raise ConfigError(
@@ -82,263 +87,336 @@ def refuse_at_most_once(graph: LogicalGraph) -> None:
             )
 
 
-def refuse_unaligned(manifest: Manifest | None, pipeline: str) -> None:
-    """Raise ConfigError where records are on their way between operators; *pipeline*: as the command line names it."""
-    if manifest is not None and manifest.channel_logs:
-        raise ConfigError(
-            f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} is unaligned: {manifest.records_in_flight} "
-            f"records were on their way between operators, and bounded work goes on from aligned checkpoints only. "
-            f"Make one with `exactlyonce run {pipeline} --until latest`, whose last checkpoint is aligned, or by "
-            f"stopping a run; then run this again."
-        )
-
-
-def named(skipped: Iterable[Skipped]) -> Iterator[str]:
-    """Lines that name the first few records that a checkpoint has skipped of each source, and count the others."""
-    for source, group in groupby(skipped, lambda each: each.source):
-        parts = list(group)
-        sentences = [sentence for part in parts for _, sentence in part.first][:NAMED_MAX]
+def skip_lines(skipped: Iterable[Skipped]) -> Iterator[str]:
+    """Lines that name the first records that a checkpoint has skipped of each source, and count the others."""
+    for source, group in groupby(skipped, lambda partition: partition.source):
+        partitions = list(group)
+        sentences = [sentence for partition in partitions for _, sentence in partition.first][:NAMED_MAX]
         yield from (f"skipped: {sentence}" for sentence in sentences)
-        if more := sum(part.count for part in parts) - len(sentences):
-            where = ", ".join(f"{part.topic}[{part.partition}] {part.count:,}" for part in parts)
+        if more := sum(partition.count for partition in partitions) - len(sentences):
+            where = ", ".join(f"{p.topic}[{p.partition}] {p.count:,}" for p in partitions)
             yield f"skipped: source {source!r}: {more:,} more records of the same checkpoint; by partition {where}"
 
 
-class CatchUpProgress(Protocol):
-    """The listener to a long command: it is told how it goes."""
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-
-    def began(self, manifest: Manifest, offsets: int) -> None:
-        """It goes on from *manifest*, over so many offsets."""
+class CatchUpProgress(Progress, Protocol):
+    """The listener to a catch-up."""
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
-        """A checkpoint more is finalized, over so many offsets."""
+        """Another checkpoint is finalized, over so many offsets."""
 
 
 @dataclass
 class Summary:
-    """What was done."""
+    """The result of a catch-up. A notebook shows it as a table."""
 
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
+    """That of the newest checkpoint."""
     checkpoints: int = 0
     records: int = 0
     skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)
-    """By source and partition, what was skipped because it does not decode."""
+    """By source and partition, records that do not decode."""
     records_out: int = 0
     parallelism: int = 1
-    """How many units each stage had."""
+    """Units of each stage."""
     work_ms: int = 0
-    """From first to last of the units, without what the driver does between."""
+    """The time of units, without the driver's work between checkpoints."""
+
+    @property
+    def checkpoint(self) -> int:
+        """The number of the newest checkpoint."""
+        return self.manifest.checkpoint
+
+    @property
+    def offsets(self) -> dict[str, dict[int, int]]:
+        """The offset at which the next work begins, by source and partition."""
+        offsets: dict[str, dict[int, int]] = {}
+        for position in self.manifest.offsets:
+            offsets.setdefault(position.source, {})[position.partition] = position.offset
+        return offsets
 
     @property
     def skipped_count(self) -> int:
-        """How many records were skipped."""
-        return sum(each.count for each in self.skipped.values())
+        """The number of skipped records."""
+        return sum(partition.count for partition in self.skipped.values())
+
+    def _repr_html_(self) -> str:
+        columns = "checkpoint", "checkpoints", "records in", "skipped", "records out", "parallelism", "time of units"
+        figures = (
+            self.checkpoint, self.checkpoints, self.records, self.skipped_count, self.records_out, self.parallelism,
+            shown_duration(self.work_ms),
+        )  # fmt: skip
+        offsets = [(at.source, at.topic, at.partition, at.offset) for at in self.manifest.offsets]
+        skipped = [
+            (skips.source, skips.topic, skips.partition, skips.count, "; ".join(text for _, text in skips.first))
+            for skips in self.skipped.values()
+        ]
+        return html_result(
+            f"{self.manifest.pipeline}: up to checkpoint {self.checkpoint}",
+            html_table(columns, [figures]),
+            html_table(("source", "topic", "partition", "skipped", "the first"), skipped),
+            html_details("next offsets", html_table(("source", "topic", "partition", "next offset"), offsets)),
+        )
 
     def add(self, advanced: Advanced) -> None:
-        """One checkpoint more."""
         self.manifest = advanced.manifest
         self.checkpoints += 1
         self.records += advanced.records
-        for each in advanced.skipped:
-            place = each.source, each.partition
-            self.skipped.setdefault(place, Skipped(each.source, each.topic, each.partition)).add(each)
+        for skipped in advanced.skipped:
+            place = skipped.source, skipped.partition
+            self.skipped.setdefault(place, Skipped(skipped.source, skipped.topic, skipped.partition)).add(skipped)
         self.records_out += advanced.records_out
         self.work_ms += advanced.elapsed_ms
 
 
 @dataclass
-class CatchingUp:
-    """One incarnation: opened, it leads the pipeline until it is closed."""
+class CatchUp:
+    """One way to stop offsets. `judge` refuses a hopeless one before executors start and before anybody is fenced."""
 
     loaded: Loaded
     options: RunOptions
-    submit: Submit
-    staging: Path
     progress: CatchUpProgress
     stop_offsets: StopOffsets = field(default_factory=StopOffsets)
-    chunk_records: int = CHUNK_RECORDS
-    follow: bool = False
-    stopping: threading.Event = field(default_factory=threading.Event)
-    """Set by whoever wants a clean end: it comes after the present checkpoint."""
-    judged: list[str] = field(default_factory=list)
-    """The notes of `CatchUp.judge`, which are not told again."""
-    _told: set[str] = field(default_factory=set)
-
-    def run(self) -> Summary:
-        """Until the stop offsets are reached or, when it follows, until it is stopped."""
-        physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
-        refuse_at_most_once(physical.graph)
-        refuse_loops(physical.graph)
-        connections = PipelineConnections(
-            physical, self.options, self._note, lambda *_, **__: None,
-            self.loaded.reference, (self.submit, self.staging),
-        )  # fmt: skip
-        try:
-            connections.look()
-            topics = connections.surroundings
-            most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
-            require_room(physical.parallelism, most)
-            summary = Summary(connections.recover())
-            refuse_unaligned(summary.manifest, "{module}:{attribute}".format(**self.loaded.reference))
-            self._reach(connections, summary)
-            idle_s = 0.0
-            while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
-                idle_s = 0.0 if self._reach(connections, summary) else idle_s + FOLLOW_PAUSE_S
-                if idle_s >= UPKEEP_INTERVAL_S:
-                    connections.upkeep()
-                    idle_s = 0.0
-            connections.conclude()
-        finally:
-            connections.close()
-        return summary
-
-    def _note(self, text: str) -> None:
-        if text in self.judged:
-            self.judged.remove(text)
-        else:
-            self.progress.note(text)
-
-    def _reach(self, connections: PipelineConnections, summary: Summary) -> bool:
-        """Advance to the stop offsets of now; False if that is where it stands."""
-        ranges = self._ranges(connections)
-        total = sum(each.length for each in ranges)
-        if not total:
-            return False
-        self.progress.began(summary.manifest, total)
-
-        def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-            return beside(connections.upkeep, lambda _: self.submit(stage, work))
-
-        chunks = list(parts(ranges, self.chunk_records))
-        for number, part in enumerate(chunks, 1):
-            final = not self.follow and number == len(chunks)
-            done = advance(
-                self.loaded, self.options, connections, summary.manifest, ranges=part, submit=submit,
-                staging=self.staging, final=final,
-            )  # fmt: skip
-            summary.add(done)
-            self._tell(done)
-            connections.publish_offsets()
-            self.progress.advanced(done, sum(each.length for each in part))
-            if self.stopping.is_set():
-                break
-        return True
-
-    def _tell(self, advanced: Advanced) -> None:
-        """What units have skipped, and have to say; that once, for each checkpoint may say it again."""
-        for line in named(advanced.skipped):
-            self.progress.note(self.options.client.redact(line))
-        for text in dict.fromkeys(note for receipt in advanced.receipts for note in receipt.notes):
-            if text not in self._told:
-                self._told.add(text)
-                self.progress.note(self.options.client.redact(text))
-
-    def _ranges(self, connections: PipelineConnections) -> tuple[Reading, ...]:
-        connections.drive(connections.leader.look_at_inputs())
-        inputs, offsets = connections.surroundings.inputs, connections.surroundings.offsets
-        topics = {source: each.topic for source, each in inputs.sources.items()}
-        return readings(topics, offsets, self.stop_offsets.ends(inputs, offsets))
-
-
-@dataclass(kw_only=True)
-class CatchUp:
-    """The way to stop offsets as a person asks for it: judged, then taken.
-
-    `judge` refuses what cannot work, before executors are started and before anybody is fenced.
-    """
-
-    loaded: Loaded
-    options: RunOptions
-    parallelism: int | None
-    """Units of each stage; None: what state that is kept by partition demands, else as many as there are cores."""
-    progress: CatchUpProgress
-    stop_offsets: StopOffsets
-    chunk_records: int = CHUNK_RECORDS
+    chunk_records: int | None = None
+    """The most records of a checkpoint; None: by the number of units and the free staging room, see `chunk_records`."""
+    _: KW_ONLY
+    parallelism: int | None = None
+    """Units of each stage; None: as the state kept by partition demands, else as many as there are cores."""
     from_nothing: bool = False
     """Whether it may begin without a checkpoint, as a backfill does."""
     follow: bool = False
     take_over: bool = False
     """Whether an instance that seems to run is fenced."""
-    named: str = ""
+    command_name: str = ""
     """The pipeline as a command line names it; empty: its module and attribute."""
     stopping: threading.Event = field(default_factory=threading.Event)
+    """Set to ask for a clean end, which comes after the present checkpoint."""
+    records: int | None = None
+    """By `judge`, the offsets up to the stop offsets; None if a savepoint says where they begin."""
     _subtasks_max: int = 0
-    _notes: list[str] = field(default_factory=list)
+    _judged: list[str] = field(default_factory=list)
+    """The notes of `judge`, which are not repeated."""
+    _noted: set[str] = field(default_factory=set)
+    """The notes of units, which are not repeated."""
 
     def judge(self) -> None:
         """Raise what stands in the way; the first notes are told."""
-        if self.chunk_records < 1:
+        if self.chunk_records is not None and self.chunk_records < 1:
             raise ConfigError(f"{setting('chunk_records')} is {self.chunk_records}: it must be at least 1.")
         name, graph = self.loaded.pipeline.name, self.loaded.pipeline.build()
-        named = self.named or "{module}:{attribute}".format(**self.loaded.reference)
-        history = history_if_any(self.options.client, name)
-        latest = history.latest if history is not None else None
-        restoration = self.options.restoration
+        with closing(LogFollower(self.options.client, name)) as follower:
+            history = follower.look()
+        latest, restoration = history.latest, self.options.restoration
         begins = restoration is not None and not is_restored(restoration, latest)
         if latest is None and not self.from_nothing and not begins:
             raise ConfigError(
-                f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named}` or "
-                f"`exactlyonce run {named}`."
+                f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {self._name}` or "
+                f"`exactlyonce run {self._name}`."
             )
         if not begins:
-            refuse_unaligned(latest, named)
+            self._refuse_unaligned(latest)
         if not self.take_over:
             refuse_if_running(history)
-        by_partition = any(node.partitioned for node in graph.nodes)
-        if self.parallelism is None and by_partition and latest is not None and latest.operators:
-            self.parallelism = latest.operators[0].parallelism
+        begun = None if begins or history.condemned else latest
+        self._judge_parallelism(graph, begun)
+        self._judge_topics(begun)
+
+    def _judge_parallelism(self, graph: LogicalGraph, begun: Manifest | None) -> None:
+        """Take the parallelism of state that is kept by partition; no more subtasks than key groups."""
+        placed = [] if begun is None else placed_by_partition(graph, begun)
+        if self.parallelism is None and placed:
+            self.parallelism = placed[0].parallelism
+        if self.parallelism is not None and graph.shuffles and self.parallelism > graph.max_parallelism:
+            self.progress.note(
+                f"parallelism {self.parallelism} is more than the {graph.max_parallelism} key groups of the pipeline, "
+                f"its max_parallelism: {graph.max_parallelism} units of each stage are used"
+            )
+            self.parallelism = graph.max_parallelism
+        if self.parallelism is not None and begun is not None:
+            refuse_to_distribute(graph, begun, self.parallelism)
         self.options = replace(self.options, parallelism=self.parallelism or 1)
-        self._judge_topics(None if begins or (history is not None and history.condemned) else latest)
 
     def _judge_topics(self, begun: Manifest | None) -> None:
         """*begun* is the checkpoint that the work goes on from; None: it begins with nothing, or from a savepoint."""
-        physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
-        refuse_at_most_once(physical.graph)
-        refuse_loops(physical.graph)
-        connections = PipelineConnections(
-            physical, self.options, self._note, lambda *_, **__: None, self.loaded.reference,
-            (in_process, Path(THIS_MACHINE)),
-        )  # fmt: skip
-        try:
-            connections.look()
+        physical = self._plan()
+
+        def note(text: str) -> None:
+            self._judged.append(text)
+            self.progress.note(text)
+
+        with closing(self._connections(physical, note, in_process, THIS_MACHINE)) as connections:
             inputs = connections.surroundings.inputs
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
-                self.stop_offsets.ends(inputs, inputs.offsets_from(begun))
+                self.records = self._count(inputs, inputs.offsets_from(begun))
             elif self.options.restoration is None:
-                self.stop_offsets.ends(inputs, inputs.first_offsets())
-            most = subtasks_max(physical.graph, inputs.counted, connections.surroundings.outputs.foreseen)
-        finally:
-            connections.close()
-        require_room(physical.parallelism, most)
-        self._subtasks_max = most
-
-    def _note(self, text: str) -> None:
-        self._notes.append(text)
-        self.progress.note(text)
+                starts: Offsets = {source: {} for source in inputs.sources}
+                for start in inputs.start_offsets():
+                    starts[start.source][start.partition] = start.offset
+                self.records = self._count(inputs, starts)
+            self._subtasks_max = _refuse_too_wide(physical, connections)
 
     def choose_parallelism(self, executors: Executors) -> None:
-        """Unless it is known, it is by how many units run at the same time."""
+        """Unless the parallelism is known, take one unit for each core."""
         if self.parallelism is None:
             self.parallelism = default_parallelism(executors.cores(), self._subtasks_max, self.progress.note)
             self.options = replace(self.options, parallelism=self.parallelism)
 
     def run(self, executors: Executors) -> Summary:
-        """Take the way; after `judge`."""
+        """Catch up, after `judge`."""
         self.choose_parallelism(executors)
-        work = CatchingUp(
-            self.loaded, self.options, executors.submit, executors.staging, self.progress, self.stop_offsets,
-            self.chunk_records, self.follow, self.stopping, self._notes,
-        )  # fmt: skip
-        return replace(work.run(), parallelism=self.options.parallelism)
+        return self.lead(executors.submit, executors.staging)
+
+    def lead(self, submit: Submit, staging: Path) -> Summary:
+        """Lead the pipeline until the stop offsets are reached or, when it follows, until it is stopped."""
+        physical = self._plan()
+        with closing(self._connections(physical, self._note, submit, staging)) as connections:
+            _refuse_too_wide(physical, connections)
+            summary = Summary(connections.recover(), parallelism=physical.parallelism)
+            self._refuse_unaligned(summary.manifest)
+            self._reach(connections, summary, submit, staging)
+            idle_s = 0.0
+            while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
+                idle_s = 0.0 if self._reach(connections, summary, submit, staging) else idle_s + FOLLOW_PAUSE_S
+                if idle_s >= UPKEEP_INTERVAL_S:
+                    connections.drive(connections.leader.upkeep())
+                    idle_s = 0.0
+            connections.drive(connections.leader.conclude())
+        return summary
+
+    def _plan(self) -> Plan:
+        physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
+        refuse_at_most_once(physical.graph)
+        refuse_loops(physical.graph)
+        return physical
+
+    def _connections(
+        self, physical: Plan, note: Callable[[str], None], submit: Submit, staging: Path
+    ) -> PipelineConnections:
+        """The connections of a leader that has looked, and fenced nobody."""
+        connections = PipelineConnections(
+            physical, self.options, note, lambda *_: None, self.loaded.reference, (submit, staging)
+        )
+        try:
+            connections.look()
+        except BaseException:
+            connections.close()
+            raise
+        return connections
+
+    @property
+    def _name(self) -> str:
+        return self.command_name or "{module}:{attribute}".format(**self.loaded.reference)
+
+    def _refuse_unaligned(self, manifest: Manifest | None) -> None:
+        if manifest is not None and manifest.channel_logs:
+            raise ConfigError(
+                f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} is unaligned: {manifest.records_in_flight} "
+                f"records were on their way between operators, and bounded work goes on from aligned checkpoints only. "
+                f"Make one with `exactlyonce run {self._name} --until latest`, whose last checkpoint is aligned, or by "
+                f"stopping a run; then run this again."
+            )
+
+    def _note(self, text: str) -> None:
+        if text in self._judged:
+            self._judged.remove(text)
+        else:
+            self.progress.note(text)
+
+    def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: Path) -> bool:
+        """Advance to the present stop offsets; False if the work stands there."""
+        ranges = self._ranges(connections)
+        total = sum(reading.length for reading in ranges)
+        if not total:
+            return False
+        self.progress.began(summary.manifest, total)
+
+        def submit_with_upkeep(stage: str, work: Sequence[bytes]) -> list[bytes]:
+            return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
+
+        most = self.chunk_records or CHUNK_RECORDS
+        while any(reading.length for reading in ranges) and not self.stopping.is_set():
+            chunk = first_part(ranges, most)
+            ranges = rest(ranges, chunk)
+            advanced = advance(
+                self.loaded, self.options, connections, summary.manifest, ranges=chunk, submit=submit_with_upkeep,
+                staging=staging, final=not self.follow and not any(reading.length for reading in ranges),
+            )  # fmt: skip
+            summary.add(advanced)
+            self._note_units(advanced)
+            connections.publish_offsets()
+            offsets = sum(reading.length for reading in chunk)
+            self.progress.advanced(advanced, offsets)
+            if self.chunk_records is None:
+                free_bytes = disk_usage(staging).free
+                most = chunk_records(summary.parallelism, advanced.staged_bytes / offsets, free_bytes)
+        return True
+
+    def _note_units(self, advanced: Advanced) -> None:
+        """Note the records that units have skipped, and the notes of units: these once, for units repeat them."""
+        for line in skip_lines(advanced.skipped):
+            self.progress.note(self.options.client.redact(line))
+        for text in dict.fromkeys(note for receipt in advanced.receipts for note in receipt.notes):
+            if text not in self._noted:
+                self._noted.add(text)
+                self.progress.note(self.options.client.redact(text))
+
+    def _ranges(self, connections: PipelineConnections) -> tuple[Reading, ...]:
+        connections.drive(connections.leader.look_at_inputs())
+        return self._to_read(connections.surroundings.inputs, connections.surroundings.offsets)
+
+    def _count(self, inputs: Inputs, starts: Offsets) -> int:
+        return sum(reading.length for reading in self._to_read(inputs, starts))
+
+    def _to_read(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
+        topics = {id: source.topic for id, source in inputs.sources.items()}
+        return readings(topics, starts, self.stop_offsets.ends(inputs, starts))
+
+
+def chunk_records(parallelism: int, offset_bytes: float, free_bytes: int) -> int:
+    """The most records of the next chunk, of which each has staged *offset_bytes* so far.
+
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes. The
+    room never makes a chunk smaller than CHUNK_RECORDS_MIN.
+
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=1 << 40), chunk_records(2, 100.0, 1 << 40)
+    (128000000, 5000000)
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=2_000_000_000), chunk_records(128, 100.0, 0)
+    (10000000, 100000)
+    """
+    wanted = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
+    if not offset_bytes:
+        return wanted
+    return min(wanted, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
+
+
+def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
+    """The most subtasks that a manifest has room for; ConfigError if the plan has more."""
+    topics = connections.surroundings
+    most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
+    if physical.parallelism > most:
+        raise ConfigError(
+            f"Parallelism {physical.parallelism} is more than a checkpoint of this pipeline has room for: its manifest "
+            f"is one record and names what each subtask has written to each output partition. Use --parallelism {most} "
+            f"at most, or output topics with fewer partitions."
+        )
+    return most
+
+
+def subtasks_max(graph: LogicalGraph, sources: Iterable[Counted], sinks: Iterable[Counted]) -> int:
+    """The most subtasks of *graph* over which its state can be distributed, and for which a manifest has room."""
+    widest = graph.max_parallelism if graph.shuffles else MANIFEST_SIZE_MAX
+    tasks = plan(graph, min(2, widest)).tasks  # at 1 there are fewer, for nothing is shuffled
+    fixed_bytes = sum(partitions * (OFFSET_BYTES + len(source) + len(topic)) for source, topic, partitions in sources)
+    subtask_bytes = REFERENCE_BYTES * (len(tasks) + len(graph.stateful))
+    for sink, topic, partitions in sinks:
+        subtask_bytes += COMMITTABLE_BYTES + len(sink) + partitions * (WRITTEN_BYTES + len(topic))
+    subtask_bytes += STAGED_BYTES * sum(not node.sink.transactional for node in graph.sinks if node.sink is not None)
+    return min(widest, max(1, (MANIFEST_SIZE_MAX * 9 // 10 - fixed_bytes) // subtask_bytes))
 
 
 def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:
-    """As many units as there are *cores*, but no more than *most*, which is noted."""
+    """One unit for each core, but *most* at most, which is noted."""
     if cores > most:
         note(
             f"Spark has {cores} cores, and a checkpoint of this pipeline has room for {most} units of each stage: that "

@@ -1,34 +1,34 @@
-"""The stages of a plan: units made of it, and of one stage's receipts the next stage's work.
+"""The stages of a plan, as units: the receipts of one stage are the work of the next.
 
-Invariants: a stage is run once all that it reads is written; what a unit sent counts only by the receipt that came
-back; every subtask of every task runs, also one without input, for it answers for its share of the state and of Sn.
+Invariants: a stage runs once its whole input is written; a unit's files count only by its receipt; every subtask of
+every task runs, even without input, because it answers for its share of the state and of Sn.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Unit
 from exactlyonce.engines.bounded.unit.staging import ChannelFile
 from exactlyonce.engines.plan import Plan, Task
 from exactlyonce.pipeline.errors import ConfigError, require
 from exactlyonce.pipeline.graph import LogicalGraph
 
 Logs = Mapping[tuple[str, int], tuple[bytes, ...]]
-"""Order logs to follow, by task and subtask; one whose partition had nothing has none."""
+"""Order logs to follow, by task and subtask; one without input has none."""
 Left = Mapping[tuple[str, int], dict[str, int]]
-"""Records that were on their way at the end, by task and subtask, and channel."""
+"""Records in flight at the end, by task and subtask, and channel."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Receipt)
 
 
 def refuse_loops(graph: LogicalGraph) -> None:
-    """Raise ConfigError where records go round: in a cycle no stage comes first."""
+    """Raise ConfigError for a pipeline with loops: in a cycle no stage comes first."""
     if graph.loops:
         raise ConfigError(
             f"Records go round loop {graph.loops[0].id!r}, and bounded work runs the stages of a pipeline one after "
@@ -38,12 +38,12 @@ def refuse_loops(graph: LogicalGraph) -> None:
 
 
 def stages(plan: Plan) -> list[list[Task]]:
-    """Tasks that can run at the same time, those nearest to the sources first."""
+    """The tasks in groups that can run at the same time, sources first."""
     owner = {node.id: task.name for task in plan.tasks for node in task.nodes}
     depth: dict[str, int] = {}
     for task in plan.tasks:  # upstream tasks first
         depth[task.name] = 1 + max((depth[owner[edge.producer]] for edge in plan.into(task)), default=-1)
-    return [[task for task in plan.tasks if depth[task.name] == each] for each in sorted(set(depth.values()))]
+    return [[task for task in plan.tasks if depth[task.name] == level] for level in sorted(set(depth.values()))]
 
 
 def compute(
@@ -54,20 +54,23 @@ def compute(
     logs: Logs | None = None,
     left: Left | None = None,
 ) -> list[Receipt]:
-    """Run the whole plan over *ranges*: every unit is *common* but for what it is to do. The receipts, stage by stage.
+    """Run the whole plan over *ranges*; return the receipts, stage by stage. *common* has the fields of every unit.
 
-    With *logs*, inputs are taken along them, but for what is *left*; otherwise by time.
+    With *logs*, inputs are taken along them, without the records that are *left*; otherwise by time.
     """
     receipts: list[Receipt] = []
-    for number, tasks in enumerate(stages(plan)):
+    for tasks in stages(plan):
+        names = ", ".join(task.name for task in tasks)
+        description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, stage {names}"
         sent = [file for receipt in receipts for file in receipt.channels]
         units = [
             unit for task in tasks for unit in _units(plan, task, common, sent, ranges=ranges, logs=logs, left=left)
         ]
-        answers = [_decoder.decode(each) for each in submit(f"stage {number + 1}", [_encode(each) for each in units])]
-        done = [(each.ack.task, each.ack.subtask) for each in answers]
-        require(done == [(each.task, each.subtask) for each in units], "every unit has its receipt")
-        receipts += answers
+        answers = submit(description, [_encode(unit) for unit in units])
+        stage_receipts = [_decoder.decode(answer) for answer in answers]
+        done = [(receipt.ack.task, receipt.ack.subtask) for receipt in stage_receipts]
+        require(done == [(unit.task, unit.subtask) for unit in units], "every unit has its receipt")
+        receipts += stage_receipts
     return receipts
 
 
@@ -83,17 +86,21 @@ def _units(
 ) -> Iterator[Unit]:
     sources = {node.id for node in task.sources}
     edges = {edge.name for edge in plan.into(task)}
-    arrived = [file for file in sent if file.edge in edges]
+    arrived, reads = defaultdict[int, list[ChannelFile]](list), defaultdict[int, list[Reading]](list)
+    for file in sent:
+        if file.edge in edges:
+            arrived[file.receiver].append(file)
+    for reading in ranges:
+        if reading.source in sources:
+            reads[reading.partition % plan.parallelism].append(reading)
     for subtask in range(plan.parallelism):
         yield msgspec.structs.replace(
             common,
             task=task.name,
             subtask=subtask,
             parallelism=plan.parallelism,
-            readings=tuple(
-                each for each in ranges if each.source in sources and each.partition % plan.parallelism == subtask
-            ),
-            channels=tuple(file for file in arrived if file.receiver == subtask),
+            readings=tuple(reads[subtask]),
+            channels=tuple(arrived[subtask]),
             order=None if logs is None else logs.get((task.name, subtask), ()),
             left={} if left is None else left.get((task.name, subtask), {}),
         )

@@ -1,23 +1,23 @@
-"""The stop offsets of bounded work: the latest stable ones, named ones, or those of a moment.
+"""The stop offsets of bounded work, and the ranges up to them.
 
-Invariants: an end is exclusive, and never behind what a read_committed reader can see now; stop offsets have the
-partitions that are known where the work stands. One that appears while it is looked for is read from 0 once it is
-known.
+Invariants: an end is exclusive, and never beyond the last stable offset; ranges name every partition of every source,
+even empty ones, so that they end in a whole Sn; the parts of a range are adjacent, in order, and complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
 
+from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
 
 LATEST = -1
-"""In place of an offset, as Spark writes it."""
+"""Spark's number for the latest offset."""
 _decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 
@@ -30,7 +30,7 @@ class StopOffsets:
 
     @classmethod
     def parse(cls, text: str) -> StopOffsets:
-        """As it is written on the command line.
+        """Parse an option of the command line.
 
         >>> StopOffsets.parse('{"orders": {"0": 120, "1": -1}}').offsets
         {'orders': {0: 120, 1: -1}}
@@ -53,45 +53,79 @@ class StopOffsets:
         return cls(moment=moment)
 
     def ends(self, inputs: Inputs, starts: Offsets) -> Offsets:
-        """By source and partition, where to stop; *starts* is where its partitions stand."""
+        """The ends by source and partition; *starts* are the offsets where the work stands."""
         ends: Offsets = {}
-        for source, each in inputs.sources.items():
-            seen = inputs.topics.end_offsets(each.topic, committed=True)
-            latest = {partition: end for partition, end in seen.items() if partition in starts[source]}
+        for id, source in inputs.sources.items():
+            seen = inputs.topics.end_offsets(source.topic, committed=True)
+            latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
             if self.offsets is not None:
-                ends[source] = self._named(each.topic, starts[source], latest)
+                ends[id] = _named(self.offsets.get(source.topic, {}), source.topic, starts[id], latest)
             elif self.moment is not None:
-                ends[source] = inputs.topics.offsets_at(each.topic, int(self.moment.timestamp() * 1000))
+                ends[id] = inputs.topics.offsets_at(source.topic, int(self.moment.timestamp() * 1000))
             else:
-                ends[source] = latest
+                ends[id] = latest
         return ends
 
-    def _named(self, topic: str, starts: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
-        named = (self.offsets or {}).get(topic, {})
-        if named.keys() != latest.keys():
-            wanted = ", ".join(map(str, sorted(latest)))
-            raise ConfigError(f"Every partition of {topic} needs an end: {wanted}; -1 stands for the latest.")
-        ends = {}
-        for partition, offset in named.items():
-            end = ends[partition] = latest[partition] if offset == LATEST else offset
-            if end > latest[partition]:
-                raise ConfigError(
-                    f"{topic}[{partition}] ends at offset {latest[partition]} for readers, and it is to be read up to "
-                    f"{end}: that lies beyond the end. Name {latest[partition]} at most, or -1."
-                )
-            if end < starts[partition]:
-                raise ConfigError(
-                    f"{topic}[{partition}] is read up to offset {starts[partition]} already, which cannot be taken "
-                    f"back to {end}. Name {starts[partition]} or more."
-                )
-        return ends
+
+def _named(
+    named: Mapping[int, int], topic: str, starts: Mapping[int, int], latest: Mapping[int, int]
+) -> dict[int, int]:
+    """The *named* ends of *topic*; ConfigError where they cannot be reached."""
+    if named.keys() != latest.keys():
+        wanted = ", ".join(map(str, sorted(latest)))
+        raise ConfigError(f"Every partition of {topic} needs an end: {wanted}; -1 stands for the latest.")
+    ends = {}
+    for partition, offset in named.items():
+        end = ends[partition] = latest[partition] if offset == LATEST else offset
+        if end > latest[partition]:
+            raise ConfigError(
+                f"{topic}[{partition}] ends at offset {latest[partition]} for readers, and it is to be read up to "
+                f"{end}: that lies beyond the end. Name {latest[partition]} at most, or -1."
+            )
+        if end < starts[partition]:
+            raise ConfigError(
+                f"{topic}[{partition}] is read up to offset {starts[partition]} already, which cannot be taken "
+                f"back to {end}. Name {starts[partition]} or more."
+            )
+    return ends
 
 
 def _offsets(text: str) -> dict[str, dict[int, int]]:
     try:
-        found = _decoder.decode(text)
-        return {topic: {int(p): offset for p, offset in partitions.items()} for topic, partitions in found.items()}
-    except ValueError as error:  # of msgspec as well
+        named = _decoder.decode(text)
+        return {topic: {int(p): offset for p, offset in partitions.items()} for topic, partitions in named.items()}
+    except ValueError as error:  # msgspec's errors are such, too
         raise ConfigError(
             f'Offsets are written as {{"topic": {{"0": 120, "1": -1}}}}, by topic and partition: {error}.'
         ) from None
+
+
+def readings(
+    topics: Mapping[str, str], starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
+) -> tuple[Reading, ...]:
+    """Every partition from its start to its end, by source and partition; *topics* are by source.
+
+    A partition beyond its end, or without one, has an empty range.
+    """
+    return tuple(
+        Reading(source, topics[source], partition, start, max(start, ends.get(source, {}).get(partition, start)))
+        for source, offsets in sorted(starts.items())
+        for partition, start in sorted(offsets.items())
+    )
+
+
+def rest(ranges: Sequence[Reading], part: Sequence[Reading]) -> tuple[Reading, ...]:
+    """What *part*, a beginning of all *ranges*, leaves of them."""
+    return tuple(msgspec.structs.replace(reading, start=done.end) for reading, done in zip(ranges, part, strict=True))
+
+
+def first_part(ranges: Sequence[Reading], records_max: int) -> tuple[Reading, ...]:
+    """The beginning of *ranges*, of at most about *records_max* offsets; never empty unless *ranges* are.
+
+    Every partition advances by the same share of its range, so that the times of records stay together.
+
+    >>> [(reading.start, reading.end) for reading in first_part([Reading("s", "t", 0, 10, 15)], 2)]
+    [(10, 12)]
+    """
+    count = max(1, -(-sum(reading.length for reading in ranges) // records_max))
+    return tuple(msgspec.structs.replace(reading, end=reading.start - (-reading.length // count)) for reading in ranges)

@@ -1,36 +1,54 @@
-"""The seam to whoever runs units: a `Submit` takes the encoded work of one stage, and answers for each, in order.
+"""The seam to the runner of units: a `Submit` takes the encoded work of one stage, and answers for each, in order.
 
-Invariants: every piece of work ran to its end in at least one attempt, and the answer is that attempt's; an error that
-no further attempt would fix comes back as an answer, so that nobody repeats it, and is raised here.
+Invariants: all work ran to its end in at least one attempt, which gives the answer; an error that no retry would fix
+comes back as an answer, so that nobody repeats it, and is raised here.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.messages import Failure, tries_before
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.bounded.unit.assembly import run_unit
+from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
-from exactlyonce.engines.bounded.unit.unit import run_unit
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, made_from
+from exactlyonce.engines.runtime.operators import users_traceback
+from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]
-"""(name of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage."""
+"""(description of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage.
+
+A description names pipeline, checkpoint and stage: "orders: checkpoint 12, stage totals".
+"""
+UnitsDone = Callable[[str, int, int], None]
+"""(description of the stage, units done, units): told at its beginning, as units end, and at its end."""
+
+
+class Progress(Protocol):
+    """The listener to bounded work."""
+
+    def note(self, text: str) -> None:
+        """Show what a person should know."""
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        """Work over so many offsets of input begins: from *manifest*, or recomputing up to it."""
 
 
 class Executors(NamedTuple):
-    """Where units run."""
+    """The place where units run."""
 
     submit: Submit
     staging: Path
-    """A folder that all of them and this process see: stages leave files for each other there."""
+    """A folder for files between stages, which all units and this process see."""
     cores: Callable[[], int]
-    """How many units run at the same time."""
+    """The number of units that run at the same time."""
 
 
 _KINDS: dict[str, Callable[[bytes, str], bytes]] = {"unit": run_unit, "publication": publish}
@@ -47,43 +65,30 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def perform(work: bytes, attempt_label: str) -> bytes:
-    """Do *work*, whatever it is: the encoded answer, which is a `Failure` where another attempt would fail as well."""
+    """Do *work*; return the encoded answer, which is a `Failure` where another attempt would fail as well."""
     try:
         return _KINDS[_tag_decoder.decode(work).type](work, attempt_label)
     except ExactlyOnceError as error:
         if not is_fatal(error):
             raise
-        return _encode(Failure(class_name(error), str(error), {**error.facts}))
+        return _encode(Failure(class_name(error), str(error), {**error.facts}, users_traceback(error)))
 
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
     """A `Submit` that runs everything here, one after the other."""
-    return settled(perform(each, f"inline-{next(_inline_number)}-0") for each in work)
-
-
-def in_this_process(staging: Path = THIS_MACHINE) -> Executors:
-    """No executors at all: `in_process`."""
-    return Executors(in_process, staging, lambda: 1)
-
-
-def is_retry(attempt_label: str) -> bool:
-    """Whether an attempt was not the first of its work."""
-    return tries_before(attempt_label) > 0
+    with closing(KEPT):  # units of a stage share it, and the process may live on
+        return settled(perform(item, f"inline-{next(_inline_number)}-0") for item in work)
 
 
 def settled(answers: Iterable[bytes]) -> list[bytes]:
-    """*answers*, none of which is a failure; the first that is one is raised."""
-    found = []
+    """*answers*; the first failure among them is raised."""
+    receipts = []
     for answer in answers:
-        if failure := _failure(answer):
-            raise failure
-        found.append(answer)
-    return found
-
-
-def _failure(answer: bytes) -> ExactlyOnceError | None:
-    try:
-        failure = _failure_decoder.decode(answer)
-    except msgspec.ValidationError:
-        return None
-    return made_from(failure.error, failure.text, failure.facts)
+        try:
+            failure = _failure_decoder.decode(answer)
+        except msgspec.ValidationError:
+            receipts.append(answer)
+        else:
+            cause = UsersTraceback(failure.users_traceback) if failure.users_traceback else None
+            raise made_from(failure.error, failure.text, failure.facts) from cause
+    return receipts

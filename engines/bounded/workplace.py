@@ -1,11 +1,9 @@
-"""A folder of a command's own, below one that many share: for what it stages, and worthless once it has ended.
+"""A command's own folder for staged files, below a shared one; worthless once the command has ended.
 
-Invariants: a folder goes with the command that made it; where that was killed, the next command that comes by removes
-it; never that of a command which still runs, and nothing that no command of ours has made: what is removed has both the
-name of such a folder and, in its owner file, their magic text. A command holds a lock on its owner file, which ends
-with its process, and beats there. Another command's folder is a leftover when its lock can be taken, and, if it was
-made on another machine, whose locks may not be seen here, or on a file system without locks, when it has not beaten for
-long.
+Invariants: a command removes its folder, and those of killed commands, but never that of a running one. Removed folders
+have our name and an owner file with the magic text. A running command holds a lock on its owner file and touches it. A
+folder is a leftover if its lock is free. Locks of another machine, or of a file system without locks, cannot be seen:
+there it must also have been silent for long.
 """
 
 from __future__ import annotations
@@ -23,28 +21,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
-"""Of this user's commands, where no other machine takes part."""
+"""The shared folder of this user's commands on one machine."""
 PREFIX = "exactlyonce-"
 OWNER = ".exactlyonce-owner"
 MAGIC = b"a folder of exactlyonce, removed once its command has ended"
-"""The owner file's first line; the second is the host whose processes see its lock, or empty where nobody does."""
+"""The owner file's first line; the second is the host whose processes see its lock, empty without locks."""
 BEAT_S = 10.0
 SILENCE_S = 600.0
-"""Of a command whose lock may not be seen: it is dead then, or was stopped, and finds its files gone on going on."""
+"""A command whose lock cannot be seen counts as dead after so long; a paused one finds its files gone."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _OWNER_BYTES = 1024
 
 
 @contextmanager
 def workplace(shared: Path, prefix: str) -> Iterator[Path]:
-    """A fresh folder below *shared*, from which leftovers are removed first; it is gone at the end of the block."""
+    """A fresh folder below *shared*, removed at the end of the block. Leftovers in *shared* are removed first."""
     shared.mkdir(parents=True, exist_ok=True)
     remove_leftovers(shared)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{prefix}.", dir=shared))
     ended = threading.Event()
     with (folder / OWNER).open("wb") as owner:
         host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
-        owner.write(MAGIC + b"\n" + host.encode())  # only now that it is locked: without the text it is nobody's
+        owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
         owner.flush()
         beating = threading.Thread(target=_beat, args=(folder / OWNER, ended), name="workplace", daemon=True)
         beating.start()
@@ -58,8 +56,10 @@ def workplace(shared: Path, prefix: str) -> Iterator[Path]:
 
 def remove_leftovers(shared: Path) -> None:
     """Remove the folders of commands that have ended from *shared*; links are not followed."""
-    with os.scandir(shared) as found:
-        folders = [Path(each) for each in found if each.name.startswith(PREFIX) and each.is_dir(follow_symlinks=False)]
+    with os.scandir(shared) as entries:
+        folders = [
+            Path(entry) for entry in entries if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)
+        ]
     for folder in folders:
         try:
             if _is_leftover(folder / OWNER):
@@ -69,7 +69,7 @@ def remove_leftovers(shared: Path) -> None:
 
 
 def _is_leftover(owner: Path) -> bool:
-    # For writing, which a lock on NFS needs.
+    # opened for writing: a lock on NFS needs it
     with open(os.open(owner, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return False

@@ -1,4 +1,4 @@
-"""Output that waits for its end, in Kafka and in stores: found, aborted, committed by hand.
+"""Waiting output in Kafka and in stores: found, aborted, committed by hand.
 
 May import what lies directly in `engines`; `views` and `cli` import it.
 """

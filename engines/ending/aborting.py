@@ -1,8 +1,8 @@
-"""The end of what nobody has decided: a pipeline's transactions in Kafka, and what is prepared in its stores.
+"""The abort of undecided output: a pipeline's transactions in Kafka, and prepared output in its stores.
 
-Invariants: what a manifest or a repair names is never aborted; nothing is, before the coordinator was fenced and what
-is decided was read after that, so that no decision can come in between; nor is anything of an incarnation that the
-fence may have missed.
+Invariants: nothing named by a manifest or a repair is aborted. The coordinator is fenced first, and the decisions are
+read after that, so that no decision can come in between. Output of an incarnation that the fence may have missed is
+left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from exactlyonce.engines.ending.waiting import (
     unfinalized_committables,
 )
 from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.traces import Traces, stores_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt
 from exactlyonce.pipeline.graph import LogicalGraph
 
@@ -39,9 +39,7 @@ SETTLED_TIMEOUT_MS = 30_000
 SETTLED_POLL_S = 0.05
 
 
-class Aborted(NamedTuple):
-    """The output that was aborted, and that was left."""
-
+class AbortedOutput(NamedTuple):
     aborted: list[WaitingOutput]
     left: list[WaitingOutput]
     unasked: dict[str, str]
@@ -49,58 +47,57 @@ class Aborted(NamedTuple):
 
 
 def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) -> None:
-    """Raise `ConfigError` unless all of *names* wait, and nobody has decided on them."""
-    by_name = {each.name: each for each in waiting}
+    """Raise `ConfigError` unless all of *names* wait, undecided, and hold somebody back."""
+    by_name = {output.name: output for output in waiting}
     for name in names:
-        found = by_name.get(name)
-        if found is None:
-            raise ConfigError(f"{name} is none of what waits. Nothing was aborted. `transactions list` shows it.")
-        if found.is_decided:
+        output = by_name.get(name)
+        if output is None:
+            raise ConfigError(f"{name} does not wait. Nothing was aborted. `transactions list` shows what waits.")
+        if output.is_decided:
             raise ConfigError(
-                f"Checkpoint {found.decided_in} has decided {name}: it has to become visible, for its input is behind "
-                f"the checkpoint and is not read again. Nothing was aborted. Run the pipeline, or "
-                f"`transactions commit`."
+                f"Checkpoint {output.decided_in} has decided {name}: it must become visible, for its input is not read "
+                f"again. Nothing was aborted. Run the pipeline, or `transactions commit`."
             )
-        if not found.holds:
+        if not output.holds:
             raise ConfigError(
-                f"{name} holds nobody back: it waits in blocks or files, which the next run drops. Nothing was aborted."
+                f"{name} holds nobody back: it waits in blocks or files that the next run drops. Nothing was aborted."
             )
 
 
 def abort_undecided(
     config: ClientConfig, traces: Traces, names: Collection[str] = (), graph: LogicalGraph | None = None
-) -> Aborted:
-    """Fence the coordinator, then abort what it has not decided, of that only *names* if there are any.
+) -> AbortedOutput:
+    """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
 
-    What is decided is read once no decision can be on its way. `Halt` where it cannot be read. Only incarnations that
-    *traces* know of are ended: the fence came behind all of them. One that has begun since is left in peace, if it is
-    seen right before the fence, and nothing is aborted if the log shows it behind; if it begins later still, its
-    transactions are not touched.
+    `Halt` where the decisions cannot be read. Only incarnations known to *traces* are aborted, for the fence came after
+    all of them. One that has begun since is not fenced if it is seen right before the fence. Nothing is aborted if the
+    log shows it after the fence. If it begins later still, its transactions are not touched.
     """
     newest = _newest(traces)
-    topic = find_topic(config.confluent(), traces.pipeline)
+    topic = find_topic(config, traces.pipeline)
     with closing(Connections(config, traces.pipeline)) as connections:
         log, transactions = connections.open_log(topic), connections.transactions
-        partitions = [(topic.name, each) for each in range(topic.partitions)]
+        partitions = [(topic.name, partition) for partition in range(topic.partitions)]
         _require_no_newer(connections.drive(last_look(traces.pipeline, log.peek_at_stable, connections.clock)), newest)
         connections.drive(settle(coordinator_id(traces.pipeline), partitions))
         history = _settled(connections)
         _require_no_newer(history, newest)
-        listed = [each for each in open_ids(transactions, traces.pipeline) if incarnation_latest([each]) <= newest]
-        found = find_transactions(transactions, listed, history)
-        staged = _in_stores(config, topic, history, newest, graph, names, found)
-        decided = {each.name for each in found if each.is_decided} | unfinalized_committables(history).keys()
+        ids = open_ids(transactions, traces.pipeline)
+        listed = [transaction for transaction in ids if incarnation_latest([transaction]) <= newest]
+        outputs = find_transactions(transactions, listed, history)
+        staged = _in_stores(config, topic, history, newest, graph, names, outputs)
+        protected = {output.name for output in outputs if output.is_decided} | unfinalized_committables(history).keys()
         if names:
-            others = {each.transactional_id for each in transactions.list(transaction_prefix(traces.pipeline))}
-            decided |= others - set(names)
+            every = {listed.transactional_id for listed in transactions.list(transaction_prefix(traces.pipeline))}
+            protected |= every - set(names)
         procedure = sweep(
-            traces.pipeline, newest + 1, 0, protected=decided, fenced_below=(newest + 1, 0),
-            outputs={(place.topic, place.partition) for each in found for place in each.places},
+            traces.pipeline, newest + 1, 0, protected=protected, fenced_below=(newest + 1, 0),
+            outputs={(place.topic, place.partition) for output in outputs for place in output.places},
         )  # fmt: skip
         connections.drive(procedure)
-    chosen = [each for each in found if not each.is_decided and (not names or each.name in names)]
-    left = [each for each in found if each not in chosen]
-    return Aborted([*chosen, *staged.waiting], left, staged.unasked)
+    aborted = [output for output in outputs if not output.is_decided and (not names or output.name in names)]
+    left = [output for output in outputs if output not in aborted]
+    return AbortedOutput([*aborted, *staged.waiting], left, staged.unasked)
 
 
 def _require_no_newer(history: History, newest: int) -> None:
@@ -112,10 +109,10 @@ def _require_no_newer(history: History, newest: int) -> None:
 
 
 def _newest(traces: Traces) -> int:
-    """The newest incarnation that is known; Halt where nobody can say what is decided."""
+    """The newest known incarnation; Halt if the decisions are not known."""
     if traces.topic is None:
         raise Halt(
-            f"The topic of {traces.pipeline}'s decisions is gone, so that nobody can say which of its transactions are "
+            f"The topic of {traces.pipeline}'s decisions is gone, so it is not known which of its transactions are "
             f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
         )
     if traces.history is None:
@@ -125,31 +122,31 @@ def _newest(traces: Traces) -> int:
 
 def _in_stores(
     config: ClientConfig, topic: TopicInfo, history: History, newest: int, graph: LogicalGraph | None,
-    names: Collection[str], found: list[WaitingOutput],
+    names: Collection[str], outputs: list[WaitingOutput],
 ) -> StagedOutput:  # fmt: skip
-    """Roll back what is prepared in stores and undecided: nobody can decide on it any more. -> what that was.
+    """Roll back undecided output prepared in stores, and return it.
 
-    The coordinators that could have are fenced, and a newer one names only what its own workers prepare.
+    Nobody can decide on it any more: its coordinators are fenced, and a newer one names only its own workers' output.
     """
     staged = StagedOutput()
     if graph is None:
-        require_undecided(found, names)
-        sinks = {sink for each in history.retained for sink, _, _ in each.ledger}
-        return StagedOutput(unasked=dict.fromkeys(sorted(sinks), BY_NAME))
+        require_undecided(outputs, names)
+        return StagedOutput(unasked=dict.fromkeys(stores_of(history), BY_NAME))
     blocks = block_storage(config, topic, history.storage)
     with closing(blocks), closing(PipelineStores(graph, blocks)) as stores:
         staged.look_at(stores)
-        waiting = [each for sink in sorted(staged.views) for each in staged.undecided(sink, history)]
-        require_undecided([*found, *waiting], names)
+        waiting = [output for sink in sorted(staged.views) for output in staged.undecided(sink, history)]
+        require_undecided([*outputs, *waiting], names)
         for sink in staged.views:
-            chosen = [each.name for each in waiting if each.sink == sink and (not names or each.name in names)]
-            done = set(stores.roll_back(sink, chosen, newest, topic.topic_id)) if chosen else set()
-            staged.waiting += [each for each in waiting if each.sink == sink and each.name in done]
+            own = {output.name: output for output in waiting if output.sink == sink}
+            chosen = [name for name in own if not names or name in names]
+            rolled_back = set(stores.roll_back(sink, chosen, newest, topic.topic_id)) if chosen else set()
+            staged.waiting += [output for name, output in own.items() if name in rolled_back]
     return staged
 
 
 def _settled(connections: Connections) -> History:
-    """The decisions, once readers of the log get to its end."""
+    """The decisions, once the log can be read to its end."""
     log, clock = connections.log, connections.clock
     until_ms = clock.monotonic_ms() + SETTLED_TIMEOUT_MS
     while (history := connections.drive(log.peek())) is None:

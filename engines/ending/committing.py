@@ -1,17 +1,12 @@
-"""The end of what is decided: a short incarnation of a coordinator that finishes the newest checkpoint.
+"""The commit of decided output: a short incarnation of a coordinator that finishes the newest checkpoint.
 
-Why it is one, and not a mere EndTxn of what a manifest names. To commit what a durable manifest names is right for any
-process, at any time, as often as it is asked. But a coordinator that lives may find that the broker has aborted one of
-its transactions, and record a repair that stands in for it. Whoever has read the log before that, and then writes
-markers that a partition lacks, would make visible what the repair has replaced, beside the repair. So the decision log
-is taken over first, which fences every older coordinator: no repair can be recorded behind our reading. One that
-begins later fences us, in turn, and does what any incarnation does after a predecessor that was stopped in the
-middle: the same lines as here, each of which may be repeated, and be late.
+A mere EndTxn would not do. A living coordinator may record a repair for a transaction that the broker has aborted. A
+late marker would then make visible what the repair replaced. So the decision log is taken over first; see
+docs/design/short-incarnations.md.
 
-Therefore: refused while a coordinator shows signs of life, which commits what it decided by itself, unless it is to be
-taken over; and where another one has begun since that was looked at. Invariant: nothing is ended here but by
-`Leader.finish_decided`, and nothing is changed at all where there is nothing to finish, or where a store that takes
-part in the decision is not known.
+Invariants: refused while a coordinator shows signs of life, unless it is taken over, and if one has begun meanwhile.
+Only `Leader.finish_decided` ends anything. Nothing is changed if nothing is left to finish, or if the store of a
+decided sink is not known.
 """
 
 from __future__ import annotations
@@ -31,10 +26,10 @@ from exactlyonce.pipeline.graph import LogicalGraph
 
 def require_decided(waiting: Collection[WaitingOutput], names: Collection[str]) -> None:
     """Raise `ConfigError` unless all of *names* are decided and not known to be finalized."""
-    decided = {each.name: each.is_decided for each in waiting}
+    decided = {output.name: output.is_decided for output in waiting}
     for name in names:
         if name not in decided:
-            raise ConfigError(f"{name} is none of what waits. Nothing was committed. `transactions list` shows it.")
+            raise ConfigError(f"{name} does not wait. Nothing was committed. `transactions list` shows what waits.")
         if not decided[name]:
             raise ConfigError(
                 f"No checkpoint has decided {name}: its input is read again, so that its records would come twice. "
@@ -43,7 +38,7 @@ def require_decided(waiting: Collection[WaitingOutput], names: Collection[str]) 
 
 
 def unfinished(traces: Traces, graph: LogicalGraph | None) -> Manifest | None:
-    """The checkpoint that is to be finished; raises where this cannot be done here. Nothing is changed."""
+    """The checkpoint to finish, if there is one; raises if that cannot be done here. Nothing is changed."""
     if traces.topic is None or traces.history is None:
         raise Halt(traces.unreadable or f"There is no topic of {traces.pipeline}'s decisions: nothing is decided.")
     if traces.is_sink:
@@ -52,21 +47,18 @@ def unfinished(traces: Traces, graph: LogicalGraph | None) -> Manifest | None:
         )
     traces.history.halt_if_damaged()
     manifest = traces.history.unfinalized
-    sinks = sorted({each.sink for each in manifest.staged}) if manifest is not None else []
-    if sinks and graph is None:
+    if manifest is not None and manifest.staged and graph is None:
+        sinks = ", ".join(sorted({staged.sink for staged in manifest.staged}))
         raise ConfigError(
-            f"Checkpoint {manifest.checkpoint if manifest else 0} is decided for Kafka and the stores of "
-            f"{', '.join(sinks)} together, and these are known by the pipeline's module alone. Name the pipeline as "
-            f"module:pipeline, or run it."
+            f"Checkpoint {manifest.checkpoint} is decided for Kafka and the stores of {sinks} together, and these are "
+            f"known by the pipeline's module alone. Name the pipeline as module:pipeline, or run it."
         )
     return manifest
 
 
-class Finished(NamedTuple):
-    """The checkpoint that was finished."""
-
+class FinishedCheckpoint(NamedTuple):
     checkpoint: int | None
-    """None: there was nothing left, once nobody else could finish it."""
+    """None: nothing was left to finish after the fence."""
     fates: dict[str, str]
     """The fate of each committable, by name."""
 
@@ -78,15 +70,15 @@ def finish(
     note: Callable[[str], None],
     *,
     take_over: bool,
-) -> Finished:
-    """Finish what is decided. ConfigError, and nothing is changed, if that has been done since *traces* were found, or
-    somebody else is at it; one that lives, and did so then, is fenced if it is to *take_over*."""
+) -> FinishedCheckpoint:
+    """Finish the decided checkpoint. ConfigError, and nothing is changed, if that was done since *traces* were found,
+    or another coordinator does it; *take_over*: one that lived then is fenced."""
     assert traces.history is not None, "see `unfinished`"
     short = short_incarnation(config, traces.history, graph, note, take_over=take_over, require=_require_unfinalized)
     with short as connections:
         manifest = connections.log.history.unfinalized
         checkpoint = manifest.checkpoint if manifest is not None else None
-        return Finished(checkpoint, connections.drive(connections.leader.finish_decided()))
+        return FinishedCheckpoint(checkpoint, connections.drive(connections.leader.finish_decided()))
 
 
 def _require_unfinalized(history: History) -> None:

@@ -1,8 +1,7 @@
-"""Output that waits for its end: open transactions and what stores have set aside, with the decision on each.
+"""Waiting output: open transactions and output set aside in stores, with the decision on each.
 
-Invariants: nothing is changed; what is not known is None, and never a number or a verdict. The newest checkpoint, while
-it is not finalized, has all its transactions here, also those that the broker has aborted meanwhile: their output is
-missing until it is repaired.
+Invariants: nothing is changed; what is not known is None. All transactions of a checkpoint that is decided and not
+finalized are here, even those that the broker has aborted: their output is missing until it is repaired.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailabl
 from exactlyonce.sinks.committer import SetAside, StoreView
 
 TRANSACTION = "transaction"
-"""The kind of what waits in Kafka; the others are those of `StoreCommittable`."""
+"""The kind of output in Kafka; the other kinds are those of `StoreCommittable`."""
 OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 BY_NAME = "its store is known by the module alone: give module:pipeline"
-"""Why a store is not asked where a pipeline is named without its module."""
+"""Why a store is not asked if a pipeline is named without its module."""
 DROPPED = "if the pipeline runs, it is of the checkpoint in flight; else the next run drops it, and computes it again"
 
 
@@ -43,7 +42,7 @@ class WaitingOutput:
     """One transaction, or one committable of a store."""
 
     name: str
-    """The transactional id; in a store its name there, or sink, subtask and checkpoint."""
+    """The transactional id, or the name in a store, or sink, subtask and checkpoint."""
     kind: str
     """`TRANSACTION`, or the `StoreCommittable.kind`."""
     state: str
@@ -53,44 +52,44 @@ class WaitingOutput:
     incarnation: int | None = None
     attempt: str | None = None
     checkpoint: int | None = None
-    """At whose barrier it was cut, where that is known."""
+    """The checkpoint that it belongs to, if known."""
     decided_in: int | None = None
-    """The checkpoint whose manifest, or repair, names it; None: nobody has decided."""
+    """The checkpoint whose manifest or repair names it; None: undecided."""
     records: int | None = None
     started_at_ms: int | None = None
     """Since 1970."""
     timeout_ms: int | None = None
-    """After so long the broker aborts it."""
+    """The transaction's timeout."""
     producer_id: int | None = None
     epoch: int | None = None
     places: tuple[InPartition, ...] = ()
     where: str = ""
-    """A description of the place, unless that is Kafka."""
+    """The place, unless that is Kafka."""
     next: str = ""
-    """A sentence on what becomes of it."""
+    """A sentence on what happens next."""
     holds: bool = True
-    """Whether it holds readers back, or locks in a store, while it waits: only that can be aborted."""
+    """Whether it holds back readers, or locks in a store: only then can it be aborted."""
 
     @property
     def is_decided(self) -> bool:
-        """Whether it has to be committed."""
+        """Whether it must be committed."""
         return self.decided_in is not None
 
     def open_ms(self, now_ms: int) -> int | None:
-        """How long it has waited."""
+        """The time since its start."""
         return None if self.started_at_ms is None else max(0, now_ms - self.started_at_ms)
 
     def left_ms(self, now_ms: int) -> int | None:
-        """How long until the broker aborts it; None: nobody does, or it has ended."""
+        """The time until the broker aborts it; None: it does not, or has ended."""
         if self.started_at_ms is None or self.timeout_ms is None or self.state != "Ongoing":
             return None
         return max(0, self.started_at_ms + self.timeout_ms - now_ms)
 
 
 def open_ids(transactions: Transactions, pipeline: str) -> list[ListedTransaction]:
-    """The ids of its sinks that hold readers back."""
-    found = transactions.list(transaction_prefix(pipeline))
-    return [each for each in found if each.state in OPEN and TransactionalId.parse(each.transactional_id)]
+    """The open transactions of its sinks, which hold readers back."""
+    listed = (listed for listed in transactions.list(transaction_prefix(pipeline)) if listed.state in OPEN)
+    return [transaction for transaction in listed if TransactionalId.parse(transaction.transactional_id)]
 
 
 def find_transactions(
@@ -99,43 +98,43 @@ def find_transactions(
     """The transactions of *listed*, and those that are decided in *history* and not finalized."""
     decided = _decided(history) if history is not None else {}
     unfinalized = unfinalized_committables(history) if history is not None else {}
-    names = sorted({*(each.transactional_id for each in listed), *unfinalized})
-    found = []
+    names = sorted({*(transaction.transactional_id for transaction in listed), *unfinalized})
+    outputs = []
     for name, state in transactions.describe(names).items():
         known = decided.get((name, state.producer_id, state.epoch)) if state is not None else None
         if known is None and name in unfinalized and history is not None and history.unfinalized is not None:
-            # Such an id is not used again before the checkpoint is finalized, and its epoch may have been raised by the
-            # commit whose markers are missing.
+            # Such an id is not used again before the checkpoint is finalized. The commit whose markers are missing may
+            # have raised its epoch.
             known = history.unfinalized.checkpoint, unfinalized[name]
         if state is not None or known is not None:
-            found.append(_waiting(name, state, known))
-    return found
+            outputs.append(_waiting(name, state, known))
+    return outputs
 
 
 def unfinalized_committables(history: History) -> dict[str, Committable]:
-    """The committables of the checkpoint that is decided and not finalized, with its repairs, by transactional id."""
+    """The committables and repairs of the checkpoint that is decided and not finalized, by transactional id."""
     manifest = history.unfinalized
     named = _committables(history, manifest) if manifest is not None else ()
-    return {each.transactional_id: each for each in named if each.records}
+    return {committable.transactional_id: committable for committable in named if committable.records}
 
 
 def with_offsets(transactions: Transactions, waiting: WaitingOutput) -> WaitingOutput:
-    """*waiting* with what the brokers have of it in each partition, where no decision says it."""
+    """*waiting*, if undecided, with its offsets and counts in each partition as the brokers have them."""
     if waiting.is_decided or not waiting.places:
         return waiting
-    producers = transactions.producers((each.topic, each.partition) for each in waiting.places)
+    producers = transactions.producers((place.topic, place.partition) for place in waiting.places)
     places = tuple(
-        InPartition(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
-        for each in producers
-        if each.producer_id == waiting.producer_id and each.transaction_start_offset is not None
+        InPartition(state.topic, state.partition, state.transaction_start_offset, state.last_sequence + 1)
+        for state in producers
+        if state.producer_id == waiting.producer_id and state.transaction_start_offset is not None
     )
-    records = sum(each.count or 0 for each in places)
+    records = sum(place.count or 0 for place in places)
     return dataclasses.replace(waiting, places=places, records=records) if places else waiting
 
 
 def _waiting(name: str, state: TransactionState | None, known: tuple[int, Committable] | None) -> WaitingOutput:
     parsed = TransactionalId.parse(name)
-    assert parsed is not None  # it was listed so, or is a committable's
+    assert parsed is not None  # `open_ids` and committables have no others
     checkpoint, committable = known or (None, None)
     return WaitingOutput(
         name=name, kind=TRANSACTION, state=state.state if state else "gone", sink=parsed.sink, subtask=parsed.subtask,
@@ -151,9 +150,8 @@ def _waiting(name: str, state: TransactionState | None, known: tuple[int, Commit
 
 def _places(state: TransactionState | None, committable: Committable | None) -> tuple[InPartition, ...]:
     if committable is not None:
-        return tuple(
-            InPartition(each.topic, each.partition, each.first_offset, each.count) for each in committable.written
-        )
+        written = committable.written
+        return tuple(InPartition(part.topic, part.partition, part.first_offset, part.count) for part in written)
     return tuple(InPartition(topic, partition) for topic, partition in state.partitions) if state else ()
 
 
@@ -172,37 +170,36 @@ def _next(state: TransactionState | None, checkpoint: int | None) -> str:
 
 
 def _decided(history: History) -> Mapping[tuple[str, int, int], tuple[int, Committable]]:
-    """The checkpoint of each transaction that a decision names, by id, producer id and epoch."""
+    """The checkpoint and committable of each decided transaction, by id, producer id and epoch."""
     return {
-        (each.transactional_id, each.producer_id, each.epoch): (manifest.checkpoint, each)
+        (committable.transactional_id, committable.producer_id, committable.epoch): (manifest.checkpoint, committable)
         for manifest in history.retained
-        for each in _committables(history, manifest)
+        for committable in _committables(history, manifest)
     }
 
 
 def _committables(history: History, manifest: Manifest) -> Iterable[Committable]:
-    """The committables of *manifest*, and what repairs have put in their place."""
-    return [*manifest.committables, *(each.committable for each in history.repairs_of(manifest.checkpoint))]
+    """The committables of *manifest* and of its repairs."""
+    return [*manifest.committables, *(repair.committable for repair in history.repairs_of(manifest.checkpoint))]
 
 
 @dataclass
 class StagedOutput:
-    """The output that waits for the stores of a pipeline, and what they show."""
+    """The output that waits in the stores of a pipeline."""
 
     waiting: list[WaitingOutput] = field(default_factory=list)
     views: dict[str, StoreView] = field(default_factory=dict)
     """The answers of the stores, by sink."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """The `StoreCommittable.kind` that a sink sets aside, by sink."""
+    """The `StoreCommittable.kind` that each sink sets aside."""
     holding: set[str] = field(default_factory=set)
-    """The sinks whose stores hold something, as locks, for what waits there."""
+    """The sinks whose waiting output holds locks in the store."""
     unasked: dict[str, str] = field(default_factory=dict)
-    """Why a store was not asked, or did not answer, or why what waits for it is not known whole, by sink."""
+    """The reasons why stores were not asked, did not answer, or show only a part, by sink."""
     failed: set[str] = field(default_factory=set)
-    """The sinks of `unasked` whose stores were asked, and refused or did not answer."""
+    """The sinks of `unasked` whose stores refused or did not answer."""
 
     def look_at(self, stores: PipelineStores) -> None:
-        """Ask every store of the pipeline."""
         self.kinds.update(stores.kinds)
         self.holding.update(stores.holding)
         for sink in stores.names:
@@ -218,10 +215,10 @@ class StagedOutput:
                 self.views[sink] = view
 
     def undecided(self, sink: str, history: History) -> Iterator[WaitingOutput]:
-        """Output that waits in a store, and that no decision names."""
+        """The undecided output that waits in the store of *sink*."""
         staged = history.unfinalized.staged if history.unfinalized else ()
         decided = [committable for committable in staged if committable.sink == sink]
-        # A sink that is not exactly once sets nothing aside for a decision.
+        # A sink that is not exactly once sets nothing aside.
         for waits in self.views[sink].waiting if sink in self.kinds else ():
             if not any(names(committable, waits) for committable in decided):
                 yield WaitingOutput(
@@ -233,5 +230,5 @@ class StagedOutput:
 
 
 def names(committable: StoreCommittable, waits: SetAside) -> bool:
-    """Whether *committable* is about what *waits* in its store."""
+    """Whether *committable* is the output that *waits* in its store."""
     return committable.subtask == waits.subtask and waits.name.encode() in committable.body

@@ -1,6 +1,6 @@
-"""The building of one worker's subtasks: operators, tables, readers, writers and channels, made of the plan and wired.
+"""The builder of a worker: it makes and wires the operators, tables, readers, writers and channels of its subtasks.
 
-Invariant: what is made here comes from the imported pipeline, the coordinator's `Start` and the worker's clients alone.
+Invariant: all of them follow from the imported pipeline, the coordinator's `Start` and the worker's clients.
 """
 
 from __future__ import annotations
@@ -16,57 +16,66 @@ from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
-from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredInput, SourceInput
+from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredInput, Slices, SourceInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
-from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
-from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING, slice_pace
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.wire import describe
-from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
+from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
 from exactlyonce.state.backend import StateBackend
 
 Send = Callable[[msg.ToCoordinator], None]
 
 
 @dataclass
-class Built:
-    """Everything that one worker runs."""
+class WorkerParts:
+    """The subtasks of one worker, with everything that they run on."""
 
     blocks: WorkerBlocks
     activity: Activity
     backend: StateBackend
-    """Of all tables."""
+    """The backend of all tables."""
     subtasks: list[Subtask] = field(default_factory=list)
-    """In the plan's order: those nearest to the sources first."""
+    """In the plan's order: upstream subtasks first."""
+    sources: list[SourceInput] = field(default_factory=list)
     writers: list[SinkWriter] = field(default_factory=list)
     sockets: list[SocketChannel] = field(default_factory=list)
     outgoing: list[SocketChannel] = field(default_factory=list)
-    """Those of them that this worker writes to."""
+    """The sockets that this worker writes to."""
     notes: list[str] = field(default_factory=list)
-    """What sinks and tables have to say since the last report."""
+    """Notes of sources, sinks and tables since the last report."""
 
     def close(self) -> None:
-        """At a clean end: what the user's operators opened is closed."""
+        """Close operators, readers and tables at a clean end."""
         for subtask in self.subtasks:
             subtask.operators.close()
-        for subtask in self.subtasks:
-            for source in subtask.sources:
-                source.reader.close()
+        for source in self.sources:
+            source.reader.close()
         self.backend.close()
 
+    @property
+    def unwritten(self) -> dict[str, int]:
+        """See `messages.Progress`."""
+        counts: dict[str, int] = {}
+        for writer in self.writers:
+            if writer.unwritten:
+                counts[writer.sink] = counts.get(writer.sink, 0) + writer.unwritten
+        return counts
+
     def breathe(self) -> None:
-        """Between two chunks of a batch that takes long: sinks and blocks go on; see `engines.runtime.operators`."""
+        """Let sinks and blocks go on between two chunks of a slow batch; see `engines.runtime.operators`."""
         for writer in self.writers:
             writer.poll()
         self.blocks.attempt.poll()
@@ -77,48 +86,47 @@ class Built:
         cast("GrantedWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
 
 
-def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> Built:
-    """Make a worker's part of *graph*, restore its state, open its channels; nothing is read or produced yet."""
+def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
+    """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
     activity.phase(f"connecting to topic {start.topic.name}")
     schemas = {loop.id: describe(loop.type) for loop in graph.loops}
     backend = state_backend(start.state, graph, start.subtask, start.parallelism)
-    built = Built(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
-    activity.breath = built.breathe
-    builder = _Builder(start, send, plan(graph, start.parallelism), clients, built)
+    parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
+    activity.breath = parts.breathe
+    builder = _Builder(start, send, plan(graph, start.parallelism), clients, parts)
     for task in builder.plan.tasks:
         builder.task(task)
-    for subtask in built.subtasks:
-        for source in subtask.sources:
-            source.reader.open()
-    return built
+    for source in parts.sources:
+        source.reader.open()
+    return parts
 
 
 class _Builder:
-    """Wires the subtasks of one worker: the `Ends` of one task at a time."""
+    """Builds the subtasks of one worker: the `Ends` of one task at a time."""
 
-    def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, built: Built) -> None:
-        self.start, self.send_message, self.plan, self.clients, self.built = start, send, plan, clients, built
+    def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
+        self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts
         self.cautious = start.attempt > 0
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
-        self.now_s = built.activity.now_s
+        self.now_s = parts.activity.now_s
         self.assembler = Assembler(
             plan,
             start.subtask,
             start.manifest,
             clients.block_reader(),
-            built.backend,
+            parts.backend,
             drops_fields=start.drops_fields,
             skips=start.skips,
-            activity=built.activity,
+            activity=parts.activity,
         )
         graph = plan.graph
         self.loops = {
             edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), self.now_s)
             for edge in plan.feedback
         }
-        """By edge."""
+        """The loops by edge."""
         for name, loop in self.loops.items():
-            frames = [each.frame for each in self.assembler.in_flight if each.edge == name]
+            frames = [restored.frame for restored in self.assembler.in_flight if restored.edge == name]
             loop.takes_over(sum(map(records_in, frames)), sum(map(len, frames)))
         self.channels = self._channels()
         self.operators: TaskOperators
@@ -128,7 +136,7 @@ class _Builder:
         self.restored: RestoredInput | None
 
     def _channels(self) -> dict[tuple[str, str, int], Channel]:
-        """By ("in" or "out", edge, other subtask)."""
+        """The channels by ("in" or "out", edge, other subtask)."""
         me = self.start.subtask
         channels: dict[tuple[str, str, int], Channel] = {}
         for edge, i, j in self.plan.channels():
@@ -140,33 +148,31 @@ class _Builder:
             side, other = ("out", j) if i == me else ("in", i)
             channel = SocketChannel(self.clients.pipe(f"{side}:{edge}:{i}:{j}"))
             channels[side, edge, other] = channel
-            self.built.sockets.append(channel)
-            self.built.outgoing += [channel] if side == "out" else []
+            self.parts.sockets.append(channel)
+            self.parts.outgoing += [channel] if side == "out" else []
         return channels
 
     def task(self, task: Task) -> None:
-        """Make this worker's subtask of *task*."""
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
-        several = len(self.inputs) > 1 or any(isinstance(each, SourceInput) for each in self.inputs)
+        several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
         operators.order = order_runs(task, self.plan.shuffles, several=several)
-        self.built.subtasks.append(
+        self.parts.subtasks.append(
             Subtask(
                 operators=operators,
                 inputs=self.inputs,
                 outputs=self.outputs,
                 fed=self.fed,
-                blocks=self.built.blocks,
-                acknowledge=self.send_message,
+                snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.clients.monotonic_s),
                 monotonic_s=self.clients.monotonic_s,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
                 incremental=self.start.incremental,
                 restored=self.restored,
             )
         )
-        self.built.writers += operators.sinks
+        self.parts.writers += operators.sinks
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -223,8 +229,8 @@ class _Builder:
         start, source = self.start, cast("Readable", node.source)
         mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
         topic_id = start.topic_ids[source.topic]
-        before = [each for each in start.manifest.offsets if each.source == node.id]
-        epochs = {each.partition: each.leader_epoch for each in before}
+        before = [offset for offset in start.manifest.offsets if offset.source == node.id]
+        epochs = {offset.partition: offset.leader_epoch for offset in before}
         context = ReaderContext(
             source=node.id,
             positions=[
@@ -235,38 +241,25 @@ class _Builder:
             targets=start.targets.get(node.id, {}),
             clients=self.clients,
         )
-        self.inputs.append(
-            SourceInput(
-                node.id,
-                source.open_reader(context),
-                source,
-                push,
-                self.built.activity,
-                before,
-                cautious=self.cautious,
-                bounds=self.bounds,
-                now_s=self.now_s,
-                skips=start.skips,
-            )
-        )
+        decoder = SourceDecoder(node.id, source, self.parts.notes.append, before, skips=start.skips)
+        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        read = SourceInput(node.id, source.open_reader(context), decoder, push, self.parts.activity, slices)
+        self.inputs.append(read)
+        self.parts.sources.append(read)
 
     def write(self, node: Node) -> Push:
-        start, activity = self.start, self.built.activity
+        start, activity = self.start, self.parts.activity
         activity.phase(f"opening sink {node.id!r}")
-        context = WriterContext(
-            pipeline=self.plan.graph.pipeline_id,
-            sink=node.id,
-            subtask=start.subtask,
+        opened = self.assembler.open_sink(
+            node,
+            self.operators,
             incarnation=start.incarnation,
             attempt=start.attempt,
-            type=self.plan.graph.type_of(node.inputs[0]),
             slots=start.slots,
             clients=self.clients,
-            staging=StagedBlocks(self.built.blocks, node.id, start.subtask),
+            blocks=self.parts.blocks,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
-            note=self.built.notes.append,
+            note=self.parts.notes.append,
+            partitions=start.output_partitions.get(node.id),
         )
-        with naming(node.id):
-            opened = cast("Writable", node.sink).open_writer(context)
-        self.operators.sinks.append(opened.writer)
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity)

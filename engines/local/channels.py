@@ -1,22 +1,15 @@
-"""Channels: ordered links between subtasks, one bounded queue each.
+"""Channels: ordered links between subtasks, each a bounded queue in memory or, between workers, a socket.
 
-Invariants: a channel delivers frames in the order they were sent, each once; a send never blocks; a channel without
-room says so, and its writer's task is not run until it has drained. A signal is always accepted, so that a full
-channel cannot hold up a checkpoint. Channels between subtasks of one worker are queues in memory, the others sockets.
-
-A channel is bounded by bytes, for memory's sake, and by how many records have left it lately, for a barrier waits
-behind all that was sent before it: the reader grants a window of records, and tells what it has taken. What it grants
-and tells only delays the writer: frames, their order and the order log do not depend on it.
-
-A barrier that may overtake comes to a subtask by the control channel, ahead of all frames; in the channel it stands at
-the place of any other. What the reader has not taken when it takes its snapshot, and what comes until the barrier, was
-on its way: a `Capture` has it, whole and in order, wherever it was: with the reader, in the socket, or unsent. For this
-the reader lets come what there is, whatever the bound; and goes on taking it as before.
+Invariants: a channel delivers each frame once, in order. A send never blocks. A writer's task is not run until its full
+channels have drained. A signal is always accepted, so that a full channel delays no checkpoint. The window that the
+reader grants only delays the writer: frames, their order and the order log do not depend on it. A `Capture` gets all
+in-flight frames in order: with the reader, in the socket, or unsent. See docs/design/unaligned-checkpoints.md.
 """
 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,10 +23,11 @@ INBOX_BYTES_MAX = 1 << 19
 WINDOW_AT_FIRST = 4
 _HEADER = struct.Struct("<IBQ")
 _DATA, _SIGNAL, _TAKEN = 0, 1, 2
+_GONE = "the worker at the other end of a channel is gone"
 
 
 class PeerGone(ExactlyOnceError):
-    """The worker at the other end has died; the coordinator restarts the job."""
+    """The worker at the other end is dead. The coordinator restarts the job."""
 
 
 Frame = bytes | Signal
@@ -41,7 +35,7 @@ Frame = bytes | Signal
 
 
 class Capture:
-    """The frames of one channel that are taken after the snapshot of *checkpoint* and were sent before its barrier."""
+    """The in-flight frames of one channel at *checkpoint*: taken after the snapshot, sent before the barrier."""
 
     def __init__(self, checkpoint: int) -> None:
         self.checkpoint = checkpoint
@@ -50,7 +44,6 @@ class Capture:
         """Whether the barrier has come."""
 
     def arrived(self, frame: Frame) -> None:
-        """*frame* is the next that has come."""
         if isinstance(frame, bytes):
             self.frames.append(frame)
         elif isinstance(frame, Barrier) and frame.checkpoint == self.checkpoint:
@@ -58,21 +51,21 @@ class Capture:
 
 
 class _Arrivals:
-    """What has come on a channel and is not taken, frame by frame, and who captures it."""
+    """The frames that have arrived and are not taken, and their captures."""
 
     def __init__(self) -> None:
         self.frames: deque[Frame] = deque()
         self.size = 0
         """Bytes."""
         self.captures: list[Capture] = []
-        """Those whose barrier has not come."""
+        """The captures whose barrier has not come."""
 
     def append(self, frame: Frame) -> None:
         self.frames.append(frame)
         self.size += len(frame) if isinstance(frame, bytes) else 0
         for capture in self.captures:
             capture.arrived(frame)
-        self.captures = [each for each in self.captures if not each.whole]
+        self.captures = [capture for capture in self.captures if not capture.whole]
 
     def popleft(self) -> Frame | None:
         if not self.frames:
@@ -91,10 +84,9 @@ class _Arrivals:
 
 
 class Pipe(Protocol):
-    """One end of a link that carries bytes both ways and holds few of them: a Unix socket that does not block.
+    """One end of a small byte buffer in both directions: a Unix socket that does not block.
 
-    BlockingIOError: it is full, or empty. Any other OSError, and no bytes where some are received: the other end is
-    gone.
+    BlockingIOError: it is full, or empty. Any other OSError, or no bytes received: the other end is gone.
     """
 
     def send(self, data: memoryview, /) -> int: ...
@@ -104,7 +96,7 @@ class Pipe(Protocol):
 
 @dataclass
 class Flow:
-    """How many records may be on their way, as one end knows it."""
+    """The records sent and taken, and the window, as one end knows them."""
 
     sent: int = 0
     taken: int = 0
@@ -112,51 +104,14 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few."""
+        """The records that may be sent; 0 until half the window is free, for small batches cost more."""
         room = self.window - (self.sent - self.taken)
         return max(0, room) if 2 * room >= self.window else 0
 
 
-class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `records`, `room`, `full`, `closed`, `flush`; readers `receive`,
-    `waits`, `took`, `fill` and `capture`."""
-
-    @property
-    def records(self) -> int:
-        """How many records were sent so far."""
-
-    @property
-    def room(self) -> int:
-        """How many records its writer may send; 0: it must pause."""
-
-    @property
-    def full(self) -> bool:
-        """Whether as many bytes wait in it as may."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether its reader takes nothing but what lies before a barrier that is due."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether anything has come that is not received."""
-
-    def send(self, data: bytes, records: int) -> None: ...
-    def send_signal(self, signal: Signal) -> None: ...
-    def flush(self) -> bool: ...
-    def fill(self) -> bool: ...
-    def receive(self) -> Frame | None: ...
-    def capture(self, checkpoint: int) -> Capture:
-        """Of what is not received, all that lies before barrier *checkpoint*, which is not received either."""
-
-    def took(self, records: int, window: int) -> None:
-        """So many more are processed, and so many may be on their way from now on; 0: it is closed."""
-
-    def fileno(self) -> int: ...
-
-
-class LocalChannel:
-    """Between two subtasks of one worker."""
+class Channel(ABC):
+    """One direction of a link. Writers use `send*`, `records`, `room`, `full`, `closed`; readers `receive`, `waits`,
+    `took` and `capture`."""
 
     def __init__(self) -> None:
         self._arrivals = _Arrivals()
@@ -164,23 +119,57 @@ class LocalChannel:
 
     @property
     def records(self) -> int:
+        """The records sent so far."""
         return self._flow.sent
 
     @property
     def room(self) -> int:
+        """The records that its writer may send; 0: it must pause."""
         return 0 if self.full else self._flow.room
+
+    @property
+    def closed(self) -> bool:
+        """Whether its reader only takes records before a barrier that is due."""
+        return not self._flow.window
+
+    @property
+    @abstractmethod
+    def full(self) -> bool:
+        """Whether it holds as many bytes as it may."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has arrived that is not received."""
+        return bool(self._arrivals.frames)
+
+    @abstractmethod
+    def send(self, data: bytes, records: int) -> None:
+        """Queue a batch."""
+
+    @abstractmethod
+    def send_signal(self, signal: Signal) -> None:
+        """Queue a signal after all that was sent before."""
+
+    @abstractmethod
+    def receive(self) -> Frame | None:
+        """The next whole frame, or None."""
+
+    def capture(self, checkpoint: int) -> Capture:
+        """Capture the frames before barrier *checkpoint* that are not received."""
+        return self._arrivals.capture(checkpoint)
+
+    def took(self, records: int, window: int) -> None:
+        """*records* more are processed, and *window* may be in flight from now on; 0: it is closed."""
+        self._flow.taken += records
+        self._flow.window = window
+
+
+class LocalChannel(Channel):
+    """A channel between two subtasks of one worker."""
 
     @property
     def full(self) -> bool:
         return self._arrivals.size >= OUTBOX_BYTES_MAX
-
-    @property
-    def closed(self) -> bool:
-        return not self._flow.window
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._arrivals.frames)
 
     def send(self, data: bytes, records: int) -> None:
         self._arrivals.append(data)
@@ -189,70 +178,40 @@ class LocalChannel:
     def send_signal(self, signal: Signal) -> None:
         self._arrivals.append(signal)
 
-    def flush(self) -> bool:
-        return False
-
-    def fill(self) -> bool:
-        return False
-
     def receive(self) -> Frame | None:
         return self._arrivals.popleft()
 
-    def capture(self, checkpoint: int) -> Capture:
-        return self._arrivals.capture(checkpoint)
 
-    def took(self, records: int, window: int) -> None:
-        self._flow.taken += records
-        self._flow.window = window
-
-    def fileno(self) -> int:
-        return -1
-
-
-class SocketChannel:
-    """Between two workers: one end of a Unix socket pair. What the reader has taken goes the other way."""
+class SocketChannel(Channel):
+    """One end of a channel between two workers, over a Unix socket pair. The reader's window goes the other way."""
 
     def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
         self._socket = pipe
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._inbox = bytearray()
+        """The bytes from `_read` on come after the arrivals, which were decoded early for a capture."""
         self._read = 0
-        self._arrivals = _Arrivals()
-        """Frames that were looked at before their turn, for a capture; the rest of the inbox is behind them."""
-        self._flow = Flow()
         self._untold = False
-        """Whether the writer has yet to be told what was taken."""
-
-    @property
-    def records(self) -> int:
-        return self._flow.sent
-
-    @property
-    def room(self) -> int:
-        return 0 if self.full else self._flow.room
+        """Whether the writer has yet to hear what was taken."""
 
     @property
     def full(self) -> bool:
         return self._outbox_bytes >= OUTBOX_BYTES_MAX
 
     @property
-    def closed(self) -> bool:
-        return not self._flow.window
-
-    @property
     def waits(self) -> bool:
-        return bool(self._arrivals.frames) or self._read < len(self._inbox)
+        return super().waits or self._read < len(self._inbox)
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be written to the socket."""
+        """Whether bytes wait to be written to the socket."""
         return bool(self._outbox)
 
     @property
     def hungry(self) -> bool:
-        """Whether more is read when it comes: while there is room or a barrier is to come, and until the first frame is
-        whole."""
+        """Whether to read more: there is room, a capture waits for its barrier, or no frame is whole."""
         available = len(self._inbox) - self._read
         if self._arrivals.captures or self._arrivals.size + available < INBOX_BYTES_MAX:
             return True
@@ -262,17 +221,14 @@ class SocketChannel:
         return available < _HEADER.size + int(size)
 
     def send(self, data: bytes, records: int) -> None:
-        """Queue a batch."""
         self._flow.sent += records
         self._put(_HEADER.pack(len(data), _DATA, 0) + data)
 
     def took(self, records: int, window: int) -> None:
-        self._flow.taken += records
-        self._flow.window = window
+        super().took(records, window)
         self._untold = True
 
     def send_signal(self, signal: Signal) -> None:
-        """Queue a signal, after all that was sent before it."""
         body = signals.encode(signal)
         self._put(_HEADER.pack(len(body), _SIGNAL, 0) + body)
 
@@ -283,7 +239,7 @@ class SocketChannel:
     def flush(self) -> bool:
         """Write what the socket takes now; True if anything moved."""
         moved = False
-        if self._untold and not self._outbox:  # sums: what could not be told yet is in the next one
+        if self._untold and not self._outbox:  # totals: the next one includes what could not be sent now
             self._put(_HEADER.pack(8, _TAKEN, self._flow.taken) + self._flow.window.to_bytes(8, "little"))
             self._untold = False
         while self._outbox:
@@ -293,7 +249,7 @@ class SocketChannel:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise PeerGone(f"the worker at the other end of a channel is gone: {error}") from None
+                raise PeerGone(f"{_GONE}: {error}") from None
             moved = True
             self._outbox_bytes -= sent
             if sent == len(head):
@@ -311,9 +267,9 @@ class SocketChannel:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise PeerGone(f"the worker at the other end of a channel is gone: {error}") from None
+                raise PeerGone(f"{_GONE}: {error}") from None
             if not data:
-                raise PeerGone("the worker at the other end of a channel is gone")
+                raise PeerGone(_GONE)
             self._inbox += data
             moved = True
             if self._arrivals.captures:
@@ -321,18 +277,17 @@ class SocketChannel:
         return moved
 
     def hear(self) -> None:
-        """The writer's end: take in what the reader has told."""
+        """On the writer's end, read what the reader has taken."""
         while (frame := self._next()) is not None:
             _, self._flow.taken, body = frame
             self._flow.window = int.from_bytes(body, "little")
 
     def receive(self) -> Frame | None:
-        """The reader's end: the next whole frame, or None."""
         return self._arrivals.popleft() if self._arrivals.frames else self._whole()
 
     def capture(self, checkpoint: int) -> Capture:
         self._look_ahead()
-        return self._arrivals.capture(checkpoint)
+        return super().capture(checkpoint)
 
     def _look_ahead(self) -> None:
         while (frame := self._whole()) is not None:

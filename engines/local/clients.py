@@ -1,6 +1,6 @@
-"""The clients by which a worker reaches Kafka, its peers and the time: all that is not the same in a simulation.
+"""The clients by which a worker reaches Kafka, its peers and the time: all that differs in a simulation.
 
-Invariant: nothing is decided here. A worker that is given other clients runs the same lines.
+Invariant: nothing is decided here. A worker with other clients runs the same code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exactlyonce.sinks.kafka.producers import KafkaProducers, Producers
 
 
 class Clients(Protocol):
-    """Of one worker."""
+    """The clients of one worker."""
 
     @property
     def clock(self) -> Clock: ...
@@ -34,15 +34,15 @@ class Clients(Protocol):
         """Time that only grows, finer than the clock's."""
 
     def block_writer(self) -> AttemptBlocks:
-        """Of this attempt's blocks."""
+        """The writer of this attempt's blocks."""
 
     def block_reader(self) -> Blocks: ...
 
     def consumers(self, topic: str) -> Consumers:
-        """Of the subtask of a source that reads *topic*."""
+        """The consumers of a source's subtask that reads *topic*."""
 
     def producers(self, topic: str) -> Producers:
-        """Of the subtask of a sink that writes to *topic*."""
+        """The producers of a sink's subtask that writes to *topic*."""
 
     def pipe(self, name: str) -> Pipe:
         """This worker's end of the channel that `Start` calls *name*."""
@@ -56,10 +56,10 @@ class KafkaClients:
         self.monotonic_s = time.monotonic
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
-        lazily = start.state.backend == ROCKSDB  # which reads some blocks now and then
+        lazily = start.state.backend == ROCKSDB  # it reads blocks now and then
         self._blocks = block_storage(self._config, start.topic, start.storage, stays_connected=lazily)
         self._executor = ThreadPoolExecutor(1, "producers")
-        """Makes the producers of all sinks, one after the other, and drops them."""
+        """Makes and drops the producers of all sinks, one after the other."""
 
     def block_writer(self) -> AttemptBlocks:
         return self._blocks.begin(self._start.incarnation, self._start.attempt)
@@ -74,6 +74,6 @@ class KafkaClients:
         return KafkaProducers(topic, self._config.confluent(), self._start.transaction_timeout_ms, self._executor)
 
     def pipe(self, name: str) -> socket.socket:
-        found = socket.socket(fileno=self._start.channels[name])
-        found.setblocking(False)
-        return found
+        pipe = socket.socket(fileno=self._start.channels[name])
+        pipe.setblocking(False)
+        return pipe

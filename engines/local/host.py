@@ -1,37 +1,108 @@
-"""The host of a job on this machine: worker processes, a thread for each lane, sockets, and the leader's connections.
+"""The host of a job on this machine: worker processes, sockets, the leader's connections, and a thread for each lane.
 
-Invariants: workers are spawned by the thread that runs the job (they die with it), and that thread alone reads from
-them; the leader is made, used and let go on its lanes. Whoever waits here looks, many times a second, whether it is
-told to hurry.
+Invariants: the job's thread spawns the workers, which die with it, and it alone reads from them. Decisions, sweeps and
+repairs share a lane, so that they never overlap; looks at new producers and at the mailbox hold up none of them. Each
+lane closes the connections that it used. Every wait looks for a hurry many times a second.
 """
 
 from __future__ import annotations
 
+import enum
 import queue
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
+from exactlyonce.checkpoint.decision import Decided
+from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
+from exactlyonce.checkpoint.events import PendingCheckpoint
+from exactlyonce.checkpoint.leader import Leader, Verdict
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.succession import Succession
+from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked, Mailbox
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.connectors.trace import as_fields
+from exactlyonce.engines.connections import C
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.job import Failed, Heard, Job, Lane, Lost, Then
+from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import Report
 from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError
+from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, UserError
 from exactlyonce.pipeline.loading import Reference
 
 FINISH_TIMEOUT_S = 30.0
-"""How long workers may take to close the user's operators at a clean end, or to go on with what they still write."""
+"""The time that workers have at a clean end to close the user's operators, or to write more of what waits."""
+
+
+class Lane(enum.Enum):
+    """Calls of one lane are made one after the other, whatever the other lanes do."""
+
+    BROKER = "broker"
+    """All that writes: decisions, sweeps, repairs."""
+    PRODUCERS = "producers"
+    """Looks at new producers of sinks."""
+    MAILBOX = "mailbox"
+    """Looks at the mailbox."""
+
+
+class _Lanes:
+    """A thread for each lane, with the connections that it makes, uses and closes. *post* is `LocalHost.post`."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self._post = post
+        self._executors = {lane: ThreadPoolExecutor(1, lane.value) for lane in Lane}
+        self._connections = {lane: ExitStack() for lane in Lane}
+        self._pending: set[Future[Any]] = set()
+
+    def keep(self, lane: Lane, connection: C) -> C:
+        """*connection*, which `close` closes on its lane."""
+        return self._connections[lane].enter_context(closing(connection))
+
+    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
+        """Make *call* on *lane*, and post its answer to *then*, or its error to *failed*."""
+        future = self._executors[lane].submit(call)
+        self._pending.add(future)
+        future.add_done_callback(partial(self._done, then, failed))
+
+    def _done(self, then: Then, failed: Failed, future: Future[Any]) -> None:
+        """Runs on the lane's thread."""
+        self._pending.discard(future)
+        if not future.cancelled():
+            self._post(lambda: self._answered(then, failed, future))
+
+    def _answered(self, then: Then, failed: Failed, future: Future[Any]) -> None:
+        error = future.exception()
+        if isinstance(error, ExactlyOnceError):
+            failed(error)
+        else:
+            then(future.result())
+
+    def close(self, hurry: Callable[[], EndedAtOnce | None]) -> None:
+        """Wait for calls under way, and close all connections. Raises what *hurry* returns as soon as it is set."""
+        for future in tuple(self._pending):
+            future.cancel()
+        closings = [executor.submit(self._connections[lane].close) for lane, executor in self._executors.items()]
+        self._pending.update(closings)
+        for executor in self._executors.values():
+            executor.shutdown(wait=False)
+        while wait(set(self._pending), LOOK_INTERVAL_S).not_done:
+            if (why := hurry()) is not None:
+                raise why
+        for executor in self._executors.values():
+            executor.shutdown()
+        for closed in closings:
+            closed.result()
 
 
 class LocalHost:
@@ -46,32 +117,36 @@ class LocalHost:
         report: Report,
         succession: Succession,
     ) -> None:
-        """*succession* is the run's: `run` raises `AnotherLeads` where it says so."""
+        """*succession* is the run's: `run` raises `AnotherLeads` while it says to wait."""
         self.clock = SystemClock()
         self.monotonic_s = time.monotonic
         self._plan, self._reference, self._options = plan, reference, options
         self._workers, self._report, self._succession = workers, report, succession
-        self._leader: PipelineConnections | None = None
-        self._lanes = {lane: ThreadPoolExecutor(1, lane.value) for lane in Lane}
-        self._called: set[Future[Any]] = set()
-        """Calls on these threads that are not done."""
         self._wake = _Wake()
+        self._lanes = _Lanes(self._wake.post)
+        self._connections: PipelineConnections
+        self._producers: Transactions | None = None
+        self._mailbox: Mailbox | None = None
+        self._mailbox_error = ""
+        """Why the last look at the mailbox failed."""
         self._selected: list[selectors.SelectorKey] = []
         self._hurry: EndedAtOnce | None = None
-        """Set once nothing is waited for any more."""
+        """Why nothing is waited for any more; None: everything is."""
 
     def run(self, job: Job) -> Manifest | None:
-        """Live until the end; the last manifest of a clean end, or the error that ended it is raised."""
+        """Run *job* to its end. Returns the last manifest of a clean end; raises the error that ended it."""
         try:
             job.begin()
-            while job.outcome is None:
+            while (outcome := job.outcome) is None:
                 self._rest(job.rest_s)
                 job.turn()
-            return job.result()
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome.manifest
         finally:
             self.kill_workers()
             try:
-                self._leave_leader()
+                self._lanes.close(lambda: self._hurry)
             finally:
                 self._wake.close()
                 self._report.close()
@@ -84,7 +159,7 @@ class LocalHost:
     def arrived(self) -> Iterator[Callable[[], None]]:
         watched = self._wake.selector.get_map()
         for key in self._selected:
-            if any(other is key for other in watched.values()):  # an earlier one may have ended it
+            if any(other is key for other in watched.values()):  # an earlier action may have ended it
                 yield key.data
         while not self._wake.posted.empty():
             yield self._wake.posted.get()
@@ -94,61 +169,71 @@ class LocalHost:
 
     # --- the leader ---------------------------------------------------------------------------------------------
 
-    def open(self) -> PipelineConnections:
-        """Runs on the broker's lane, as all that is told here comes from it."""
+    def open(self, then: Callable[[Leader], None], failed: Failed) -> None:
+        self._lanes.ask(Lane.BROKER, self._recover, then, failed)
 
-        def step(step: str, checkpoint: int, **fields: Any) -> None:
-            self.post(lambda: self._report.step(step, checkpoint=checkpoint, **fields))
-
-        def note(text: str) -> None:
-            self.post(lambda: self._report.note(text))
-
-        self._leader = leader = PipelineConnections(
-            self._plan, self._options, note, step, self._reference, succession=self._succession
+    def _recover(self) -> Leader:
+        self._connections = PipelineConnections(
+            self._plan, self._options, self._note, self._step, self._reference, succession=self._succession
         )
-        leader.recover()
-        self.post(lambda: self._report.recovered(leader.manifest, leader.leader.incarnation.incarnation))
+        self._lanes.keep(Lane.BROKER, self._connections)
+        manifest, leader = self._connections.recover(), self._connections.leader
+        self.post(lambda: self._report.recovered(manifest, leader.incarnation.incarnation))
         return leader
 
-    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
-        future = self._lanes[lane].submit(call)
-        self._called.add(future)
-        future.add_done_callback(partial(self._done, then, failed))
+    def _note(self, text: str) -> None:
+        self.post(lambda: self._report.note(text))
 
-    def _done(self, then: Then, failed: Failed, future: Future[Any]) -> None:
-        """Runs on the lane's thread."""
-        self._called.discard(future)
-        if not future.cancelled():
-            self.post(lambda: self._answered(then, failed, future))
+    def _step(self, step: str, checkpoint: int, **fields: Any) -> None:
+        self.post(lambda: self._report.step(step, checkpoint=checkpoint, **fields))
 
-    def _answered(self, then: Then, failed: Failed, future: Future[Any]) -> None:
-        error = future.exception()
-        if isinstance(error, ExactlyOnceError):
-            failed(error)
-        else:
-            then(future.result())
+    def lead(self, procedure: Procedure[Any], then: Then, failed: Failed) -> None:
+        self._lanes.ask(Lane.BROKER, partial(self._connections.drive, procedure), then, failed)
 
-    def _leave_leader(self) -> None:
-        """Wait for what the leader is being asked, and let go of all connections, each on the lane that used it."""
-        for future in tuple(self._called):
-            future.cancel()
-        closing = [executor.submit(self._close, lane) for lane, executor in self._lanes.items()]
-        self._called.update(closing)
-        for executor in self._lanes.values():
-            executor.shutdown(wait=False)
-        while wait(set(self._called), LOOK_INTERVAL_S).not_done:
-            if self._hurry is not None:
-                raise self._hurry
-        for executor in self._lanes.values():
-            executor.shutdown()
-        for closed in closing:
-            closed.result()
+    def decide(self, plan: PendingCheckpoint, pinned: Iterable[int], then: Then, failed: Failed) -> None:
+        self._lanes.ask(Lane.BROKER, partial(self._decide, plan, pinned, self.monotonic_s()), then, failed)
 
-    def _close(self, lane: Lane) -> None:
-        """Runs on the lane's thread, last."""
-        if (leader := self._leader) is not None:
-            closing = {Lane.BROKER: leader.close, Lane.PRODUCERS: leader.close_producers}
-            closing.get(lane, leader.close_mailbox)()
+    def _decide(self, plan: PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float) -> Verdict:
+        """The verdict on *plan*. Reports the requests that it took; without output, it is visible once decided."""
+        connections = self._connections
+        verdict = connections.drive(connections.leader.decide(plan, pinned))
+        if isinstance(verdict, Decided) and verdict.finalized:
+            finalized_s = self.monotonic_s()
+            visible_s = max(connections.performer.visible_s, acknowledged_s)
+            for name, begin_s, end_s in (("visible", acknowledged_s, visible_s), ("finalized", visible_s, finalized_s)):
+                fields = as_fields(connections.trace.between(begin_s, end_s), begin_s, end_s)
+                self._step(f"requests until {name}", plan.checkpoint, **fields)
+        return verdict
+
+    def publish_offsets(self, failed: Failed) -> None:
+        self._lanes.ask(Lane.BROKER, self._connections.publish_offsets, lambda _: None, failed)
+
+    def describe(self, transactional_id: str, then: Callable[[TransactionState | None], None], failed: Failed) -> None:
+        self._lanes.ask(Lane.PRODUCERS, partial(self._describe, transactional_id), then, failed)
+
+    def _describe(self, transactional_id: str) -> TransactionState | None:
+        if self._producers is None:
+            client, places = self._options.client, self._connections.places
+            producers = Transactions(client, timeout_ms=APPEND_TIMEOUT_MS, places=places)
+            self._producers = self._lanes.keep(Lane.PRODUCERS, producers)
+        return self._producers.describe([transactional_id])[transactional_id]
+
+    def look_at_mailbox(self, then: Callable[[Asked | None], None], failed: Failed) -> None:
+        self._lanes.ask(Lane.MAILBOX, self._look_at_mailbox, then, failed)
+
+    def _look_at_mailbox(self) -> Asked | None:
+        if self._mailbox is None:
+            mailbox = Mailbox(self._options.client.confluent(), self._connections.pipeline)
+            self._mailbox = self._lanes.keep(Lane.MAILBOX, mailbox)
+        try:
+            request, self._mailbox_error = self._mailbox.look(), ""
+        except UserError as error:
+            if not self._mailbox_error:
+                self._note(f"the mailbox cannot be read at present: {error}")
+            self._mailbox_error = str(error)
+            return None
+        incarnation = self._connections.leader.incarnation.incarnation
+        return request if request is not None and request.incarnation == incarnation else None
 
     # --- workers ------------------------------------------------------------------------------------------------
 
@@ -157,16 +242,46 @@ class LocalHost:
         return self._workers.alive
 
     def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
-        assert self._leader is not None
         sockets, names = self._channel_sockets()
         for worker in self._workers.spawn(sockets):
             receive = partial(self._receive, worker, heard, lost)
             self._wake.selector.register(worker.connection, selectors.EVENT_READ, receive)
-            start = self._leader.start_message(worker.subtask, attempt, manifest)
-            worker.connection.send(msg.Start(**start, reference=self._reference, channels=names[worker.subtask]))
+            worker.connection.send(self._start_message(worker.subtask, attempt, manifest, names[worker.subtask]))
+
+    def _start_message(self, subtask: int, attempt: int, manifest: Manifest, channels: dict[str, int]) -> msg.Start:
+        connections, options = self._connections, self._options
+        checkpoint, topics = options.checkpoint, connections.surroundings
+        return msg.Start(
+            reference=self._reference,
+            parallelism=self._plan.parallelism,
+            subtask=subtask,
+            incarnation=connections.leader.incarnation.incarnation,
+            attempt=attempt,
+            client=dict(options.client.settings),
+            manifest=manifest,
+            offsets=topics.offsets,
+            topic_ids=topics.inputs.topic_ids,
+            targets=topics.inputs.targets,
+            mode=checkpoint.mode,
+            unaligned=checkpoint.unaligned,
+            incremental=checkpoint.incremental,
+            state=options.state,
+            slots=checkpoint.slots,
+            transaction_timeout_ms=connections.transaction_timeout_ms,
+            channels=channels,
+            topic=connections.log.topic,
+            storage=checkpoint.storage,
+            drops_fields=options.allow_dropped_fields,
+            skips=options.skip,
+            output_partitions=topics.outputs.partitions,
+        )
+
+    @property
+    def added(self) -> Mapping[str, Mapping[int, int]]:
+        return self._connections.surroundings.added
 
     def _channel_sockets(self) -> tuple[list[list[socket.socket]], list[dict[str, int]]]:
-        """Per subtask, the sockets that it inherits, and their numbers by channel name."""
+        """The sockets that each subtask inherits, and their file descriptors by channel name."""
         sockets: list[list[socket.socket]] = [[] for _ in range(self._plan.parallelism)]
         names: list[dict[str, int]] = [{} for _ in range(self._plan.parallelism)]
         for edge, i, j in self._plan.channels():
@@ -197,7 +312,7 @@ class LocalHost:
 
     def _unwatch(self) -> None:
         for worker in self._workers.alive:
-            with suppress(KeyError, ValueError):  # then its end was noticed before
+            with suppress(KeyError, ValueError):  # its end was noticed before
                 self._wake.selector.unregister(worker.connection)
 
     def hurry(self, why: EndedAtOnce) -> None:
@@ -208,7 +323,7 @@ class LocalHost:
 
 
 class _Wake:
-    """The wait of the job's thread, which ends as soon as any other thread posts something."""
+    """The wait of the job's thread. It ends as soon as any other thread posts an action."""
 
     def __init__(self) -> None:
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -221,7 +336,7 @@ class _Wake:
     def post(self, action: Callable[[], None]) -> None:
         """From any thread or a signal handler."""
         self.posted.put(action)
-        with suppress(OSError):  # then the loop is awake, or over
+        with suppress(OSError):  # the loop is awake, or over
             self._write.send(b"!")
 
     def _woken(self) -> None:

@@ -1,25 +1,24 @@
-"""The inputs of a task's subtask: sources and channels, alike to whoever reads them.
+"""The inputs of a subtask: source partitions, channels, and restored in-flight records, with one interface.
 
-Invariants: an input hands out batches and barriers in order; a source's barrier comes between two batches, and Sn is
-noted at that moment; after a final barrier a source hands out nothing more. A batch is as long as it may be to take a
-short time, by the pace of those before it: a barrier, and all that a loop does between batches, waits for its end (a
-shorter time, while a barrier that has overtaken is under way). Nobody waits in `next`; a source whose records are few
-lets them gather for a moment, for which its barriers do not wait. Sn and order logs count what was handed out, never
-what was fetched. What was on its way at the restored checkpoint is handed out first, and counts as come from its
-channel.
+Invariants: an input hands out batches and barriers in order. A source injects its barrier between two batches, and
+notes Sn at that moment; after a final barrier it hands out nothing more. Sn and order logs count records handed out,
+never those fetched. Restored in-flight records come first, and count as records of their channel.
+
+`next` never waits. A slice is as long as its pace allows, for a barrier waits for its end. A source with few records
+lets them gather for a moment; its barriers do not wait for that.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
-from exactlyonce.connectors.source import Readable, SourceReader
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Capture, Channel
 from exactlyonce.engines.local.pace import (
     ALIGNED,
@@ -42,7 +41,7 @@ from exactlyonce.pipeline.departures import Departures
 
 
 class Input(Protocol):
-    """Where a subtask's records come from."""
+    """A source of a subtask's records."""
 
     @property
     def name(self) -> str: ...
@@ -50,8 +49,7 @@ class Input(Protocol):
     def push(self) -> Push: ...
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
-        """What comes next, *room* records at most, and *hurried* few; None: nothing at the moment. A barrier needs no
-        room."""
+        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A barrier needs no room."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
@@ -60,16 +58,61 @@ class Input(Protocol):
         """The batch just handed out has gone through all operators."""
 
     def trust(self) -> None:
-        """A barrier has come through: what is handed out may be as much as its pace allows."""
+        """A barrier has come through: stop being cautious."""
+
+
+@dataclass
+class Slices:
+    """The size of the next slice of an input, by the time that the last ones took."""
+
+    pace: Pace
+    now_s: Callable[[], float]
+    count: int = 0
+    """Records in the slice handed out last."""
+    handed_s: float = 0.0
+    """The time when it was handed out."""
+
+    def size(self, room: int, *, hurried: bool) -> int:
+        """Records of the next slice, at most *room*."""
+        return min(self.pace.within(hurried), room)
+
+    def handed_out(self, count: int) -> None:
+        """A slice of *count* records begins to be processed."""
+        self.count, self.handed_s = count, self.now_s()
+
+    def processed(self) -> float:
+        """The slice has gone through all operators. Returns the time."""
+        now_s = self.now_s()
+        self.pace.took(self.count, now_s - self.handed_s)
+        return now_s
+
+
+@dataclass
+class FrameSlices(Slices):
+    """The slices of an input whose batches come in frames."""
+
+    rest: Batch | None = None
+    """The rest of the frame in hand."""
+
+    def next(self, room: int, *, hurried: bool) -> Batch:
+        """The next slice of the frame in hand."""
+        batch = self.rest
+        assert batch is not None
+        size = self.size(room, hurried=hurried)
+        whole = len(batch.records) <= size
+        self.rest = None if whole else batch.part(size, len(batch.records))
+        batch = batch if whole else batch.part(0, size)
+        self.handed_out(len(batch.records))
+        return batch
 
 
 class SourceTrigger(NamedTuple):
-    """A barrier to be injected."""
+    """A barrier to inject."""
 
     frame: Barrier
     final: bool
     added: Mapping[int, int]
-    """By partition that is to be read from this barrier on, the offset to begin at."""
+    """The first offset of each partition that is read from this barrier on."""
 
 
 @dataclass
@@ -78,141 +121,106 @@ class SourceInput:
 
     name: str
     reader: SourceReader
-    source: Readable
+    decoder: SourceDecoder
     push: Push
     activity: Activity
-    before: Sequence[SourceOffset] = ()
-    """Where its partitions begin, with what was skipped up to there."""
+    slices: Slices
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
     stopped: bool = False
     held: bool = False
-    """Whether to hand out nothing but barriers: a store is behind."""
+    """Whether to hand out barriers only: a store is behind."""
     records: int = 0
-    notes: list[str] = field(default_factory=list)
-    """What was skipped, until the worker tells the coordinator."""
-    cautious: bool = False
-    """Whether to hand out little until a barrier has come through: records that became slow may have kept the attempt
-    before from that, and this one begins with the same records."""
-    bounds: Bounds = ALIGNED
-    now_s: Callable[[], float] = perf_counter
-    """For what a slice takes."""
+    """Messages handed out."""
     due_s: float = 0.0
-    """When it is asked again: until then its records gather."""
-    skips: Iterable[RecordPlace] = ()
-    """Records that are left out."""
-    _count: int = 0
-    _handed_s: float = 0.0
+    """The time of the next poll: until then records gather."""
 
     def __post_init__(self) -> None:
-        self.pace = slice_pace(cautious=self.cautious, bounds=self.bounds)
         self._phase = f"reading source {self.name!r}"
-        self._decoder = SourceDecoder(self.name, self.source, self.notes.append, self.before, skips=self.skips)
-
-    @property
-    def skipped(self) -> int:
-        """Records skipped because they do not decode."""
-        return self._decoder.skipped_count
 
     def barrier(self) -> Barrier | None:
-        """The oldest barrier that is to be injected, which now lies behind all that was handed out."""
+        """Inject the oldest pending barrier after all that was handed out."""
         if not self.triggers:
             return None
         trigger = self.triggers.popleft()
         for partition, offset in trigger.added.items():
             self.reader.add(partition, offset)
-        self.noted[trigger.frame.checkpoint] = tuple(map(self._decoder.noted, self.reader.positions()))
-        self._decoder.tell()
+        self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
+        self.decoder.tell()
         self.stopped = trigger.final
         return trigger.frame
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
             return self.barrier()
-        if not room or self.stopped or self.held or self.reader.idle or (asked_s := self.now_s()) < self.due_s:
+        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.slices.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
-        count = min(self.pace.within(hurried), room)
-        messages = self.reader.poll(count, 0.0)  # what else was fetched stays in the client
+        count = self.slices.size(room, hurried=hurried)
+        messages = self.reader.poll(count, 0.0)  # other fetched messages stay in the client
         if len(messages) < count:
-            self.due_s = asked_s + GATHER_S
+            self.due_s = now_s + GATHER_S
         if not messages:
             return None
-        self._handed_s, self._count = self.now_s(), len(messages)
+        self.slices.handed_out(len(messages))
         self.records += len(messages)
-        return self._decoder.decode(messages)
+        return self.decoder.decode(messages)
 
     def runs(self) -> Iterable[tuple[int, int]]:
         return self.reader.runs
 
     def processed(self) -> None:
-        self.pace.took(self._count, self.now_s() - self._handed_s)
+        self.slices.processed()
 
     def trust(self) -> None:
-        self.pace.most = BATCH_RECORDS_MAX
-
-    @property
-    def finished(self) -> bool:
-        """Whether all that the job is to read has been handed out."""
-        return self.reader.finished
-
-
-@dataclass
-class Slices:
-    """A frame's batch, handed out in slices by a pace."""
-
-    pace: Pace
-    now_s: Callable[[], float]
-    rest: Batch | None = None
-    """What is not handed out."""
-    count: int = 0
-    """Of the slice that was handed out last, how many records."""
-    handed_s: float = 0.0
-    """When that was."""
-
-    def next(self, room: int, *, hurried: bool) -> Batch:
-        """The next slice, of *room* records at most."""
-        batch = self.rest
-        assert batch is not None
-        self.handed_s, size = self.now_s(), min(self.pace.within(hurried), room)
-        whole = len(batch.records) <= size
-        self.rest = None if whole else batch.part(size, len(batch.records))
-        batch = batch if whole else batch.part(0, size)
-        self.count = len(batch.records)
-        return batch
-
-    def processed(self) -> float:
-        """The slice has gone through all operators; what time it is."""
-        now_s = self.now_s()
-        self.pace.took(self.count, now_s - self.handed_s)
-        return now_s
+        self.slices.pace.most = BATCH_RECORDS_MAX
 
 
 @dataclass
 class ChannelCapture:
-    """What was on its way in one channel at a snapshot."""
+    """The in-flight records of one channel at a snapshot."""
 
     name: str
     begun: list[bytes]
-    """The rest of the frame that was being handed out."""
+    """The rest of the frame in hand."""
     behind: Capture
 
     @property
     def whole(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether the barrier has come."""
         return self.behind.whole
 
     def frames(self) -> Iterator[InFlightFrame]:
-        """In their order."""
         return (InFlightFrame(self.name, frame) for frame in chain(self.begun, self.behind.frames))
 
 
 @dataclass
-class ChannelInput:
-    """One channel into this subtask. A frame is handed out in slices, and the barrier behind it after the last one.
+class FramedInput:
+    """An input whose batches come in frames."""
 
-    As many records may be on their way in it as have left it lately, and a few at least; none while it is closed.
+    cautious: bool = field(default=False, kw_only=True)
+    """Whether to hand out little until a barrier has come through: slow records may have kept the last attempt from
+    that, and this one begins with the same records."""
+    bounds: Bounds = field(default=ALIGNED, kw_only=True)
+    now_s: Callable[[], float] = field(default=perf_counter, kw_only=True)
+    slices: FrameSlices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+
+    def runs(self) -> Iterable[tuple[int, int]]:
+        return ((-1, self.slices.count),)
+
+    def trust(self) -> None:
+        self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
+
+
+@dataclass
+class ChannelInput(FramedInput):
+    """One channel into this subtask. It hands out a frame in slices, and a barrier after the last slice before it.
+
+    The channel may hold as many records as have left it lately, and a few at least; none while it is closed.
     """
 
     name: str
@@ -220,23 +228,17 @@ class ChannelInput:
     codec: BatchCodec
     push: Push
     siblings: int = 1
-    """How many channels come from the same shuffle, this one included."""
-    cautious: bool = False
-    """As of a source."""
-    bounds: Bounds = ALIGNED
-    now_s: Callable[[], float] = perf_counter
-    """Likewise."""
-    slices: Slices = field(init=False)
+    """The number of channels of the same shuffle, with this one."""
     closed: bool = False
-    """Whether its writer is to send nothing; see `close`."""
+    """Whether the writer must send nothing; see `close`."""
     window: int = field(init=False)
-    """How many records may be on their way, unless it is closed."""
+    """The records that the channel may hold, unless it is closed."""
 
     def __post_init__(self) -> None:
-        self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        super().__post_init__()
         self._departures = Departures(self.bounds.in_flight_s)
         self._left_s: float | None = None
-        """When the last record left, if more waited then."""
+        """The time when the last record left, if more waited then."""
         self._least = max(1, IN_FLIGHT_MIN // self.siblings)
         self.window = self._least
 
@@ -249,14 +251,11 @@ class ChannelInput:
         return self.slices.next(room, hurried=hurried) if room else None
 
     def capture(self, checkpoint: int) -> ChannelCapture:
-        """All that is handed out from now on and was sent before barrier *checkpoint*."""
+        """The records handed out from now on that were sent before barrier *checkpoint*."""
         rest = self.slices.rest
         return ChannelCapture(
             self.name, [] if rest is None else [self.codec.encode(rest)], self.channel.capture(checkpoint)
         )
-
-    def runs(self) -> Iterable[tuple[int, int]]:
-        return ((-1, self.slices.count),)
 
     def processed(self) -> None:
         now_s, slices = self.slices.processed(), self.slices
@@ -268,43 +267,34 @@ class ChannelInput:
         self.channel.took(slices.count, 0 if self.closed else self.window)
 
     def close(self, closed: bool) -> None:
-        """Have the writer send nothing more, or let it send again."""
+        """Stop the writer, or let it send again."""
         if closed != self.closed:
             self.closed = closed
             self.channel.took(0, 0 if closed else self.window)
 
-    def trust(self) -> None:
-        self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
-
 
 @dataclass
-class RestoredInput:
-    """What was on its way to this subtask at the restored checkpoint, in the order in which it is to be taken."""
+class RestoredInput(FramedInput):
+    """The in-flight records of the restored checkpoint, in the order in which this subtask takes them."""
 
     frames: deque[InFlightFrame]
     edges: Mapping[str, RestoredEdge]
-    cautious: bool = False
-    """As of a source."""
-    bounds: Bounds = ALIGNED
-    now_s: Callable[[], float] = perf_counter
-    """Likewise."""
     name: str = ""
-    """Of the channel of what was handed out last."""
-    slices: Slices = field(init=False)
+    """The channel of the frame in hand."""
 
     def __post_init__(self) -> None:
-        self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
-        self.waiting = sum(records_in(each.frame) for each in self.frames)
-        """How many records are not processed."""
+        super().__post_init__()
+        self.waiting = sum(records_in(frame.frame) for frame in self.frames)
+        """The number of records not processed."""
 
     @property
     def goes_round(self) -> bool:
-        """Whether what comes next went round a loop; all behind it did so too."""
+        """Whether the next record went round a loop; then all later ones did, too."""
         return bool(loop_of(self.name if self.slices.rest is not None else self.frames[0].channel))
 
     @property
     def push(self) -> Push:
-        """What takes what was handed out last."""
+        """The receiver of the batch handed out last."""
         return self._edge.push
 
     @property
@@ -313,11 +303,10 @@ class RestoredInput:
 
     @property
     def over(self) -> bool:
-        """Whether all was handed out."""
         return not self.frames and self.slices.rest is None
 
     def next(self, room: int, *, hurried: bool = False) -> Batch:
-        """The next slice; there must be one."""
+        """The next slice, unless `over`."""
         if self.slices.rest is None:
             frame = self.frames.popleft()
             self.name = frame.channel
@@ -325,17 +314,10 @@ class RestoredInput:
         return self.slices.next(room, hurried=hurried)
 
     def left(self) -> list[InFlightFrame]:
-        """What is not handed out."""
         rest = self.slices.rest
         begun = [] if rest is None else [InFlightFrame(self.name, self._edge.codec.encode(rest))]
         return [*begun, *self.frames]
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        return ((-1, self.slices.count),)
-
     def processed(self) -> None:
         self.slices.processed()
         self.waiting -= self.slices.count
-
-    def trust(self) -> None:
-        self.slices.pace.most = BATCH_RECORDS_MAX

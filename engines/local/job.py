@@ -1,15 +1,13 @@
 """One incarnation of a coordinator: a loop that performs the effects of the pure core through its host.
 
-Invariants: all of it runs on one thread, which waits for nothing but a host that kills workers or lets them finish; the
-core is fed here alone. The leader is asked on lanes. Decisions, sweeps and repairs share one, so that they never
-overlap; the looks at new producers, and at what people ask, hold up none of them. The host that ships has processes and
-threads (`engines.local.host`); the simulator's has neither, and runs these lines.
+Invariants: all of it runs on one thread, which waits only for a host that kills workers or lets them finish; the core
+is fed here alone. The host that ships has processes and threads (`engines.local.host`); the simulator's has neither,
+and runs this same job.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -21,17 +19,19 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Unresolved
-from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
+from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
+from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report
 from exactlyonce.engines.local.whereabouts import Whereabouts
 from exactlyonce.engines.local.workers import LastOutput
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     EndedAtOnce,
@@ -49,20 +49,9 @@ Failed = Callable[[ExactlyOnceError], None]
 Heard = Callable[["Worker", Any], None]
 Lost = Callable[[str], None]
 
-LOOK_FOR_REQUESTS_MS = 1_000
+MAILBOX_INTERVAL_MS = 1_000
 BUSY_REST_S, REST_S = 0.05, 0.2
-"""How long a host may rest between two turns at most: while workers come and go, and while they run."""
-
-
-class Lane(enum.Enum):
-    """Calls of one lane are made one after the other, whatever the other lanes do."""
-
-    BROKER = "broker"
-    """Decisions, sweeps, repairs, and all else that writes."""
-    PRODUCERS = "producers"
-    """Looks at new producers of sinks."""
-    MAILBOX = "mailbox"
-    """Looks for what people ask."""
+"""The longest rest of a host between two turns: while workers come and go, and while they run."""
 
 
 class Worker(Protocol):
@@ -78,28 +67,12 @@ class Worker(Protocol):
     def tell(self, message: msg.ToWorker, /) -> None: ...
 
 
-class AskedLeader(Protocol):
-    """The leader, as a host gives it. A method that returns Any is called on a lane; the host turns what it returns
-    into the answer. The others only read, or hand over."""
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    def added_for(self, subtask: int) -> dict[str, dict[int, int]]: ...
-    def acknowledged(self, ack: events.Ack) -> None: ...
-    def begin_attempt(self, attempt: int) -> Any: ...
-    def describe(self, transactional_id: str) -> Any: ...
-    def count_acknowledged(self) -> Any: ...
-    def decide(self, plan: events.PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float) -> Any: ...
-    def publish_offsets(self) -> Any: ...
-    def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Any: ...
-    def look_for_requests(self) -> Any: ...
-    def upkeep(self) -> Any: ...
-    def conclude(self, cancelled: str) -> Any: ...
-
-
 class Host(Protocol):
-    """Processes, threads, sockets and the clock of one incarnation."""
+    """Processes, threads, sockets, the clock and the leader's connections of one incarnation.
+
+    A method with *failed* returns at once. Later, in a turn of the job, *then* gets the answer, or *failed* the error.
+    Any other exception is a defect, and is raised in that turn.
+    """
 
     @property
     def clock(self) -> Clock: ...
@@ -112,28 +85,43 @@ class Host(Protocol):
     def workers(self) -> Sequence[Worker]:
         """Those of the current attempt."""
 
-    def open(self) -> Any:
-        """Called on the broker's lane, first: the `AskedLeader`, once it has recovered."""
+    @property
+    def added(self) -> Mapping[str, Mapping[int, int]]:
+        """The first offsets of partitions that no completed checkpoint has, by source and partition."""
 
-    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
-        """Make *call* on *lane*; later, in a turn of the job, *then* gets its answer, or *failed* the error. An error
-        of any other kind is a defect, and is raised in that turn."""
+    def open(self, then: Callable[[Leader], None], failed: Failed) -> None:
+        """Begin and recover. Called first; all other calls come after *then*."""
+
+    def lead(self, procedure: Procedure[Any], then: Then, failed: Failed) -> None:
+        """Run a procedure of the leader. Procedures and decisions run one after the other."""
+
+    def decide(self, plan: events.PendingCheckpoint, pinned: Iterable[int], then: Then, failed: Failed) -> None:
+        """Run `Leader.decide` likewise, as soon as the last subtask has acknowledged."""
+
+    def publish_offsets(self, failed: Failed) -> None:
+        """Publish Sn of the newest manifest as group offsets, in turn with the procedures."""
+
+    def describe(self, transactional_id: str, then: Callable[[TransactionState | None], None], failed: Failed) -> None:
+        """The state of a freshly initialised transaction."""
+
+    def look_at_mailbox(self, then: Callable[[Asked | None], None], failed: Failed) -> None:
+        """The present request to this incarnation."""
 
     def arrived(self) -> Iterator[Callable[[], None]]:
-        """What has come since the last turn: words of workers, answers, and what was posted; to be called in order."""
+        """The events since the last turn, to be called in order: messages, answers, posted actions."""
 
     def post(self, action: Callable[[], None]) -> None:
         """Have *action* called in a turn of the job. From any thread or a signal handler."""
 
     def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
-        """Start the workers of *attempt*, which restore *manifest*. *heard* gets all that one says, *lost* how one has
-        ended that was not killed."""
+        """Start the workers of *attempt*, which restore *manifest*. *heard* gets each message of a worker, *lost* the
+        reason why one has ended that was not killed."""
 
     def kill_workers(self) -> bool:
         """SIGKILL to all; True once they are gone, False where a hurry has cut the wait short."""
 
     def finish_workers(self, heard: Callable[[object], None]) -> None:
-        """Tell all to end, wait until they have, and kill those that have not. *heard* gets their last words."""
+        """Tell all to end, wait until they have, and kill the rest. *heard* gets their last messages."""
 
     def hurry(self, why: EndedAtOnce) -> None:
         """Wait for nothing any more. From any thread or a signal handler."""
@@ -141,7 +129,7 @@ class Host(Protocol):
 
 @dataclass
 class Attempt:
-    """What is known of the workers of an attempt."""
+    """The workers of an attempt, as far as known."""
 
     last_output: LastOutput
     whereabouts: Whereabouts = field(default_factory=Whereabouts)
@@ -151,21 +139,20 @@ class Attempt:
 
 
 class Agenda:
-    """What is to be done later: under a name one thing, once."""
+    """Actions for later, one for each name."""
 
     def __init__(self) -> None:
         self._due: dict[str, tuple[int, Callable[[], None]]] = {}
 
     def at(self, due_ms: int, name: str, action: Callable[[], None]) -> None:
-        """Do *action* at *due_ms*, instead of what was to be done under *name*."""
+        """Do *action* at *due_ms*, in place of an earlier one of that *name*."""
         self._due[name] = (due_ms, action)
 
     def drop(self, name: str) -> None:
-        """Do nothing under *name*."""
         self._due.pop(name, None)
 
     def due(self, now_ms: int) -> Iterator[Callable[[], None]]:
-        """What is due by *now_ms*; it is off the agenda."""
+        """Take the actions due by *now_ms* off the agenda."""
         for name, (due_ms, action) in [*self._due.items()]:
             if due_ms <= now_ms and name in self._due:
                 del self._due[name]
@@ -177,47 +164,51 @@ class Job:
     called from a signal handler."""
 
     def __init__(self, plan: Plan, options: RunOptions, restart: RestartStrategy, host: Host, report: Report) -> None:
-        """*restart* is the run's: it is told of failures and completed checkpoints of all its incarnations."""
+        """*restart* is the run's: it hears of failures and completed checkpoints in all incarnations."""
         self.plan, self.options, self.host, self.report = plan, options, host, report
-        every = range(plan.parallelism)
-        subtasks = {(task.name, i) for task in plan.tasks for i in every}
-        sinks = {(n.id, i) for t in plan.tasks for n in t.sinks if _transactional(n) for i in every}
+        numbers = range(plan.parallelism)
+        subtasks = {(task.name, i) for task in plan.tasks for i in numbers}
+        sinks = {node.id for node in plan.graph.sinks if node.sink is not None and node.sink.transactional}
         self.core = Coordinator(
-            options.checkpoint, restart, subtasks, sinks, staging=stages(plan.graph), loops=bool(plan.graph.loops)
+            options.checkpoint,
+            restart,
+            subtasks,
+            {(sink, i) for sink in sinks for i in numbers},
+            staging=stages(plan.graph),
+            loops=bool(plan.graph.loops),
         )
         self.end: events.End | None = None
-        """Set once no more is done than to conclude."""
+        """Set once all that is left is to conclude."""
         self.outcome: events.End | None = None
-        """Set once it is over: `end`, and the error to tell of it."""
+        """Set once it is over: `end`, with the error to report."""
         self._concluding = False
-        self._leader: AskedLeader | None = None
-        self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in every}
+        self._leader: Leader | None = None
+        self._sources = {(task.name, i) for task in plan.tasks if task.sources for i in numbers}
         self._attempt = Attempt(LastOutput(plan.graph))
         self._agenda = Agenda()
         self._delay_ms = 0
-        """Before the next deployment: what the restart strategy says."""
+        """The pause before the next deployment, as the restart strategy says."""
         self._deleted: set[str] = set()
         """The requests to delete a savepoint that were taken up."""
 
     @property
-    def leader(self) -> AskedLeader:
-        """There is one once this incarnation has recovered."""
+    def leader(self) -> Leader:
+        """The leader, once this incarnation has recovered."""
         assert self._leader is not None
         return self._leader
 
     @property
     def recovered(self) -> bool:
-        """Whether this incarnation got as far as fencing its predecessors, and finishing what they decided."""
+        """Whether this incarnation has fenced its predecessors and finished what they decided."""
         return self._leader is not None
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first thing to call."""
-        self._ask(Lane.BROKER, self.host.open, self._opened)
+        self.host.open(self._opened, self._failed)
 
     def turn(self) -> None:
-        """Do what has come to be done. To be called again after `rest_s` at most, and as soon as something comes."""
+        """Handle what has come. Called again after `rest_s` at most, and as soon as anything comes."""
         for action in self.host.arrived():
             action()
         for action in self._agenda.due(self.host.clock.monotonic_ms()):
@@ -233,12 +224,15 @@ class Job:
 
     @property
     def rest_s(self) -> float:
-        """How long the next turn may wait for something to come."""
+        """The longest wait before the next turn."""
         due_s = (self.core.wake_ms - self.host.clock.monotonic_ms()) / 1000
         return min(REST_S, due_s) if due_s > 0 and self.core.state is JobState.RUNNING else BUSY_REST_S
 
-    def _ask(self, lane: Lane, call: Callable[[], Any], then: Then = lambda _: None) -> None:
-        self.host.ask(lane, call, then, lambda error: self._end_with(events.End(None, error)))
+    def _lead(self, procedure: Procedure[Any], then: Then = lambda _: None) -> None:
+        self.host.lead(procedure, then, self._failed)
+
+    def _failed(self, error: ExactlyOnceError) -> None:
+        self._end_with(events.End(None, error))
 
     def _feed(self, event: events.Event) -> None:
         for effect in self.core.handle(event, self.host.clock.monotonic_ms()):
@@ -263,27 +257,31 @@ class Job:
     def _stopped_too_late(self) -> None:
         why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
         whereabouts = self._attempt.whereabouts
-        waits = filter(None, (whereabouts.hanging(self.host.monotonic_s()), whereabouts.slow()))
-        self._break_off(_stopped_short(self.core.manifest, "; ".join((why, *waits)), self.core.deciding))
+        reasons = filter(None, (why, whereabouts.hanging(self.host.monotonic_s()), whereabouts.slow()))
+        self._break_off(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.attempt.deciding))
 
     def end_at_once(self) -> None:
-        """End like a process that is killed, but in order; also while it is ending. Likewise from anywhere."""
-        why = _ended_at_once()
+        """End like a process that is killed, but in order; also while it is ending. From any thread, too."""
+        why = EndedAtOnce(
+            "Ended at once, as asked for. Nothing is lost: run it again, it takes up from the last completed "
+            "checkpoint. Until then, or until they time out, transactions that were open hold back readers of the "
+            "output."
+        )
         self.host.hurry(why)
         self.host.post(lambda: self._break_off(why))
 
     def _break_off(self, why: EndedAtOnce) -> None:
         self.host.hurry(why)
         if self.end is None:
-            self._end_with(events.End(None, why))
+            self._failed(why)
         else:  # the wait for the leader's last record
             self._over(why)
 
-    def _look_for_requests(self) -> None:
-        self._ask(Lane.MAILBOX, self.leader.look_for_requests, self._looked)
+    def _look_at_mailbox(self) -> None:
+        self.host.look_at_mailbox(self._looked, self._failed)
 
     def _looked(self, asked: Asked | None) -> None:
-        self._later(LOOK_FOR_REQUESTS_MS, "look", self._look_for_requests)
+        self._later(MAILBOX_INTERVAL_MS, "mailbox", self._look_at_mailbox)
         if asked is None or self.end is not None:
             return
         if asked.action == SAVEPOINT:
@@ -292,9 +290,8 @@ class Job:
             self._feed(events.CancelAsked(asked.id))
         elif asked.action == DELETE and asked.id not in self._deleted:
             self._deleted.add(asked.id)
-            self._ask(
-                Lane.BROKER,
-                partial(self.leader.forget_savepoint, asked.checkpoint, tuple(self.core.pinned)),
+            self._lead(
+                self.leader.forget_savepoint(asked.checkpoint, tuple(self.core.pinned)),
                 lambda _: self.report.note(f"savepoint {asked.checkpoint} is kept no longer, as asked for"),
             )
 
@@ -303,17 +300,19 @@ class Job:
     def _perform(self, effect: events.Effect) -> None:
         match effect:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
-                self.report.triggered(checkpoint)
+                self.report.step("triggered", checkpoint=checkpoint)
                 for worker in self.host.workers:
-                    added = self.leader.added_for(worker.subtask)
+                    added = {
+                        source: share_of(offsets, self.plan.parallelism, worker.subtask)
+                        for source, offsets in self.host.added.items()
+                    }
                     worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms))
                 hit("coordinator-triggered")
             case events.Decide(plan):
-                decide = partial(self.leader.decide, plan, tuple(self.core.pinned), self.host.monotonic_s())
-                self._ask(Lane.BROKER, decide, partial(self._decided, plan))
+                self.host.decide(plan, tuple(self.core.pinned), partial(self._decided, plan), self._failed)
             case events.AnnounceFinalized(checkpoint):
                 self._tell_all(msg.CheckpointFinalized(checkpoint))
-                self._ask(Lane.BROKER, self.leader.publish_offsets)
+                self.host.publish_offsets(self._failed)
             case events.Hold(held):
                 self._tell_all(msg.Hold(held))
             case events.Restart():
@@ -329,16 +328,16 @@ class Job:
         for worker in self.host.workers:
             worker.tell(message)
 
-    def _opened(self, leader: AskedLeader) -> None:
+    def _opened(self, leader: Leader) -> None:
         self._leader = leader
         self._upkeep_later()
-        self._later(0, "look", self._look_for_requests)
+        self._later(0, "mailbox", self._look_at_mailbox)
         self._feed(events.Recovered(leader.manifest))
 
     def _upkeep_later(self, _: None = None) -> None:
-        """While a broker is away one waits for it, and no more."""
-        upkeep = partial(self._ask, Lane.BROKER, self.leader.upkeep, self._upkeep_later)
-        self._later(int(1000 * UPKEEP_INTERVAL_S), "upkeep", upkeep)
+        """One at a time: while a broker is away no others queue up."""
+        interval_ms = int(1000 * UPKEEP_INTERVAL_S)
+        self._later(interval_ms, "upkeep", lambda: self._lead(self.leader.upkeep(), self._upkeep_later))
 
     def _restart(self, effect: events.Restart) -> None:
         if effect.reason:
@@ -347,8 +346,8 @@ class Job:
         self._attempt.last_output = LastOutput(self.plan.graph)
         self._delay_ms = effect.delay_ms
         if self.host.kill_workers():
-            begin = partial(self.leader.begin_attempt, effect.attempt)
-            self._ask(Lane.BROKER, begin, lambda manifest: self._feed(events.Recovered(manifest)))
+            begin = self.leader.begin_attempt(effect.attempt)
+            self._lead(begin, lambda manifest: self._feed(events.Recovered(manifest)))
 
     def _deploy(self, effect: events.Deploy) -> None:
         self._attempt = Attempt(self._attempt.last_output)
@@ -373,13 +372,12 @@ class Job:
         match message:
             case msg.Ready(subtask, fingerprint, restore_ms):
                 self._restored(subtask, fingerprint)
-                self.report.restored(subtask, restore_ms)
+                self.report.step("restored", worker=subtask, restore_ms=restore_ms)
             case msg.Prepared(_, _, transactional_id):
-                describe = partial(self.leader.describe, transactional_id)
-                self._ask(Lane.PRODUCERS, describe, partial(self._described, worker, message))
+                self.host.describe(transactional_id, partial(self._described, worker, message), self._failed)
             case msg.Acknowledge(ack):
                 self.leader.acknowledged(ack)
-                self._ask(Lane.BROKER, self.leader.count_acknowledged)
+                self._lead(self.leader.count_acknowledged())
                 self.report.acknowledged(message)
                 self._feed(events.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):
@@ -388,9 +386,9 @@ class Job:
                     self._feed(events.SourcesFinished())
             case msg.Progress():
                 self.report.progress(message)
-                self._feed(events.Room(message.subtask, found=not message.full))
-            case msg.WorkerFailed(_, name, said):
-                text = self.options.client.redact(said)
+                self._feed(events.Room(message.subtask, has_room=not message.full))
+            case msg.WorkerFailed(_, name, error_text):
+                text = self.options.client.redact(error_text)
                 self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
@@ -404,14 +402,14 @@ class Job:
         if len(self._attempt.ready) == self.plan.parallelism:
             self._feed(events.Deployed())
 
-    def _described(self, worker: Worker, prepared: msg.Prepared, state: Any) -> None:
-        """Producer id and epoch are read between the producer's initialisation and its first record."""
+    def _described(self, worker: Worker, prepared: msg.Prepared, state: TransactionState | None) -> None:
+        """The producer id and epoch were read between the producer's initialisation and its first record."""
         name = prepared.transactional_id
         if worker not in self.host.workers:
             return
         if state is None or state.state != "Empty":
-            found = state.state if state else "unknown"
-            self._feed(events.Failed(f"transaction {name} is {found} right after its initialisation"))
+            shown = state.state if state else "unknown"
+            self._feed(events.Failed(f"transaction {name} is {shown} right after its initialisation"))
             return
         worker.tell(msg.Granted(prepared.sink, name, state.producer_id, state.epoch))
         self._feed(events.ProducerGranted(prepared.sink, prepared.subtask))
@@ -427,13 +425,13 @@ class Job:
             self.outcome = msgspec.structs.replace(self.end, error=error)
 
     def _last_words(self, message: object) -> None:
-        """Of a worker that was told to end."""
+        """A message of a worker that was told to end."""
         self._attempt.last_output.heard(message)
         match message:
             case msg.Progress():
                 self.report.progress(message)
-            case msg.WorkerFailed(subtask, _, said):
-                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {said}")
+            case msg.WorkerFailed(subtask, _, text):
+                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {text}")
 
     def _conclude(self, end: events.End) -> None:
         if end.error is not None or end.manifest is None:
@@ -442,11 +440,10 @@ class Job:
         manifest = end.manifest
         self.host.finish_workers(self._last_words)
         lost = self._attempt.last_output.error(manifest.checkpoint, self.options.client.redact)
-        self.host.ask(
-            Lane.BROKER,
-            partial(self.leader.conclude, end.cancelled),
+        self.host.lead(
+            self.leader.conclude(end.cancelled),
             lambda _: self._concluded(end, manifest, lost),
-            lambda error: self._over(lost or error),  # whoever runs again after it would hear nothing of the loss
+            lambda error: self._over(lost or error),  # no later run would report the loss
         )
 
     def _concluded(self, end: events.End, manifest: Manifest, lost: ExactlyOnceError | None) -> None:
@@ -456,31 +453,17 @@ class Job:
         self._over(lost or self._falls_short(end, manifest))
 
     def _falls_short(self, end: events.End, manifest: Manifest) -> ExactlyOnceError | None:
-        """The error of a clean end that came before the end that the run was to have."""
+        """The error of a clean end that came too early."""
         if end.short:
             return _stopped_short(manifest, end.short)
         if self.options.until == "latest" and manifest.channel_logs:
-            return EndedEarly(_stopped_on_the_way(manifest, loops=bool(self.plan.graph.loops)))
+            return EndedEarly(_stopped_in_flight(manifest, loops=bool(self.plan.graph.loops)))
         if self.options.until == "latest" and self._attempt.finished != self._sources:
             return EndedEarly(
                 "Ended, as asked for, before all was read that was there at the start. The end is clean, nothing is "
                 "open or lost: run it again, it goes on from its last checkpoint."
             )
         return None
-
-    def result(self) -> Manifest | None:
-        """The last manifest of a clean end; the error that ended it is raised."""
-        assert self.outcome is not None, "it is over"
-        if self.outcome.error is not None:
-            raise self.outcome.error
-        return self.outcome.manifest
-
-
-def _ended_at_once() -> EndedAtOnce:
-    return EndedAtOnce(
-        "Ended at once, as asked for. Nothing is lost: run it again, it takes up from the last completed checkpoint. "
-        "Until then, or until they time out, transactions that were open hold back readers of the output."
-    )
 
 
 def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCheckpoint | None = None) -> StoppedShort:
@@ -493,16 +476,10 @@ def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCh
     )
 
 
-def _stopped_on_the_way(manifest: Manifest, *, loops: bool) -> str:
-    """The text for a stop whose last checkpoint has records on their way: where there are no *loops* it is an older
-    one, whose barriers had overtaken them."""
+def _stopped_in_flight(manifest: Manifest, *, loops: bool) -> str:
+    """Without *loops*, *manifest* is an older checkpoint, whose barriers had overtaken records."""
     where = "went round loops" if loops else "were on their way between operators"
     return (
         f"Stopped, as asked for, while {manifest.records_in_flight} records {where}. They are part of the last "
         f"checkpoint, and nothing is open or lost: run it again, it goes on with them."
     )
-
-
-def _transactional(node: Any) -> bool:
-    """Whether the sink writes in transactions."""
-    return bool(node.sink.transactional)

@@ -1,11 +1,9 @@
-"""Loops: the channel of a back edge, from a subtask's end to the beginning of the one of its number, and its input.
+"""Loops: the channel of a back edge, between subtasks of one number, and its input; see docs/design/loops.md.
 
-Invariants: a loop takes all that it is fed, however much, so that no subtask ever waits for itself; in return its head
-takes no new input while more than `ROUND_RECORDS_MAX` or `ROUND_BYTES_MAX` wait to come round, nor is it sent any. So
-what cannot get out of a loop for hours stays within these. A loop that feeds itself ends the job: ever more wait in it,
-beside what it has taken over. Order is kept. What rests comes no sooner than its pause is over, and what is
-behind it no sooner than it; a capture has it all the same. After the last barrier of a run nothing is taken, and all
-that comes until it has gone round is captured.
+Invariants: a loop accepts everything it is fed, so that no subtask waits for itself. Its head neither takes nor is sent
+new records while more than `ROUND_RECORDS_MAX` or `ROUND_BYTES_MAX` wait to come round. A loop that grows beyond
+`LOOP_RECORDS_MAX` or `LOOP_BYTES_MAX` ends the job. Order is kept: a frame comes when its pause is over and the frames
+before it have come. A capture includes resting frames.
 """
 
 from __future__ import annotations
@@ -22,46 +20,46 @@ from exactlyonce.pipeline.graph import Node
 
 ROUND_RECORDS_MAX = 10_000
 ROUND_BYTES_MAX = 16 << 20
-"""Of one subtask, of all its loops: new input pauses while more wait to come round. So much more than it has taken over
-a loop may hold at least."""
+"""Bounds of all loops of one subtask: new input pauses while more wait to come round. A loop may hold as much in
+addition to its restored records."""
 LOOP_RECORDS_MAX = 1_000_000
 LOOP_BYTES_MAX = 256 << 20
-"""Of one subtask and loop: the job ends where more wait."""
+"""Bounds of one loop of one subtask: the job ends if more wait."""
 
 
 class LoopChannel(LocalChannel):
-    """What goes round *loop* in one subtask; *fed_by* is the node that feeds it."""
+    """The channel of *loop* in one subtask, fed by node *fed_by*."""
 
     def __init__(self, loop: Node, fed_by: Node, now_s: Callable[[], float]) -> None:
         super().__init__()
         self._loop, self._fed_by, self._now_s = loop, fed_by, now_s
         self._records_max, self._bytes_max = LOOP_RECORDS_MAX, LOOP_BYTES_MAX
         self._due_s: deque[float] = deque()
-        """By frame, when its pause is over; a barrier has none."""
+        """The end of each frame's pause; a barrier has none."""
 
     def takes_over(self, records: int, size: int) -> None:
-        """So much goes round at the restored checkpoint, and comes first: of several subtasks, where these were more.
-        What it feeds waits until all of it has come, and breeds only where that is more still."""
+        """*records* of *size* bytes go round at the restored checkpoint, perhaps of several earlier subtasks. Records
+        fed meanwhile wait until all of these have come: only more than that counts as growth."""
         self._records_max = max(LOOP_RECORDS_MAX, records + ROUND_RECORDS_MAX)
         self._bytes_max = max(LOOP_BYTES_MAX, size + ROUND_BYTES_MAX)
 
     @property
     def waiting(self) -> int:
-        """How many records were fed and are not taken."""
+        """The records fed and not taken."""
         return self._flow.sent - self._flow.taken
 
     @property
     def size(self) -> int:
-        """How many bytes were fed and are not received."""
+        """The bytes fed and not received."""
         return self._arrivals.size
 
     @property
     def ready(self) -> bool:
-        """Whether there is something that does not rest."""
+        """Whether the first frame rests no longer."""
         return bool(self._due_s) and self._due_s[0] <= self._now_s()
 
     def send(self, data: bytes, records: int) -> None:
-        """Raises `GraphError` where ever more goes round."""
+        """Raises `GraphError` if the loop grows beyond its bounds."""
         super().send(data, records)
         self._due_s.append(self._now_s() + self._loop.pause_ms / 1000)
         if self.waiting > self._records_max or self._arrivals.size > self._bytes_max:
@@ -85,21 +83,11 @@ class LoopChannel(LocalChannel):
 
 @dataclass
 class FeedbackInput(ChannelInput):
-    """A loop's channel, as an input of its head."""
+    """A loop's channel as an input of its head."""
 
     channel: LoopChannel
 
     @property
-    def waiting(self) -> int:
-        """How many records are to come round."""
-        return self.channel.waiting
-
-    @property
-    def size(self) -> int:
-        """How many bytes, but for what is being handed out."""
-        return self.channel.size
-
-    @property
     def ready(self) -> bool:
-        """Whether `next` gives something."""
+        """Whether `next` would hand out something."""
         return self.slices.rest is not None or self.channel.ready

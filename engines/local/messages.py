@@ -1,6 +1,6 @@
-"""The messages between coordinator and workers, over one socket pair per worker, framed in msgpack.
+"""The messages between coordinator and workers: msgpack frames over one socket pair for each worker.
 
-The client configuration, which may hold secrets, goes over this socket and never through an argument or a file.
+The client configuration, which may hold secrets, goes over this socket, never through an argument or a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exactlyonce.engines.options import StateSettings
 
 
 class Start(msgspec.Struct, tag=True):
-    """Coordinator to worker, first: what to run and from where."""
+    """Coordinator to worker, first: what to run, and where it goes on."""
 
     reference: dict[str, object]
     """How the pipeline is imported; see `pipeline.loading`."""
@@ -31,30 +31,30 @@ class Start(msgspec.Struct, tag=True):
     client: dict[str, str]
     manifest: Manifest
     offsets: dict[str, dict[int, int]]
-    """By source and partition, where to read on."""
+    """The next offset to read, by source and partition."""
     topic_ids: dict[str, str]
-    """By input topic."""
+    """The topic ids by input topic."""
     targets: dict[str, dict[int, int]]
-    """By source and partition, the offset to stop at; empty: run on."""
+    """The offset to stop at, by source and partition; empty: run on."""
     mode: str
-    """`CheckpointSettings.mode`."""
+    """This and the next two: see `CheckpointSettings`."""
     unaligned: bool
-    """Likewise."""
     incremental: bool
-    """Likewise."""
     state: StateSettings
     slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]
-    """File descriptor by channel name, where this worker writes ("out:...") or reads ("in:...")."""
+    """File descriptors by channel name: this worker writes to "out:...", and reads from "in:..."."""
     topic: TopicInfo
     """The checkpoint topic."""
     storage: str = ""
-    """Where blocks are kept; see `Manifest.storage`."""
+    """See `Manifest.storage`."""
     drops_fields: bool = False
     """`VersionedState.drops_fields`, of all states."""
     skips: tuple[RecordPlace, ...] = ()
-    """The records of the inputs to leave out."""
+    """The input records to leave out."""
+    output_partitions: dict[str, int] = {}
+    """The number of partitions of each sink's topic, by sink."""
 
 
 class Trigger(msgspec.Struct, tag=True):
@@ -64,16 +64,16 @@ class Trigger(msgspec.Struct, tag=True):
     base: int
     final: bool
     added: dict[str, dict[int, int]]
-    """By source, partitions of this worker's that no completed checkpoint has, and where they begin: they are read from
-    this barrier on, if they are not yet."""
+    """The first offsets of this worker's partitions that no completed checkpoint has, by source: they are read from
+    this barrier on."""
     savepoint: bool = False
-    """Whether it is one, which is aligned whatever the mode, and whose state is written whole."""
+    """Whether it is a savepoint: aligned in every mode, with its state written whole."""
     overtakes_after_ms: int | None = None
-    """How long it waits behind the records before it; None: it does not overtake."""
+    """The time that it waits behind records before it overtakes them; None: it does not overtake."""
 
 
 class Granted(msgspec.Struct, tag=True):
-    """Coordinator to worker: this transactional id belongs to this producer id and epoch; it may be written with."""
+    """Coordinator to worker: write with this transactional id, which belongs to this producer id and epoch."""
 
     sink: str
     transactional_id: str
@@ -82,7 +82,7 @@ class Granted(msgspec.Struct, tag=True):
 
 
 class CheckpointFinalized(msgspec.Struct, tag=True):
-    """Coordinator to worker: transactional ids used for *checkpoint* and before are free."""
+    """Coordinator to worker: transactional ids of *checkpoint* and older ones are free."""
 
     checkpoint: int
 
@@ -94,7 +94,7 @@ class Hold(msgspec.Struct, tag=True):
 
 
 class Shutdown(msgspec.Struct, tag=True):
-    """Coordinator to worker: nothing is open, nothing more will come; end."""
+    """Coordinator to worker: nothing is open and nothing more will come. End."""
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -129,7 +129,7 @@ class SourceFinished(msgspec.Struct, tag=True):
 
 
 class Progress(msgspec.Struct, tag=True, kw_only=True):
-    """Worker to coordinator, a few times a second: what it has done since it started."""
+    """Worker to coordinator, a few times a second: its figures since it started."""
 
     subtask: int
     records_in: int
@@ -138,54 +138,53 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     longest_gap_ms: float
     open_transactions: int
     first_record_ms: int
-    """Wall clock of the first batch; 0 before it."""
+    """The wall clock of the first batch; 0 before it."""
     lag: int
-    """Records up to the last stable offset that are not yet read."""
+    """Records up to the last stable offset that are not read."""
     going_round: int
     """Records that wait to come round a loop."""
     waiting: list[str]
-    """Of each source that a broker does not answer, and of the storage of blocks, what it waits for."""
+    """The reasons why sources and the storage of blocks wait."""
     full: list[str]
-    """The operators whose state finds no room on the disk."""
+    """The operators whose state has no room on the disk."""
     notes: list[str]
-    """What a person should know that has happened since the last message."""
+    """Notes for a person since the last message."""
     held_up: list[str] = []
-    """Of each sink whose flush would wait, for what."""
+    """The reasons why the flush of a sink would wait."""
     unwritten: dict[str, int] = {}
-    """By sink, the records that wait to be written though their checkpoint is finalized."""
+    """The records not written though their checkpoint is finalized, by sink."""
     busiest: str = ""
     """The operator that took most of the last seconds; empty: none took any."""
     busiest_ms: float = 0.0
-    """What it took for a record."""
+    """Its time for a record."""
     busiest_share: float = 0.0
-    """Of the worker's time."""
+    """Its share of the worker's time."""
 
 
 class Occupied(msgspec.Struct, tag=True):
-    """Worker to coordinator, every second from the thread that watches it: its loop has not come round."""
+    """Worker to coordinator, every second from the watching thread: its loop has not come round for *occupied_s*."""
 
     subtask: int
     place: str
-    """What it is in, in words."""
+    """Its place, in words."""
     occupied_s: float
-    """For how long."""
 
 
 class WorkerFailed(msgspec.Struct, tag=True):
-    """Worker to coordinator: its last words."""
+    """Worker to coordinator, last: its error."""
 
     subtask: int
     error: str
-    """Name of the class in `pipeline.errors`, or empty: unexpected, a restart may help."""
+    """The name of the class in `pipeline.errors`; empty: unexpected, a restart may help."""
     message: str
     unwritten: dict[str, int] = {}
-    """As in `Progress`."""
+    """See `Progress`."""
     facts: dict[str, str | int] = {}
-    """As in `ExactlyOnceError`."""
+    """See `ExactlyOnceError`."""
 
 
 class AllWritten(msgspec.Struct, tag=True):
-    """Worker to coordinator, once it was told to end: nothing waits to be written any more."""
+    """Worker to coordinator, after `Shutdown`: everything is written."""
 
     subtask: int
 
@@ -199,8 +198,8 @@ _HEADER = struct.Struct("<I")
 class Connection:
     """One end of a control channel. Any thread may send, one receives.
 
-    A worker *waits* until the coordinator has taken what it says. The coordinator waits for no worker: what a stopped
-    or busy one does not take is kept, in order, and `flush` offers it again.
+    A worker *waits* until the coordinator takes its messages. The coordinator waits for no worker: messages that a busy
+    one does not take are kept in order for `flush`.
     """
 
     def __init__(self, sock: socket.socket, receives: object, *, waits: bool) -> None:
@@ -217,14 +216,14 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, message: ToWorker | ToCoordinator) -> None:
-        """Send, or keep for `flush` what cannot be sent now; a peer that is gone is noticed by `receive`."""
+        """Send, or keep for `flush`. `receive` notices a peer that is gone."""
         data = msgspec.msgpack.encode(message)
         with self._lock:
             self._unsent += _HEADER.pack(len(data)) + data
             self._write()
 
     def flush(self) -> None:
-        """Send what is left, as far as the other end takes it."""
+        """Send the rest, as far as the other end takes it."""
         with self._lock:
             self._write()
 
@@ -248,7 +247,7 @@ class Connection:
         waiting.poll(None if timeout_s is None else 1000 * timeout_s)
 
     def receive(self, timeout_s: float | None = 0.0) -> Iterator[object]:
-        """Messages that have come; waits up to *timeout_s* (None: until one comes) for the first. Sets `closed`."""
+        """The messages that have come. Waits *timeout_s* at most (None: without limit) for the first. Sets `closed`."""
         if timeout_s != 0.0:
             self._await(select.POLLIN, timeout_s)
         try:

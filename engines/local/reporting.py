@@ -1,6 +1,6 @@
 """The reports of a run: events for machines, one line for people.
 
-A `Reporter` is given events (dicts that JSON can hold) and live figures. Nothing secret is among them.
+A `Reporter` gets events (dicts that JSON can hold) and live figures, without any secret.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
@@ -22,42 +22,37 @@ from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
 WAITING_INTERVAL_S = 60.0
-"""A source that waits for its broker is noted no more often."""
+"""The least time between two notes on waiting sources."""
 
 
-class Reporter(Protocol):
-    """Where a run's events go."""
+class Reporter:
+    """The receiver of a run's events."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Something happened; `event["event"]` says what."""
+        """Report an event; `event["event"]` is its kind."""
+        raise NotImplementedError
 
     def live(self, figures: Mapping[str, Any]) -> None:
-        """How it stands now; called about twice a second."""
+        """Report the figures now, about twice a second."""
 
     def close(self) -> None:
         """The run is over."""
 
 
-class EventReporter:
+class EventReporter(Reporter):
     """Hands events of *level* or graver to *on_event*."""
 
     def __init__(self, on_event: Callable[[Mapping[str, Any]], None], *, level: str = "info") -> None:
         self._on_event = on_event
-        self._is_told = events.Selection(level)
+        self._is_selected = events.Selection(level)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        if self._is_told(event):
+        if self._is_selected(event):
             self._on_event(event)
-
-    def live(self, figures: Mapping[str, Any]) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
 
 
 class JsonReporter(EventReporter):
-    """A line of JSON for each event of *level* or graver."""
+    """Writes a line of JSON for each event of *level* or graver."""
 
     def __init__(self, stream: TextIO | None = None, *, level: str = "info") -> None:
         super().__init__(self._write, level=level)
@@ -68,19 +63,19 @@ class JsonReporter(EventReporter):
         self._stream.flush()
 
 
-class TerminalReporter:
-    """A line that is written over and over, and one for each event of *level* or graver that a person should read."""
+class TerminalReporter(Reporter):
+    """Rewrites one line of figures, and writes one for each event of *level* or graver that is for a person."""
 
     def __init__(self, stream: TextIO | None = None, *, level: str = "info") -> None:
         self._stream = stream or sys.stderr
-        self._is_told = events.Selection(level)
+        self._is_selected = events.Selection(level)
         self._last: Mapping[str, Any] = {}
         self._shown = False
 
     def event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "checkpoint":
             self._last = event
-        elif not self._is_told(event):
+        elif not self._is_selected(event):
             return
         elif event["event"] in ("note", "standby"):
             self._say(str(event["text"]))
@@ -118,7 +113,7 @@ class TerminalReporter:
 
 
 class Report:
-    """Gathers what workers say, and tells the reporter. *redact* takes secrets out of a text."""
+    """Gathers the workers' figures for the reporter. *redact* removes secrets from a text."""
 
     def __init__(self, pipeline: str, reporter: Reporter, redact: Callable[[str], str]) -> None:
         self._pipeline = pipeline
@@ -135,11 +130,9 @@ class Report:
         self._reporter.event(events.event(kind, self._pipeline, **fields))
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
         self._event("note", text=self._redact(text))
 
     def awaits(self, awaited: Awaited) -> None:
-        """The run waits for another one that leads."""
         text, other = self._redact(awaited.text(self._pipeline)), awaited.incarnation
         if awaited.pause_ms is not None:
             self.note(text)
@@ -147,7 +140,6 @@ class Report:
             self._event("standby", incarnation=other.incarnation, host=other.host, process=other.process, text=text)
 
     def step(self, step: str, **fields: Any) -> None:
-        """A step of the protocol."""
         self._event("step", step=step, **fields)
 
     def recovered(self, manifest: Manifest, incarnation: int) -> None:
@@ -158,27 +150,21 @@ class Report:
         self._previous = (time.monotonic(), 0)
         self.step("deployed", workers=processes)
 
-    def restored(self, subtask: int, restore_ms: int) -> None:
-        self.step("restored", worker=subtask, restore_ms=restore_ms)
-
-    def triggered(self, checkpoint: int) -> None:
-        self.step("triggered", checkpoint=checkpoint)
-
     def acknowledged(self, message: Acknowledge) -> None:
         self._acks.setdefault(message.ack.checkpoint, []).append(message)
         self.step("acknowledged", checkpoint=message.ack.checkpoint, worker=message.ack.subtask)
 
     def completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
         """A checkpoint is finalized."""
-        acks = [each for n in list(self._acks) if n <= plan.checkpoint for each in self._acks.pop(n)]
+        acks = [ack for n in list(self._acks) if n <= plan.checkpoint for ack in self._acks.pop(n)]
         gap_ms, self._gap_ms = self._gap_ms, 0.0
         self._event(
             "checkpoint",
             checkpoint=plan.checkpoint,
             kind=manifest.kind,
             duration_ms=now_ms - plan.triggered_ms,
-            sync_ms=round(max((each.sync_ms for each in acks), default=0.0), 1),
-            async_ms=round(max((each.async_ms for each in acks), default=0.0), 1),
+            sync_ms=round(max((ack.sync_ms for ack in acks), default=0.0), 1),
+            async_ms=round(max((ack.async_ms for ack in acks), default=0.0), 1),
             bytes=manifest.written_bytes,
             state_bytes=manifest.state_bytes,
             committables=len(manifest.committables) + len(manifest.staged),
@@ -188,7 +174,6 @@ class Report:
         )
 
     def progress(self, progress: Progress) -> None:
-        """What one worker has done."""
         first = self._workers.get(progress.subtask) is None or not self._workers[progress.subtask].first_record_ms
         self._workers[progress.subtask] = progress
         self._gap_ms = max(self._gap_ms, progress.longest_gap_ms)
@@ -198,23 +183,19 @@ class Report:
             self.note(note)
         if progress.waiting and time.monotonic() >= self._waiting_at:
             self._waiting_at = time.monotonic() + WAITING_INTERVAL_S
-            waiting = [text for each in self._workers.values() for text in each.waiting]
+            waiting = [text for worker in self._workers.values() for text in worker.waiting]
             self.note("; ".join(dict.fromkeys(waiting)))
 
     def figures(self) -> dict[str, int]:
         """Totals of the current attempt."""
         workers = self._workers.values()
         return {
-            "records_in": sum(each.records_in for each in workers),
-            "records_out": sum(each.records_out for each in workers),
-            "skipped": sum(each.skipped for each in workers),
-            "lag": sum(each.lag for each in workers),
-            "going_round": sum(each.going_round for each in workers),
-            "open_transactions": sum(each.open_transactions for each in workers),
+            name: sum(getattr(worker, name) for worker in workers)
+            for name in ("records_in", "records_out", "skipped", "lag", "going_round", "open_transactions")
         }
 
     def live(self, core: Coordinator) -> None:
-        """Called in every turn of the loop; tells the reporter now and then."""
+        """Report live figures now and then. Called in every turn of the loop."""
         now = time.monotonic()
         if now < self._live_at:
             return
@@ -226,7 +207,7 @@ class Report:
         self._reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": core.state.value})
 
     def ended(self, manifest: Manifest | None) -> None:
-        """The run ended cleanly: what the workers had told of as open is committed by now."""
+        """The run ended cleanly: transactions last reported as open are committed."""
         figures = {**self.figures(), "open_transactions": 0}
         self._event("ended", checkpoint=manifest.checkpoint if manifest else None, **figures)
 

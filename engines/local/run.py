@@ -1,8 +1,8 @@
-"""Running a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
+"""Runs a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
 
-An incarnation ends without a person's fault when the broker is away or an outcome is unknown; the next one fences it
-and reads what is true. Everything else that ends one ends the run. All share one restart strategy and one clock, so
-that a checkpoint that any of them completes counts as progress.
+If the broker is away or an outcome is unknown, the next incarnation fences the last one and reads what is true. Any
+other end of an incarnation ends the run. All share one restart strategy and one clock, so that any completed checkpoint
+counts as progress.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -29,13 +30,13 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEar
 from exactlyonce.pipeline.loading import Loaded
 
 PAUSE_S = 0.1
-"""How soon a run that waits for another one sees that its turn has come."""
+"""The interval in which a waiting run looks for its turn."""
 
 
 class Stopper:
-    """Whether the user asked for an end, once or again, and whom to tell.
+    """The user's requests to stop, passed on to the present incarnation.
 
-    *answer* is called for every request, with whether it was made before: a last checkpoint may take a while.
+    *answer* is called for each request, with whether it is a repeated one: a last checkpoint may take a while.
     """
 
     def __init__(self, answer: Callable[[bool], None] = lambda again: None) -> None:
@@ -45,13 +46,12 @@ class Stopper:
         self._job: Job | None = None
 
     def attach(self, job: Job) -> None:
-        """*job* is the incarnation to be stopped from now on."""
         self._job = job
         if self.asked.is_set():
             job.stop()
 
     def stop(self, *_: Any) -> None:
-        """The first time cleanly, after that at once. Signal handler, too."""
+        """Stop cleanly; the second time, at once. Also a signal handler."""
         again = self.asked.is_set()
         if again:
             self.asked_again = True
@@ -64,25 +64,17 @@ class Stopper:
         self._answer(again)
 
 
-def _handler(stopper: Stopper, *, inline: bool) -> Callable[..., None]:
-    """What a signal does: the run stops cleanly; again, at once.
-
-    *inline*: the user's code runs on this thread, and may not return: only an exception gets it out.
-    """
-
-    def stop(*_: Any) -> None:
-        stopper.stop()
-        if inline and stopper.asked_again:
-            raise KeyboardInterrupt
-
-    return stop
-
-
 def run_loaded(
     loaded: Loaded, options: RunOptions, reporter: Reporter, stopper: Stopper | None = None
 ) -> Manifest | None:
-    """Run until the end; returns the last manifest of a clean end, raises what ended it otherwise."""
+    """Run until the end. Returns the last manifest of a clean end; raises the error of any other."""
     stopper = stopper or Stopper()
+
+    def stop(*_: Any) -> None:
+        stopper.stop()
+        if options.inline and stopper.asked_again:  # only an exception gets this thread out of the user's code
+            raise KeyboardInterrupt
+
     options.client.check()
     options.state.check()
     graph = loaded.pipeline.build()
@@ -90,7 +82,7 @@ def run_loaded(
     refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
-    with handling_stop_signals(_handler(stopper, inline=options.inline)):
+    with handling_stop_signals(stop):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
             report = Report(graph.pipeline_id, reporter, options.client.redact)
@@ -102,8 +94,13 @@ def run_loaded(
                 return workers.work_for(live) if isinstance(workers, InlineWorker) else live()
             except AnotherLeads:
                 if not _has_turn(job, succession, stopper):
-                    _stopped_waiting(job)
-                    return None
+                    report.ended(None)  # cleanly: nothing of this run has begun
+                    if options.until == "running":
+                        return None
+                    raise EndedEarly(
+                        "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or "
+                        "lost: run it again."
+                    ) from None
             except (BrokerUnavailable, Undetermined) as error:
                 recovered = recovered or job.recovered
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
@@ -115,10 +112,9 @@ def run_loaded(
 
 
 def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
-    """Wait for another run that leads; True once *succession* lets this one begin, False as soon as it is stopped.
+    """Wait while another run leads. True once *succession* lets this one begin, False as soon as it is stopped.
 
-    It only looks at the decision log, and neither fences nor writes. The looks have a thread of their own, which is
-    left behind where one hangs.
+    It only looks at the decision log, and neither fences nor writes. A thread does the looks; a hanging one is left.
     """
     ended, turn = threading.Event(), Future[None]()
 
@@ -144,35 +140,25 @@ def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
 
 
 def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> None:
-    """Return once nobody is waited for. Each incarnation that is waited for is told once, and so is an outage."""
-    follower = LogFollower(job.options.client.confluent(), job.plan.graph.pipeline_id)
-    told, is_away = 0, False
-    while not ended.is_set():
-        try:
-            awaited = succession.awaited(follower.look(), is_known_dead)
-        except BrokerUnavailable as error:
-            if not is_away:
-                waits = "This run looks again until one answers: it waits for another one that leads."
-                job.report.note(f"{error} {waits}")
-            is_away = True
-        else:
-            is_away = False
-            if awaited is None:
-                return
-            if awaited.incarnation.incarnation != told:
-                told = awaited.incarnation.incarnation
-                job.report.awaits(awaited)
-        ended.wait(LOOK_PAUSE_MS / 1000)
-
-
-def _stopped_waiting(job: Job) -> None:
-    """A clean end, since nothing of this run has begun."""
-    job.report.ended(None)
-    if job.options.until == "latest":
-        raise EndedEarly(
-            "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or lost: run it "
-            "again."
-        )
+    """Return once no other run is waited for. Reports each other incarnation once, and an outage once."""
+    with closing(LogFollower(job.options.client, job.plan.graph.pipeline_id)) as follower:
+        reported, is_away = 0, False
+        while not ended.is_set():
+            try:
+                awaited = succession.awaited(follower.look(), is_known_dead)
+            except BrokerUnavailable as error:
+                if not is_away:
+                    waits = "This run looks again until one answers: it waits for another one that leads."
+                    job.report.note(f"{error} {waits}")
+                is_away = True
+            else:
+                is_away = False
+                if awaited is None:
+                    return
+                if awaited.incarnation.incarnation != reported:
+                    reported = awaited.incarnation.incarnation
+                    job.report.awaits(awaited)
+            ended.wait(LOOK_PAUSE_MS / 1000)
 
 
 def run(
@@ -182,10 +168,9 @@ def run(
     log_level: str = "info",
     **options: Any,
 ) -> Manifest | None:
-    """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores.
+    """Implements `Pipeline.run`: *options* are those of `exactlyonce run`, with underscores.
 
-    *on_event* is called with each event of *log_level* or graver, by one thread; without it each is a line of JSON on
-    stderr.
+    One thread calls *on_event* with each event of *log_level* or graver. Without it, each is a line of JSON on stderr.
     """
     from exactlyonce.engines.configuration import options_from
 

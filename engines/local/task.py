@@ -1,20 +1,18 @@
-"""One subtask of a task: takes batches from its inputs, aligns barriers, takes snapshots.
+"""One subtask of a task: it takes batches from its inputs, aligns barriers, and takes snapshots.
 
-Invariants: a batch goes through all operators before the next is taken; exactly once, nothing of an input is taken
-between its barrier and the snapshot; the snapshot's synchronous part and the barrier's passing-on happen in one step,
-so that no record comes between them; acknowledgements are sent in order. What was on its way at the restored checkpoint
-is taken before anything else of its channel: what went round a loop before what comes round it, all other before
-anything at all.
+Invariants: a batch goes through all operators before the next is taken. Exactly once, nothing of an input is taken
+between its barrier and the snapshot. The snapshot's synchronous part and the sending of the barrier are one step, so
+that no record comes between them. Acknowledgements are sent in order. Restored in-flight records go before anything
+else of their channel: all others first, then those that went round a loop, before what comes round it now.
 
-No snapshot waits for a loop: from it until the barrier has gone round, what comes round is captured too, and what is
-left of what went round at the restored checkpoint. Between two batches of what is new comes one of what goes round,
-where there is one; too much of that, and nothing new is taken but what lies before a barrier. The channels that lead
-there are closed then, and those that lead to who writes them, up to the sources: so no more than what was on its way
-lies before barriers, and that needs no room in a closed channel.
+No snapshot waits for a loop: until the barrier has gone round, loop records are captured. A batch of a loop comes
+between any two batches of new records. While too much goes round, only new records before a barrier are taken. The
+channels into the subtask are closed then, and those into their writers. So only records in flight already lie before
+barriers, and they need no room in a closed channel.
 
-A barrier that may overtake is told by the worker as well, and takes its snapshot when it is due, wherever the barriers
-in the channels are and whether or not there is room for outputs. What has not been taken then, and lies before those
-barriers, is captured: it is taken as before, counts for the next interval, and is written beside the snapshot.
+A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
+for outputs. Earlier records that are not taken yet are captured, and count for the next interval. See
+docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backpressure.md.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.engines.local.channels import Channel
@@ -38,134 +36,149 @@ from exactlyonce.engines.runtime.cut import Cut
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.state.backend import Table
 
 FETCH_BUDGET_S = 0.02
-"""Between two batches, what reading of restored state may take that no record has wanted yet."""
+"""The time between two batches for reading restored state that no record has asked for yet."""
 
 
 class Due(NamedTuple):
-    """A checkpoint that was triggered."""
+    """A triggered checkpoint without a snapshot."""
 
     frame: Barrier
     overtakes_s: float | None
-    """When its barrier stops waiting behind records; None: never."""
+    """The time when its barrier overtakes records; None: never."""
+
+
+class Snapshots:
+    """The snapshots of one subtask that are being written, oldest first."""
+
+    def __init__(
+        self,
+        operators: TaskOperators,
+        blocks: WorkerBlocks,
+        acknowledge: Callable[[Acknowledge], None],
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._operators, self._blocks = operators, blocks
+        self._acknowledge, self._monotonic_s = acknowledge, monotonic_s
+        self._under_way: deque[Iterator[bool]] = deque()
+        self.capturing = 0
+        """How many capture records before barriers that have overtaken, or go round a loop."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def begin(self, checkpoint: int, cut: Cut, began_s: float) -> None:
+        """Write *cut*, whose synchronous part began at *began_s* and is over."""
+        self.capturing += bool(cut.captures)
+        self._under_way.append(self._write(checkpoint, cut, began_s, self._monotonic_s() - began_s))
+
+    def _write(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
+        ack = yield from cut.acknowledge(self._operators.blocks(self._blocks, checkpoint))
+        self.capturing -= bool(cut.captures)
+        self._acknowledge(Acknowledge(ack, sync_s * 1000, (self._monotonic_s() - began_s) * 1000))
+        hit("worker-acknowledged")
+
+    def advance(self, budget_s: float) -> bool:
+        """Encode and write for about *budget_s*; True if anything was done."""
+        end_s, moved = self._monotonic_s() + budget_s, False
+        while self._under_way:
+            progressed = next(self._under_way[0], None)
+            if progressed is None:
+                self._under_way.popleft()
+            moved = moved or progressed is not False
+            if not progressed or self._monotonic_s() >= end_s:
+                break
+        return moved
 
 
 @dataclass
 class Subtask:
-    """The operators of one subtask, between its inputs and outputs."""
+    """The operators of one subtask between its inputs and outputs."""
 
     operators: TaskOperators
     inputs: list[Input]
     outputs: list[Channel]
-    """Of each shuffle that begins here, to every subtask behind it."""
+    """The channels of each shuffle that begins here, to every downstream subtask."""
     fed: list[LoopChannel]
-    """The loops that are fed here."""
-    blocks: WorkerBlocks
-    acknowledge: Callable[[Acknowledge], None]
+    snapshots: Snapshots
     monotonic_s: Callable[[], float]
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
     incremental: bool = True
-    """Whether a snapshot holds only what has changed, unless it is a savepoint's."""
+    """Whether a snapshot holds only changes, unless it is a savepoint."""
     restored: RestoredInput | None = None
-    """None where nothing was on its way, and once all of it is taken; what went round loops comes last."""
-    hurried: bool = False
-    """Whether a barrier is under way in this worker that has overtaken or goes round a loop: slices are short then."""
+    """The restored in-flight records, loop records last; None once all of them are taken."""
 
     def __post_init__(self) -> None:
-        self._loops = [each for each in self.inputs if isinstance(each, FeedbackInput)]
-        self._turn: deque[Input] = deque(each for each in self.inputs if not isinstance(each, FeedbackInput))
-        """What is new, which takes turns."""
-        self._channels = [each for each in self._turn if isinstance(each, ChannelInput)]
-        """Those that are closed while too much goes round here, or further on."""
+        self._loops = [source for source in self.inputs if isinstance(source, FeedbackInput)]
+        self._turn: deque[Input] = deque(source for source in self.inputs if not isinstance(source, FeedbackInput))
+        """The inputs of new records, which take turns."""
         self.alignment = Alignment(
-            (each.name for each in self._turn),
-            feedback=(each.name for each in self._loops),
+            (source.name for source in self._turn),
+            feedback=(source.name for source in self._loops),
             exactly_once=self.exactly_once,
         )
         self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.operators.sinks)]
         self._came_round = False
-        """Whether what was taken last had gone round."""
+        """Whether the batch taken last had gone round a loop."""
         self._last: int | None = None
-        """The checkpoint behind which nothing is taken any more."""
-        self._snapshots: deque[Iterator[bool]] = deque()
+        """The last checkpoint of the run: nothing is taken after it."""
         self._due: deque[Due] = deque()
-        """Those without a snapshot here, oldest first."""
-        self._overtaken = 0
-        """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
+        """Checkpoints without a snapshot, oldest first."""
         self.fetching = False
-        """Whether stored state was read by the last `advance`, and not because a record wanted it."""
-
-    @property
-    def name(self) -> str:
-        """Of its task."""
-        return self.operators.task
-
-    @property
-    def tables(self) -> list[Table[Any]]:
-        """Of its operators."""
-        return self.operators.tables
+        """Whether the last `advance` read stored state that no record had asked for."""
 
     @property
     def sources(self) -> list[SourceInput]:
-        """Those of the inputs that read a topic."""
-        return [each for each in self.inputs if isinstance(each, SourceInput)]
+        return [source for source in self.inputs if isinstance(source, SourceInput)]
 
     @property
     def going_round(self) -> int:
-        """How many records wait to come round a loop."""
+        """The number of records that wait to come round a loop."""
         restored = self.restored.waiting if self.restored is not None and self.restored.goes_round else 0
-        return restored + sum(each.waiting for each in self._loops)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a snapshot is under way."""
-        return bool(self._snapshots)
-
-    @property
-    def overtaken(self) -> bool:
-        """Whether one captures what comes before a barrier that has overtaken, or goes round."""
-        return self._overtaken > 0
+        return restored + sum(loop.channel.waiting for loop in self._loops)
 
     @property
     def full(self) -> bool:
-        """Whether what may wait, as records of sources do, must not change any state now: a disk has no room."""
-        return any(table.full for table in self.tables)
+        """Whether a disk has no room: records that can wait must not change any state."""
+        return any(table.full for table in self.operators.tables)
 
     @property
     def room(self) -> int:
-        """How many records may be taken; 0: what is behind this subtask must drain first."""
-        return min([BATCH_RECORDS_MAX, *[each.room for each in self._outlets]])
+        """The number of records that may be taken; 0: the outputs must drain first."""
+        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in self._outlets]])
 
     @property
     def _room_before_barrier(self) -> int:
-        """How many that lie before a barrier: what is behind a closed channel takes them."""
+        """The room for records before a barrier: a closed channel takes all of them."""
         closed = [channel.closed and not channel.full for channel in self.outputs]
         needed = [outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed]
-        return min([BATCH_RECORDS_MAX, *[each.room for each in needed]])
+        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in needed]])
 
-    def step(self) -> bool:
-        """Take one batch or barrier from the next input that has one; True if there was any."""
+    def step(self, *, hurried: bool = False) -> bool:
+        """Take one batch or barrier from the next input that has one; True if there was any. *hurried*: a short batch,
+        while a barrier is under way that has overtaken or goes round a loop."""
         crowded = bool(self._loops) and self._has_too_much
-        closed = crowded or any(each.closed for each in self.outputs)
-        for each in self._channels:
-            each.close(closed)
+        closed = crowded or any(channel.closed for channel in self.outputs)
+        for source in self._turn:
+            if isinstance(source, ChannelInput):
+                source.close(closed)
         room = self.room
         room_of_new = self._room_before_barrier if closed and self._due else room
         if self.restored is not None and not self.restored.goes_round:
-            return bool(room_of_new) and not self.full and self._take_restored(self.restored, room_of_new)
+            return bool(room_of_new) and not self.full and self._take_restored(self.restored, room_of_new, hurried)
         rounds = self._rounds()
         for source in self._in_turn(rounds, crowded=crowded):
             if isinstance(source, RestoredInput):
                 if room:
-                    return self._take_restored(source, room)
+                    return self._take_restored(source, room, hurried)
                 continue
             if self.alignment.is_held(source.name):
                 continue
             goes_round = isinstance(source, FeedbackInput)
-            item = source.next(room if goes_round else room_of_new, hurried=self.hurried)
+            item = source.next(room if goes_round else room_of_new, hurried=hurried)
             if item is None:
                 continue
             self._came_round = goes_round
@@ -177,32 +190,31 @@ class Subtask:
             return True
         return False
 
-    def _take_restored(self, restored: RestoredInput, room: int) -> bool:
-        """Take a batch of what was on its way at the restored checkpoint."""
+    def _take_restored(self, restored: RestoredInput, room: int, hurried: bool) -> bool:
         self._came_round = restored.goes_round
-        self._process(restored, restored.next(room, hurried=self.hurried))
+        self._process(restored, restored.next(room, hurried=hurried))
         if restored.over:
             self.restored = None
         return True
 
     def _rounds(self) -> Sequence[Input]:
-        """The loops of which something is to be taken; first what went round them at the restored checkpoint."""
+        """The loop inputs to take from: restored records first."""
         if self._last is not None and self.alignment.checkpoint_latest >= self._last:
             return []
         if self.restored is not None:
             return [] if self.full else [self.restored]
-        return [each for each in self._loops if each.ready and not self.alignment.is_held(each.name)]
+        return [loop for loop in self._loops if loop.ready and not self.alignment.is_held(loop.name)]
 
     @property
     def _has_too_much(self) -> bool:
-        """Whether too much goes round for anything new."""
-        return self.going_round > ROUND_RECORDS_MAX or sum(each.size for each in self._loops) > ROUND_BYTES_MAX
+        """Whether too much goes round to take new records."""
+        return self.going_round > ROUND_RECORDS_MAX or sum(loop.channel.size for loop in self._loops) > ROUND_BYTES_MAX
 
     def _in_turn(self, rounds: Sequence[Input], *, crowded: bool) -> Iterator[Input]:
-        """The inputs, in the order in which something is to be taken of them."""
+        """The inputs in the order in which to ask them."""
         if not self._came_round:
             yield from rounds
-        takes_new = self._due or not crowded  # before a barrier, what lies there
+        takes_new = self._due or not crowded  # new records before a barrier are always taken
         for _ in range(len(self._turn) if takes_new else 0):
             source = self._turn[0]
             self._turn.rotate(-1)
@@ -213,32 +225,29 @@ class Subtask:
     def _process(self, source: Input, batch: Batch) -> None:
         self.operators.take(source, batch)
         source.processed()
-        for each in self._outlets:
-            each.took(len(batch.records))
+        for outlet in self._outlets:
+            outlet.took(len(batch.records))
 
     def _barrier(self, source: Input, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
             hit("worker-aligned")
-            self._snapshots.append(
-                self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
-            )
+            self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
 
     def _captures(self, owing: Collection[Hashable], checkpoint: int) -> list[ChannelCapture]:
-        """Of the inputs that owe the barrier, what comes before it."""
-        return [
-            each.capture(checkpoint) for each in self.inputs if isinstance(each, ChannelInput) and each.name in owing
-        ]
+        """The records before barrier *checkpoint* of the inputs that owe it."""
+        channels = [source for source in self.inputs if isinstance(source, ChannelInput)]
+        return [channel.capture(checkpoint) for channel in channels if channel.name in owing]
 
     def triggered(self, frame: Barrier, overtakes_s: float | None, *, final: bool = False) -> None:
-        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken behind it."""
+        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken after it."""
         self._last = frame.checkpoint if final else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
             self._due.append(Due(frame, overtakes_s))
 
     def overtake(self) -> bool:
-        """Take the snapshots of the barriers that wait no longer; True if there was one."""
+        """Take the snapshots whose barriers overtake now; True if there was one."""
         moved = False
         while self._due and (at_s := self._due[0].overtakes_s) is not None and self.monotonic_s() >= at_s:
             self._overtake(self._due[0].frame)
@@ -254,10 +263,10 @@ class Subtask:
         if self.alignment.checkpoint_latest < checkpoint:
             owing = self.alignment.overtake(checkpoint)
             hit("unaligned-overtaken")
-            self._snapshots.append(self._snapshot(frame, self._captures(owing, checkpoint)))
+            self._snapshot(frame, self._captures(owing, checkpoint))
 
-    def _snapshot(self, frame: Barrier, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
-        """The synchronous part now; the rest as an iterator."""
+    def _snapshot(self, frame: Barrier, captures: Sequence[ChannelCapture]) -> None:
+        """Take the synchronous part, and begin to write the rest."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
         began_s = self.monotonic_s()
@@ -274,35 +283,22 @@ class Subtask:
         )
         for channel in chain(self.outputs, self.fed):
             channel.send_signal(frame)
-        for each in self.inputs:
-            each.trust()
+        for source in self.inputs:
+            source.trust()
         if self.restored is not None:
             self.restored.trust()
         hit("worker-frozen")
-        self._overtaken += bool(captures)
-        return self._acknowledged(frame.checkpoint, cut, began_s, self.monotonic_s() - began_s)
-
-    def _acknowledged(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
-        ack = yield from cut.acknowledge(self.operators.blocks(self.blocks, checkpoint))
-        self._overtaken -= bool(cut.captures)
-        self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began_s) * 1000))
-        hit("worker-acknowledged")
+        self.snapshots.begin(frame.checkpoint, cut, began_s)
 
     def advance(self, budget_s: float) -> bool:
-        """Read restored state for about `FETCH_BUDGET_S`, encode for about *budget_s*; True if anything was done."""
-        self.fetching = moved = self._fetch(self.monotonic_s() + FETCH_BUDGET_S)
-        end = self.monotonic_s() + budget_s
-        while self._snapshots:
-            progressed = next(self._snapshots[0], None)
-            if progressed is None:
-                self._snapshots.popleft()
-            moved = moved or progressed is not False
-            if not progressed or self.monotonic_s() >= end:
-                break
-        return moved
+        """Read restored state for about `FETCH_BUDGET_S`, then write snapshots for about *budget_s*; True if anything
+        was done."""
+        self.fetching = self._fetch(self.monotonic_s() + FETCH_BUDGET_S)
+        return self.snapshots.advance(budget_s) or self.fetching
 
-    def _fetch(self, end: float) -> bool:
-        moved = any(table.fetch() for table in self.tables)
-        while moved and self.monotonic_s() < end and any(table.fetch() for table in self.tables):
+    def _fetch(self, end_s: float) -> bool:
+        tables = self.operators.tables
+        moved = any(table.fetch() for table in tables)
+        while moved and self.monotonic_s() < end_s and any(table.fetch() for table in tables):
             pass
         return moved

@@ -1,7 +1,7 @@
-"""The whereabouts of an attempt's workers, as far as known: for those who read why something is late.
+"""The whereabouts of an attempt's workers: they explain why a checkpoint is late.
 
-Invariant: only the newest word of each worker counts; what it was in is over once it tells of progress. Pure: the time
-is an argument, in seconds that only grow.
+Invariant: only the newest message of a worker counts, and progress ends what it was in. Pure: the time is an argument,
+in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import chain
 from exactlyonce.engines.local.messages import Occupied, Progress
 
 HANGING_S = 1.0
-"""A worker that does not come back from something for this long is said to hang; so is one that is silent."""
+"""A worker hangs after so long in one place, or in silence."""
 NOTED_S = 10.0
-"""After this long a note says so, once."""
+"""The time in one place after which a note says so, once."""
 SLOW_MS, SLOW_SHARE = 1.0, 0.5
-"""An operator is called slow if a record takes so long in it, and it takes that share of its worker's time."""
+"""An operator is slow if a record takes so long, and if it takes this share of its worker's time."""
 
 
 @dataclass
@@ -29,21 +29,19 @@ class _Worker:
 
 
 class Whereabouts:
-    """Told of every start and message of the workers."""
+    """Hears of every start and message of the workers."""
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}
 
     def started(self, workers: int, now_s: float) -> None:
-        """An attempt begins with so many workers."""
         self._workers = {subtask: _Worker(now_s) for subtask in range(workers)}
 
     def ready(self, subtask: int) -> None:
-        """That one has restored its state."""
         self._workers[subtask].ready, self._workers[subtask].occupied = True, None
 
     def heard(self, subtask: int, message: object, now_s: float) -> str:
-        """Any message of a worker; what is worth a note, or nothing."""
+        """Hear any message of a worker. Returns a note for a person, or nothing."""
         worker = self._workers[subtask]
         worker.heard_s = now_s
         if isinstance(message, Progress):
@@ -56,7 +54,7 @@ class Whereabouts:
         return ""
 
     def hanging(self, now_s: float) -> str:
-        """The workers that are not ready yet, or do not come back from something, or say nothing."""
+        """The workers that are not ready, hang, or are silent."""
         return "; ".join(
             self._place(subtask, now_s) for subtask, worker in self._workers.items()
             if not worker.ready or _silent_s(worker, now_s) >= HANGING_S
@@ -64,16 +62,15 @@ class Whereabouts:
         )  # fmt: skip
 
     def slow(self) -> str:
-        """The operators that take most of their workers' time, and much of it for each record; and what sinks wait
-        for."""
-        told = [worker.progress for worker in self._workers.values() if worker.progress is not None]
+        """The slow operators, and the reasons why sinks wait."""
+        reports = [worker.progress for worker in self._workers.values() if worker.progress is not None]
         operators = (
-            f"operator {each.busiest!r} takes {each.busiest_ms:,.0f} ms a record ({each.busiest_share:.0%} of the time "
-            f"of worker {each.subtask})"
-            for each in told
-            if each.busiest_ms >= SLOW_MS and each.busiest_share >= SLOW_SHARE
+            f"operator {report.busiest!r} takes {report.busiest_ms:,.0f} ms a record ({report.busiest_share:.0%} of "
+            f"the time of worker {report.subtask})"
+            for report in reports
+            if report.busiest_ms >= SLOW_MS and report.busiest_share >= SLOW_SHARE
         )
-        return "; ".join(chain(operators, *(each.held_up for each in told)))
+        return "; ".join(chain(operators, *(report.held_up for report in reports)))
 
     def _place(self, subtask: int, now_s: float) -> str:
         worker = self._workers[subtask]

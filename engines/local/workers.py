@@ -1,9 +1,9 @@
-"""Worker processes: started, watched, killed and waited for; and whether they wrote all before they ended.
+"""Worker processes: started, watched, killed and waited for; and the output that they lost at their end.
 
-Invariants: workers are spawned, never forked; none of an attempt is alive when the next attempt's first is started; a
-worker dies with its coordinator (by the kernel's signal and by the end of its control channel). Whoever waits here for
-a worker is given *hurried*, and waits no longer once it says so. An end is clean only if every worker that was ready
-has said that it has written all that waited: one that failed, was killed or took too long has lost what it had not.
+Invariants: workers are spawned, never forked. All workers of an attempt are dead before the next attempt starts one. A
+worker dies with its coordinator, by the kernel's signal and by the end of its control channel. A wait ends once
+*hurried* says so. An end is clean only if every worker that was ready has reported that everything is written: one that
+failed, was killed or took too long has lost the rest.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from itertools import chain
+from typing import TypeVar
 
 from exactlyonce.engines.local.messages import (
     AllWritten,
@@ -43,13 +46,13 @@ from exactlyonce.pipeline.graph import LogicalGraph
 T = TypeVar("T")
 Hurried = Callable[[], bool]
 Heard = Callable[[object], None]
-"""Given each message of a worker that was told to end."""
+"""Gets each message of a worker that was told to end."""
 LOOK_INTERVAL_S = 0.05
-"""How often somebody who waits looks whether it is in a hurry."""
+"""The interval in which a wait looks at `Hurried`."""
 OTHER_FILES = 100
-"""Files that a coordinator has open beside what its workers take, generously."""
+"""The open files of a coordinator besides those of its workers, generously."""
 EXIT_WAIT_S = 5.0
-"""How long a worker that closed its control channel may take to end, and to have an exit code."""
+"""The time in which a worker that closed its control channel should end."""
 
 
 @dataclass
@@ -62,15 +65,14 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """The number of its process; None: it is no process of its own."""
+        """Its process id; None: it is no process of its own."""
         return self.process.pid if self.process is not None else None
 
     def tell(self, message: ToWorker) -> None:
-        """Send, or keep for later what it does not take now."""
+        """Send, or keep until it takes more."""
         self.connection.send(message)
 
     def exit_reason(self, hurried: Hurried) -> str:
-        """How it ended, for the log."""
         if self.process is None:
             return f"worker {self.subtask} ended"
         deadline = time.monotonic() + EXIT_WAIT_S
@@ -84,24 +86,42 @@ class WorkerHandle:
         return f"worker {self.subtask} (process {self.process.pid}) ended with code {code}"
 
 
-class Workers(Protocol):
-    """How the workers of an attempt come and go."""
+class Workers(ABC):
+    """The workers of an attempt."""
 
-    alive: list[WorkerHandle]
+    def __init__(self) -> None:
+        self.alive: list[WorkerHandle] = []
 
+    @abstractmethod
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
     def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
-        """Tell all to end, and wait until they have; no longer than *timeout_s* without a word of progress: sinks may
-        have something to write, and the user's operators something to close. *heard* gets their last words."""
+        """Tell all to end, and wait until they have, *timeout_s* at most without progress: sinks may have to write, the
+        user's operators to close. *heard* gets their last messages."""
+        for worker in self.alive:
+            worker.tell(Shutdown())
+        deadline_s, ended = time.monotonic() + timeout_s, False
+        while not ended and time.monotonic() < deadline_s and not hurried():
+            ended = self._have_ended(LOOK_INTERVAL_S)
+            for worker in self.alive:
+                worker.connection.flush()
+                for message in worker.connection.receive():
+                    heard(message)
+                    if isinstance(message, Progress):
+                        deadline_s = time.monotonic() + timeout_s
 
+    @abstractmethod
+    def _have_ended(self, wait_s: float) -> bool:
+        """Whether all have ended, after *wait_s* at most for one of them."""
+
+    @abstractmethod
     def kill(self, hurried: Hurried) -> None:
         """SIGKILL to all, and wait until they are gone."""
 
 
 def refuse_too_many(plan: Plan) -> None:
-    """Raise ConfigError if so many workers, and channels between them, are more than a process may have open."""
+    """Raise ConfigError if the workers and their channels need more open files than a process may have."""
     between = sum(i != j for _, i, j in plan.channels())
     needed, allowed = 2 * (between + plan.parallelism) + OTHER_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if needed > allowed:
@@ -111,44 +131,23 @@ def refuse_too_many(plan: Plan) -> None:
         )
 
 
-def hear_out(workers: Iterable[WorkerHandle], heard: Heard) -> bool:
-    """Hand over what workers that are to end have said since; whether one has told of progress."""
-    progress = False
-    for worker in workers:
-        worker.connection.flush()
-        for message in worker.connection.receive():
-            heard(message)
-            progress = progress or isinstance(message, Progress)
-    return progress
-
-
-class WorkerProcesses:
+class WorkerProcesses(Workers):
     """Workers as child processes in sessions of their own, so that Ctrl-C reaches the coordinator alone."""
-
-    def __init__(self) -> None:
-        self.alive: list[WorkerHandle] = []
 
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         for subtask, sockets in enumerate(channel_sockets):
             ours, theirs = socket.socketpair()
-            inherited = [theirs.fileno(), *(each.fileno() for each in sockets)]
+            inherited = [sock.fileno() for sock in (theirs, *sockets)]
             command = [sys.executable, "-m", "exactlyonce.engines.local.worker", str(theirs.fileno()), str(os.getpid())]
             process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
             theirs.close()
             self.alive.append(WorkerHandle(subtask, Connection(ours, ToCoordinator, waits=False), process))
-        for sockets in channel_sockets:
-            for each in sockets:
-                each.close()
+        for inherited_socket in chain.from_iterable(channel_sockets):
+            inherited_socket.close()
         return self.alive
 
-    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
-        deadline, left = time.monotonic() + timeout_s, self.alive
-        for worker in self.alive:
-            worker.connection.send(Shutdown())
-        while left and time.monotonic() < deadline and not hurried():
-            left = [worker for worker in left if not _gone(worker, LOOK_INTERVAL_S)]
-            if hear_out(self.alive, heard):
-                deadline = time.monotonic() + timeout_s
+    def _have_ended(self, wait_s: float) -> bool:
+        return all(_gone(worker, wait_s) for worker in self.alive)
 
     def kill(self, hurried: Hurried) -> None:
         for worker in self.alive:
@@ -156,7 +155,7 @@ class WorkerProcesses:
             worker.process.kill()
         for worker in self.alive:
             while not _gone(worker, LOOK_INTERVAL_S) and not hurried():
-                pass  # the kernel does not let it go yet: its disk is away
+                pass  # the kernel cannot end it yet: its disk is away
             worker.connection.socket.close()
         self.alive = []
 
@@ -171,12 +170,11 @@ def _gone(worker: WorkerHandle, wait_s: float) -> bool:
     return True
 
 
-class InlineWorker:
-    """The `Workers` of a run in one process: one, on the main thread, where a debugger expects it. It has ended before
-    another begins."""
+class InlineWorker(Workers):
+    """The `Workers` of a run in one process: one on the main thread, for a debugger. It ends before another begins."""
 
     def __init__(self) -> None:
-        self.alive: list[WorkerHandle] = []
+        super().__init__()
         self._connections: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
         self._ended = threading.Event()
 
@@ -187,18 +185,11 @@ class InlineWorker:
         self._connections.put(Connection(theirs, ToWorker, waits=True))
         return self.alive
 
-    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
-        deadline = time.monotonic() + timeout_s
-        for worker in self.alive:
-            worker.connection.send(Shutdown())
-        ended = False
-        while not ended and time.monotonic() < deadline and not hurried():
-            ended = self._ended.wait(LOOK_INTERVAL_S)
-            if hear_out(self.alive, heard):
-                deadline = time.monotonic() + timeout_s
+    def _have_ended(self, wait_s: float) -> bool:
+        return not self.alive or self._ended.wait(wait_s)
 
     def kill(self, hurried: Hurried) -> None:
-        """There is nothing to kill: the worker ends when its channel does, or by the KeyboardInterrupt of a hurry."""
+        """Nothing can be killed: the worker ends with its channel, or by the KeyboardInterrupt of a hurry."""
         for worker in self.alive:
             worker.connection.socket.close()
             while not self._ended.wait(LOOK_INTERVAL_S) and not hurried():
@@ -208,17 +199,16 @@ class InlineWorker:
     def work_for(self, run: Callable[[], T]) -> T:
         """Call *run* on another thread, and be its worker on this one until it returns.
 
-        A KeyboardInterrupt, which a second request to stop raises, gets this thread out of the user's code, wherever it
-        is; *run*, which has been told to end at once, then does so.
+        The second request to stop raises KeyboardInterrupt, which gets this thread out of the user's code. *run* was
+        told to end at once, too.
         """
-        results: list[T] = []
-        errors: list[BaseException] = []
+        outcome = Future[T]()
 
         def body() -> None:
             try:
-                results.append(run())
+                outcome.set_result(run())
             except BaseException as error:
-                errors.append(error)
+                outcome.set_exception(error)
             finally:
                 self._connections.put(None)
 
@@ -234,32 +224,28 @@ class InlineWorker:
                     self._ended.set()
         self._ended.set()
         thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return outcome.result()
 
 
 class LastOutput:
-    """The output that the workers of one attempt write only behind the last checkpoint, of sinks that deliver at most
-    once: whether it all is."""
+    """The output of sinks that deliver at most once, written after the last checkpoint: is any of it lost?"""
 
     def __init__(self, graph: LogicalGraph) -> None:
         sinks = (node.id for node in graph.sinks if node.sink is not None and node.sink.delivery == AT_MOST_ONCE)
         self._waiting = sorted(sinks)
         """The sinks whose output waits for its checkpoint."""
         self._missing: dict[int, dict[str, int]] = {}
-        """By worker that has not written all: what waits, by sink, as it was last said."""
+        """The last reported counts by sink, of each worker with unwritten output."""
         self._failure: WorkerFailed | None = None
 
     def heard(self, message: object) -> None:
-        """Any message of a worker."""
         match message:
             case Ready(subtask):
                 self._missing[subtask] = {}
             case Progress():
                 self._missing[message.subtask] = message.unwritten
             case WorkerFailed(subtask, name):
-                if subtask in self._missing:  # else it had written all, and failed behind that
+                if subtask in self._missing:  # else it had written everything before it failed
                     self._missing[subtask] = message.unwritten
                 if self._failure is None or (name and not self._failure.error):
                     self._failure = message
@@ -267,7 +253,7 @@ class LastOutput:
                 self._missing.pop(subtask, None)
 
     def error(self, checkpoint: int, redact: Callable[[str], str]) -> ExactlyOnceError | None:
-        """What the run is to end with behind the last *checkpoint*, once all workers are gone; None: all is well."""
+        """The error with which the run ends after the last *checkpoint*, once all workers are gone; None: none."""
         name, why, facts = "", "a worker was killed, or did not end in time.", {}
         if self._failure is not None:
             name, why, facts = self._failure.error, redact(self._failure.message), self._failure.facts
@@ -277,9 +263,9 @@ class LastOutput:
         for unwritten in self._missing.values():
             lost.update(unwritten)
         counted = ", ".join(f"{count:,} of sink {sink!r}" for sink, count in sorted(lost.items()))
-        said = (
-            f"Output is lost: not all records that waited for the last checkpoint, {checkpoint}, were written behind "
+        text = (
+            f"Output is lost: not all records that waited for the last checkpoint, {checkpoint}, were written after "
             f"it: {counted or 'nobody knows how many, of ' + ', '.join(map(repr, self._waiting))}. Their input counts "
             f"as done with, so that they do not come again, as delivery at_most_once has it. The reason: {why}"
         )
-        return made_from(name, said, facts) if name else OutputLost(said)
+        return made_from(name, text, facts) if name else OutputLost(text)

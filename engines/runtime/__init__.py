@@ -1,4 +1,4 @@
-"""The runtime of one subtask, whoever runs it, without a thread, client or clock of its own.
+"""The runtime of one subtask in every engine, without a thread, client or clock of its own.
 
-Of the engines it may import `engines.plan` alone; all others may import it.
+It may import `engines.plan` and no other engine module; all others may import it.
 """

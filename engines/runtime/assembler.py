@@ -1,7 +1,7 @@
-"""The assembler: the operators of one subtask of a task, made, restored and wired. Every engine uses it.
+"""The assembler makes, restores and wires the operators of one subtask of a task. Every engine uses it.
 
-Invariant: the operators of a task are the same, in the same order and wired alike, whoever runs them. Engines differ in
-the `Ends` alone: where records come from and go to.
+Invariant: a task has the same operators in every engine, in the same order, wired alike. Engines differ only in the
+`Ends`: where records come from and go to.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
@@ -19,7 +19,7 @@ from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks, whole_or_halt
+from exactlyonce.engines.runtime.blocks import StagedBlocks, SubtaskBlocks, WorkerBlocks, whole_or_halt
 from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
@@ -28,50 +28,55 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphErr
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.sinks.writer import SinkEncoder, SinkWriter
+from exactlyonce.pipeline.sink import naming
+from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import restore
 
 STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
+_OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
+    Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
+}  # fmt: skip
+"""The operators of nothing but the user's function."""
 
 
 class RestoredEdge(NamedTuple):
-    """Where in-flight records of an edge go that the restored checkpoint has."""
+    """The reader of restored in-flight records of one edge."""
 
     codec: BatchCodec
     push: Push
 
 
 class Ends(Protocol):
-    """What the operators of one subtask are wired to."""
+    """The sources, channels and sinks that the operators of one subtask are wired to."""
 
     def read(self, node: Node, push: Push) -> None:
         """Give *push* the records of source *node*."""
 
     def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
-        """Give *push* what the subtasks of the task before send over *edge*."""
+        """Give *push* the records that upstream subtasks send over *edge*."""
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
-        """Takes what goes over *edge*, and encodes it before it returns: another branch may change it in place then."""
+        """Sends records over *edge*. Encodes them before it returns: another branch may then change them in place."""
 
     def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
-        """Give *push* what comes round a loop."""
+        """Give *push* the records that come round a loop."""
 
     def feed(self, edge: FeedbackEdge, codec: BatchCodec) -> Push:
-        """Takes what goes round a loop; encodes likewise."""
+        """Sends records round a loop; encodes likewise."""
 
     def write(self, node: Node) -> Push:
-        """Takes the records of sink *node*."""
+        """Writes the records of sink *node*."""
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
-        """Take in-flight *frames*, in their order, before anything else of their channels."""
+        """Read in-flight *frames*, in their order, before anything else of their channels."""
 
     def touched_groups(self, node: Node) -> Collection[int] | None:
-        """The key groups of stateful *node* whose state is read; None: all that the subtask owns."""
+        """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class Taken(Protocol):
+class BatchInput(Protocol):
     """The input that a batch was taken from."""
 
     @property
@@ -80,26 +85,25 @@ class Taken(Protocol):
     def push(self) -> Push: ...
 
     def runs(self) -> Iterable[tuple[int, int]]:
-        """(partition or -1, count) of the batch."""
+        """(partition or -1, count) of each run of the batch."""
 
 
 @dataclass
 class TaskOperators:
-    """The operators of one subtask, ready to be pushed to, with all that a cut of them holds."""
+    """The operators of one subtask, with everything that a cut holds."""
 
     task: str
     subtask: int
     by_id: dict[str, Any] = field(default_factory=dict)
-    """What takes the records of each node."""
+    """The receiver of the records of each node."""
     tables: list[Table[Any]] = field(default_factory=list)
     functions: list[tuple[str, Any]] = field(default_factory=list)
-    """The user's functions, as they were made here, with the id of their operator."""
+    """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
     order: OrderRuns | None = None
-    """None where there is only one order; see `order_runs`."""
+    """None if only one order is possible; see `order_runs`."""
 
-    def take(self, source: Taken, batch: Batch) -> None:
-        """Push *batch*, which comes from *source*, through the operators."""
+    def take(self, source: BatchInput, batch: Batch) -> None:
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)
@@ -119,8 +123,8 @@ class TaskOperators:
     ) -> Cut:
         """The cut at barrier *checkpoint*, in constant time; the sinks get the barrier.
 
-        *whole*: tables are written whole, not only what changed since *base*. *exact*: the records taken are exactly
-        those between two barriers.
+        *whole*: tables are written whole, not only their changes since *base*. *exact*: the records since the last cut
+        are exactly those between two barriers.
         """
         order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
@@ -138,15 +142,31 @@ class TaskOperators:
         return SubtaskBlocks(worker, checkpoint, self.task, self.subtask)
 
 
+def placed_by_partition(graph: LogicalGraph, manifest: Manifest) -> list[OperatorSnapshot]:
+    """The states in *manifest* whose keys are placed by the source's partitions."""
+    nodes = {node.id for node in graph.stateful if any(graph.node(read.node).partitioned for read in node.inputs)}
+    return [snapshot for snapshot in manifest.operators if snapshot.operator in nodes]
+
+
+def refuse_to_distribute(graph: LogicalGraph, manifest: Manifest, parallelism: int) -> None:
+    """Raise `GraphError` if a state that is placed by partitions has another parallelism in *manifest*."""
+    for snapshot in placed_by_partition(graph, manifest):
+        if snapshot.parallelism != parallelism:
+            raise GraphError(
+                f"Operator {snapshot.operator!r} is keyed by the source's partitions (key_by(..., partitioned=True)), "
+                f"so its state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
+            )
+
+
 @dataclass
 class Assembler:
-    """Makes the operators of *subtask* of the tasks of *plan*, as they were at *manifest*."""
+    """Makes the operators of one subtask of each task of *plan*, with their state at *manifest*."""
 
     plan: Plan
     subtask: int
     manifest: Manifest
     blocks: Blocks
-    """Reads what the manifest refers to."""
+    """Reads the blocks of the manifest."""
     backend: StateBackend
     drops_fields: bool = False
     """`VersionedState.drops_fields`, of all states."""
@@ -156,37 +176,37 @@ class Assembler:
 
     @cached_property
     def in_flight(self) -> list[InFlightFrame]:
-        """The in-flight records that this subtask of all tasks takes first, in their order."""
+        """The in-flight records that this subtask takes first, of all tasks, in their order."""
         with whole_or_halt(self.manifest):
             return in_flight.restored(
                 self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.skips
             )
 
-    def assemble(self, task: Task, ends: Ends, made: TaskOperators) -> None:
-        """Add to *made* the operators of *task* between *ends*. If this raises, it has those made before."""
+    def assemble(self, task: Task, ends: Ends, operators: TaskOperators) -> None:
+        """Add the operators of *task* to *operators*, wired to *ends*. If this raises, those made before are there."""
         graph, ids = self.plan.graph, {node.id for node in task.nodes}
         for node in task.nodes:
-            made.by_id[node.id] = push = self._operator(node, ends, made)
+            operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
             for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
                 edge = self.plan.shuffle_into(node, read)
                 if edge is None:
-                    ops.listeners(made.by_id[read.node], read.output).append(push)
+                    ops.listeners(operators.by_id[read.node], read.output).append(push)
                 else:
                     ends.receive(edge, BatchCodec(graph.type_of(read)), push)
         for edge in self.plan.out_of(task):
             sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
-            made.by_id[edge.producer].downstream.append(sent)
+            operators.by_id[edge.producer].downstream.append(sent)
         for back in self.plan.feedback:
             type_ = graph.node(back.loop).type
             if back.loop in ids:
-                ends.come_round(back, BatchCodec(type_), made.by_id[back.loop])
+                ends.come_round(back, BatchCodec(type_), operators.by_id[back.loop])
             if back.producer in ids:
-                ops.listeners(made.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
-        self._restore(ids, ends, made)
+                ops.listeners(operators.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
+        self._restore(ids, ends, operators)
 
-    def _operator(self, node: Node, ends: Ends, made: TaskOperators) -> Push:
+    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Push:
         if node.kind is Kind.SINK:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
@@ -196,34 +216,31 @@ class Assembler:
         if hasattr(function, "open"):
             self.activity.phase(f"open() of operator {node.id!r}")
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
-        made.functions.append((node.id, function))
+        operators.functions.append((node.id, function))
         operator: ops.BatchOperator
         if node.kind not in STATEFUL:
             operator = _stateless(node, function)
         else:
             self.activity.phase(f"restoring the state of operator {node.id!r}")
             table = self.table(node, ends.touched_groups(node))
-            made.tables.append(table)
+            operators.tables.append(table)
             flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-            operator = ops.Stateful(node.id, function, table, flat, reduces, _sides(node))
+            sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
+            operator = ops.Stateful(node.id, function, table, flat, reduces, sides)
         operator.activity = self.activity
         return operator
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
-        """The table of stateful *node*, as it was at the manifest.
+        """The table of stateful *node* at the manifest.
 
-        With *touched*, only the state of these key groups is read; that of the subtask's others is carried over.
+        With *touched*, only the state of these key groups is read; the state of the others is carried over.
         """
         graph, parallelism = self.plan.graph, self.plan.parallelism
-        snapshot = next((each for each in self.manifest.operators if each.operator == node.id), None)
+        snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
         groups = group_range(self.subtask, parallelism, graph.max_parallelism)
         if any(graph.node(read.node).partitioned for read in node.inputs):
             groups = range(graph.max_parallelism)
-            if snapshot is not None and snapshot.parallelism != parallelism:
-                raise GraphError(
-                    f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
-                    f"state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
-                )
+            refuse_to_distribute(graph, self.manifest, parallelism)
             if snapshot is not None:
                 snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[self.subtask],))
 
@@ -243,28 +260,61 @@ class Assembler:
                 backend=self.backend,
             )
 
-    def _restore(self, ids: Collection[str], ends: Ends, made: TaskOperators) -> None:
+    def open_sink(
+        self,
+        node: Node,
+        operators: TaskOperators,
+        *,
+        incarnation: int,
+        attempt: int,
+        slots: int,
+        clients: WriterClients,
+        blocks: WorkerBlocks,
+        prepared: Callable[[str], None],
+        note: Callable[[str], None],
+        partitions: int | None,
+    ) -> Opened:
+        """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
+        context = WriterContext(
+            pipeline=self.plan.graph.pipeline_id,
+            sink=node.id,
+            subtask=self.subtask,
+            incarnation=incarnation,
+            attempt=attempt,
+            type=self.plan.graph.type_of(node.inputs[0]),
+            slots=slots,
+            clients=clients,
+            staging=StagedBlocks(blocks, node.id, self.subtask),
+            prepared=prepared,
+            note=note,
+            partitions=partitions,
+        )
+        with naming(node.id):
+            opened = cast("Writable", node.sink).open_writer(context)
+        operators.sinks.append(opened.writer)
+        return opened
+
+    def _restore(self, ids: Collection[str], ends: Ends, operators: TaskOperators) -> None:
         """Hand over in-flight records of edges into the task, at whatever parallelism they were sent."""
         if not self.in_flight:
             return
         graph = self.plan.graph
         edges = {
-            ShuffleEdge(each.key_by, each.stateful).name: RestoredEdge(
-                BatchCodec(graph.type_of(Input(each.key_by))), made.by_id[each.stateful]
+            ShuffleEdge(edge.key_by, edge.stateful).name: RestoredEdge(
+                BatchCodec(graph.type_of(Input(edge.key_by))), operators.by_id[edge.stateful]
             )
-            for each in graph.shuffles
-            if each.stateful in ids
+            for edge in graph.shuffles
+            if edge.stateful in ids
         }
         for back in self.plan.feedback:
             if back.loop in ids:
-                edges[back.name] = RestoredEdge(BatchCodec(graph.node(back.loop).type), made.by_id[back.loop])
-        frames = [frame for frame in self.in_flight if frame.edge in edges]
-        if frames:
+                edges[back.name] = RestoredEdge(BatchCodec(graph.node(back.loop).type), operators.by_id[back.loop])
+        if frames := [frame for frame in self.in_flight if frame.edge in edges]:
             ends.restore(frames, edges)
 
 
 def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: int) -> list[BlockRef]:
-    """The indexes of the old subtasks that had any of *groups*."""
+    """The indexes of the earlier subtasks that had any of *groups*."""
     if snapshot is None:
         return []
     owned = [group_range(subtask, snapshot.parallelism, max_parallelism) for subtask in range(snapshot.parallelism)]
@@ -273,7 +323,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
 
 
 def close_function(function: Any) -> None:
-    """Close what a user's function has opened."""
+    """Call the user's `close`, if there is one."""
     if hasattr(function, "close"):
         function.close()
 
@@ -281,17 +331,17 @@ def close_function(function: Any) -> None:
 def sink_output(
     node: Node, graph: LogicalGraph, writer: ops.Writer, encoder: SinkEncoder, activity: Activity | None = None
 ) -> ops.SinkOutput:
-    """What takes the records of sink *node* and gives them to *writer*."""
+    """The operator that encodes the records of sink *node* for *writer*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
     while producer.kind in (Kind.FILTER, Kind.PEEK):
         producer = graph.node(producer.inputs[0].node)
-    known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source has decoded what it gives
+    known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source's records were decoded as their type
     declared = ops.Declared(producer.id, type_) if known else None
     return ops.SinkOutput(node.id, writer, encoder, declared=declared, activity=activity or Activity())
 
 
 class OpenFailed(ExactlyOnceError):
-    """A resource of an operator could not be opened. The job restarts, for it may be there later; nothing is lost."""
+    """A resource of an operator could not be opened. The job restarts: it may be there later. Nothing is lost."""
 
 
 def _open(node: Node, function: Any, context: Context) -> None:
@@ -306,22 +356,11 @@ def _open(node: Node, function: Any, context: Context) -> None:
 
 
 def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
-    match node.kind:
-        case Kind.MAP:
-            return ops.Map(node.id, function)
-        case Kind.PEEK:
-            return ops.Peek(node.id, function)
-        case Kind.FILTER:
-            return ops.Filter(node.id, function)
-        case Kind.FLAT_MAP:
-            return ops.FlatMap(node.id, function)
-        case Kind.KEY_BY:
-            apart = node.partitioned or node.type is UNKNOWN
-            return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
-        case Kind.PROCESS:
-            return ops.Process(node.id, function, _sides(node))
+    if node.kind in _OF_FUNCTION:
+        return _OF_FUNCTION[node.kind](node.id, function)
+    if node.kind is Kind.KEY_BY:
+        apart = node.partitioned or node.type is UNKNOWN
+        return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
+    if node.kind is Kind.PROCESS:
+        return ops.Process(node.id, function, {name: [] for name in node.outputs})
     raise InvariantViolation(f"no operator for {node.kind}")
-
-
-def _sides(node: Node) -> dict[str, list[Push]]:
-    return {name: [] for name in node.outputs}

@@ -1,4 +1,4 @@
-"""A batch: parallel lists of records, of the messages they stem from, and, where there are any, of keys and times."""
+"""A batch: parallel lists of records, their origins and, if there are any, keys and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _exhaust = deque[Any](maxlen=0).extend
 
 
 class Origin(Protocol):
-    """Where a record comes from: a Kafka message, or what a shuffle kept of it."""
+    """The origin of a record: a Kafka message, or its coordinates after a shuffle."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
@@ -22,7 +22,7 @@ class Origin(Protocol):
 
 @dataclass(slots=True)
 class Batch:
-    """Records in order. All lists are of one length; what makes one batch of another carries all of them."""
+    """Records in order. All lists have one length. A method that makes another batch carries all lists."""
 
     records: list[Any]
     origins: Sequence[Origin]
@@ -32,15 +32,15 @@ class Batch:
     """Event times in milliseconds, where the graph needs them."""
 
     def of(self, records: list[Any]) -> Batch:
-        """*records* in the place of these, one for each."""
+        """*records* in place of these, one for each."""
         return Batch(records, self.origins, self.keys, self.times)
 
     def unkeyed(self, records: list[Any]) -> Batch:
-        """*records* in the place of these, one for each, that have no keys."""
+        """*records* without keys in place of these, one for each."""
         return Batch(records, self.origins, times=self.times)
 
     def stemming(self, records: list[Any], places: Sequence[int]) -> Batch:
-        """*records* that have no keys; each stems from the record at its place in *places*."""
+        """*records* without keys; each stems from the record at its place in *places*."""
         times = None if self.times is None else list(map(self.times.__getitem__, places))
         return Batch(records, list(map(self.origins.__getitem__, places)), times=times)
 
@@ -49,19 +49,17 @@ class Batch:
         return Batch(self.records, self.origins, keys, self.times)
 
     def part(self, start: int, end: int) -> Batch:
-        """The records from *start* to before *end*."""
         keys = None if self.keys is None else self.keys[start:end]
         times = None if self.times is None else self.times[start:end]
         return Batch(self.records[start:end], self.origins[start:end], keys, times)
 
     def where(self, kept: Sequence[bool]) -> Batch:
-        """The records whose place in *kept* is true."""
         keys = None if self.keys is None else list(compress(self.keys, kept))
         times = None if self.times is None else list(compress(self.times, kept))
         return Batch(list(compress(self.records, kept)), list(compress(self.origins, kept)), keys, times)
 
     def expanded(self, lists: Sequence[Sequence[Any]]) -> Batch:
-        """The records of *lists*, one list for each of these records. They have no keys."""
+        """The records of *lists*, one list for each of these records, without keys."""
         lengths = list(map(len, lists))
         return Batch(
             list(chain.from_iterable(lists)),
@@ -84,7 +82,7 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """All records of *batches*, which all have the same lists, in one batch."""
+    """The records of *batches*, which all have the same lists, in one batch."""
 
     def flat(lists: Iterable[Any]) -> list[Any] | None:
         given = [items for items in lists if items is not None]
@@ -99,4 +97,4 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 Push = Callable[[Batch], None]
-"""Takes a batch, and has done all with it when it returns."""
+"""Takes a batch. It is processed when the call returns."""

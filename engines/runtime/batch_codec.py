@@ -1,7 +1,6 @@
-"""Batches between subtasks as bytes: typed records in msgpack, beside them keys and coordinates.
+"""Batches between subtasks as bytes: typed records in msgpack, with keys and coordinates.
 
-Invariant: a record is encoded when it is given away, whatever its frame waits for: another branch may change it in
-place as soon as the call has returned.
+Invariant: a record is encoded within the call that sends it: another branch may change it in place after that.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Coordinates(NamedTuple):
-    """What a shuffle keeps of a message, for error texts."""
+    """The coordinates of a message after a shuffle, for error texts."""
 
     topic_name: str
     partition_number: int
@@ -42,7 +41,7 @@ class Coordinates(NamedTuple):
 
 
 class Origins(Sequence[Coordinates]):
-    """The coordinates of a frame's records: one is made when it is looked at, and hardly any ever is."""
+    """The coordinates of a frame's records, made on access, which is rare."""
 
     __slots__ = ("_names", "_offsets", "_partitions", "_topics")
 
@@ -67,10 +66,8 @@ class Origins(Sequence[Coordinates]):
 
 
 class BatchCodec:
-    """Batches as bytes: typed records in msgpack, beside them keys and coordinates.
-
-    A record that is not of its declared type is the user's error, on either side: `RecordError` names the first one.
-    """
+    """Encodes and decodes frames. A record that is not of its type is the user's error: `RecordError` names the
+    first."""
 
     def __init__(self, record_type: Any) -> None:
         self._type = record_type
@@ -79,13 +76,12 @@ class BatchCodec:
         self._decoder = _frame_decoder(self._wire.type)
 
     def encode(self, batch: Batch) -> bytes:
-        """One frame."""
         frame = OpenFrame()
         frame.add(batch, self.encode_records(batch))
         return frame.encode()
 
     def encode_records(self, batch: Batch) -> bytes:
-        """The msgpack array of its records alone."""
+        """The msgpack array of the records alone."""
         try:
             return self._encode(batch.records)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -95,7 +91,6 @@ class BatchCodec:
         return self._encoder.encode(records if self._wire.wrap is None else self._wire.wrap(records))
 
     def decode(self, frame: bytes) -> Batch:
-        """The batch of a frame."""
         try:
             batch = self._decoder.decode(frame).batch()
         except msgspec.ValidationError as error:
@@ -104,16 +99,16 @@ class BatchCodec:
         return batch if self._wire.unwrap is None else batch.of(self._wire.unwrap(batch.records))
 
     def of_groups(self, frame: bytes, groups: range, max_parallelism: int) -> bytes | None:
-        """The frame of those of its records whose keys are of *groups*, in their order; None: there are none."""
+        """*frame* with the records of key groups *groups* only, in order; None: there are none."""
         batch = self.decode(frame)
         kept = [group in groups for group in key_groups(batch.keys or [], max_parallelism)]
         return self.encode(batch.where(kept)) if any(kept) else None
 
     def without(self, frame: bytes, skips: Sequence[RecordPlace]) -> bytes | None:
-        """The frame without those of its records that stem from one of *skips*; None: nothing is left."""
+        """*frame* without the records that stem from *skips*; None: nothing is left."""
         batch = self.decode(frame)
-        gone = {(each.topic, each.partition, each.offset) for each in skips}
-        kept = [(each.topic(), each.partition(), each.offset()) not in gone for each in batch.origins]
+        gone = {(place.topic, place.partition, place.offset) for place in skips}
+        kept = [(origin.topic(), origin.partition(), origin.offset()) not in gone for origin in batch.origins]
         if all(kept):
             return frame
         return self.encode(batch.where(kept)) if any(kept) else None
@@ -122,11 +117,11 @@ class BatchCodec:
         for record, origin in zip(batch.records, batch.origins, strict=True):
             try:
                 code(record)
-            except Exception as found:
+            except Exception as problem:
                 where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
                 return RecordError(
                     f"A record that was to be sent to another worker or round a loop is not a valid "
-                    f"{type_name(self._type)}: {found}. It stems from the record at {where}. The job has stopped "
+                    f"{type_name(self._type)}: {problem}. It stems from the record at {where}. The job has stopped "
                     f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
                     f"declare another type by output=; or leave the record out: {skip_option(origin)}.",
                     **facts_of("", origin),
@@ -135,7 +130,7 @@ class BatchCodec:
 
 
 class OpenFrame:
-    """A frame that the records of several batches are added to."""
+    """A frame under construction, of the records of several batches."""
 
     __slots__ = ("_keys", "_names", "_offsets", "_packed", "_partitions", "_times", "_topics", "size")
 
@@ -146,10 +141,9 @@ class OpenFrame:
         self._names: dict[str, int] = {}
         self._topics, self._partitions, self._offsets = array("H"), array("i"), array("q")
         self.size = 0
-        """Of its records and keys, in bytes."""
+        """Bytes of its records and keys."""
 
     def __len__(self) -> int:
-        """Of how many records it is."""
         return len(self._offsets)
 
     def add(self, batch: Batch, encoded: bytes) -> None:
@@ -170,7 +164,6 @@ class OpenFrame:
         self._offsets += array("q", [origin.offset() or 0 for origin in batch.origins])
 
     def encode(self) -> bytes:
-        """All of it, as `BatchCodec.decode` takes it."""
         records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))
         coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
         times = () if self._times is None else (self._times.tobytes(),)
@@ -178,7 +171,7 @@ class OpenFrame:
 
 
 def records_in(frame: bytes) -> int:
-    """How many records a frame has: the length of the first array in it.
+    """The number of records of a frame: the length of its first array.
 
     >>> records_in(BatchCodec(int).encode(Batch([1, 2, 3], [Coordinates("t", 0, 0)] * 3, [b"k"] * 3)))
     3
@@ -190,8 +183,8 @@ def records_in(frame: bytes) -> int:
 
 
 def is_same(written: bytes, again: bytes) -> bool:
-    """Whether msgpack, read by a type and written *again*, says what it said when it was *written*. A set has no order
-    of its own, and a float may have been written as the integer that it is.
+    """Whether msgpack *written* once, read as a type and encoded *again*, has the same meaning. The order of a set, or
+    an integral float written as an integer, makes no difference.
 
     >>> encode = msgspec.msgpack.encode
     >>> is_same(encode({"n": 1, "tags": ["a", "b"]}), encode({"n": 1.0, "tags": ["b", "a"]}))
@@ -207,7 +200,7 @@ def is_same(written: bytes, again: bytes) -> bool:
 
 def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _canonical(each) for key, each in value.items()}
+        return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list):
         return sorted(map(_canonical, value), key=canonical_key)
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -217,7 +210,7 @@ Record = TypeVar("Record")
 
 
 class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
-    """A frame as msgpack has it."""
+    """A frame in msgpack."""
 
     records: list[Record]
     keys: list[bytes] | None
@@ -226,7 +219,7 @@ class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
     partitions: bytes
     offsets: bytes
     times: bytes = b""
-    """Only where its batches had any."""
+    """Empty if its batches had none."""
 
     def batch(self) -> Batch:
         topics, partitions, offsets = array("H", self.topics), array("i", self.partitions), array("q", self.offsets)

@@ -1,7 +1,7 @@
 """The blocks that one worker writes for its snapshots: state, indexes, order logs, in-flight records, staged rows.
 
-Invariants: each block of an attempt has a key of its own, since no two of a worker have the same number; a reference
-is returned only once its block is durable.
+Invariants: each block of an attempt has its own key, by the worker's numbers. A reference is returned once its block is
+durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import records_in
-from exactlyonce.engines.runtime.in_flight import InFlightFrame, said_of_records
+from exactlyonce.engines.runtime.in_flight import InFlightFrame, record_schemas
 from exactlyonce.engines.runtime.steps import Steps
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX
@@ -33,26 +33,23 @@ class WorkerBlocks:
 
     def __init__(self, attempt: AttemptBlocks, loop_schemas: Mapping[str, Any] | None = None) -> None:
         """*loop_schemas*, by loop, are written with in-flight records; see `pipeline.wire.describe`."""
-        self.attempt, self.loop_schemas = attempt, said_of_records(loop_schemas or {})
+        self.attempt, self.loop_schemas = attempt, record_schemas(loop_schemas or {})
         self._number = 0
 
     @property
     def pending(self) -> int:
-        """How many blocks are not durable yet."""
+        """The number of blocks that are not durable yet."""
         return self.attempt.pending
 
     def write(self, block: Block, place: int) -> Ticket:
         """Send *block*. Blocks of one *place*, a subtask or key group, keep their order."""
-        return self.attempt.write(block, place, self._next())
-
-    def _next(self) -> int:
         self._number += 1
-        return self._number
+        return self.attempt.write(block, place, self._number)
 
 
 @dataclass
 class SubtaskBlocks:
-    """Writes the blocks of *subtask* of *task* for one checkpoint. Its methods give steps, which return references."""
+    """Writes the blocks of one subtask for one checkpoint. Methods with steps return references."""
 
     worker: WorkerBlocks
     checkpoint: int
@@ -62,7 +59,7 @@ class SubtaskBlocks:
     """All blocks that are durable."""
 
     def state(self, operator: str, blocks: Iterable[EncodedBlock | None]) -> Steps[list[BlockRef]]:
-        """Write the state of *operator*. None among *blocks* is a pause in their encoding."""
+        """Write the state of *operator*. None in *blocks* is a pause in their encoding."""
 
         def write(block: EncodedBlock) -> Ticket:
             return self.worker.write(Block(operator, self.checkpoint, STATE, "zlib", "EOS1", block.body), block.group)
@@ -70,15 +67,13 @@ class SubtaskBlocks:
         return self._all(write, blocks)
 
     def index(self, operator: str, parts: Iterable[bytes]) -> list[Ticket]:
-        """Begin to write the parts of an index."""
         return [self._write(operator, INDEX, "none", "EOX2", part) for part in parts]
 
     def order(self, parts: Iterable[bytes]) -> list[Ticket]:
-        """Begin to write the parts of an order log."""
         return [self._write(self.task, ORDER, "none", "msgpack", part) for part in parts]
 
     def in_flight(self, frames: Sequence[InFlightFrame]) -> Steps[tuple[ChannelLog | None, list[BlockRef]]]:
-        """Write in-flight records. Where their blocks are many, the log names lists of them; they are returned too."""
+        """Write in-flight records. If their blocks are many, the log names lists of them; they are returned, too."""
 
         def write(body: bytes) -> Ticket:
             return self._write(self.task, IN_FLIGHT, "zlib", self.worker.loop_schemas, body)
@@ -94,7 +89,6 @@ class SubtaskBlocks:
         return log, refs if listed else []
 
     def durable(self, tickets: Sequence[Ticket]) -> Steps[list[BlockRef]]:
-        """Wait until every block is durable."""
         while not all(ticket.ref for ticket in tickets):
             yield False
         refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
@@ -105,7 +99,7 @@ class SubtaskBlocks:
         return self.worker.write(Block(owner, self.checkpoint, kind, compression, encoding, body), self.subtask)
 
     def _all(self, write: Callable[[T], Ticket], bodies: Iterable[T | None]) -> Steps[list[BlockRef]]:
-        """Write *bodies*, with no more than `BLOCKS_PENDING_MAX` blocks of the worker pending."""
+        """Write *bodies* with at most `BLOCKS_PENDING_MAX` pending blocks of the worker."""
         tickets: list[Ticket] = []
         try:
             for body in bodies:
@@ -114,7 +108,7 @@ class SubtaskBlocks:
                 yield True
                 while self.worker.pending > BLOCKS_PENDING_MAX:
                     yield False
-        except SnapshotDeclined:  # the leader drops what is acknowledged and not needed; it knows of no other block
+        except SnapshotDeclined:  # the leader only knows, and drops, acknowledged blocks
             yield from self.durable(tickets)
             raise
         return (yield from self.durable(tickets))
@@ -122,7 +116,7 @@ class SubtaskBlocks:
 
 @dataclass(frozen=True)
 class StagedBlocks:
-    """Where the writer of a sink's subtask stages what its committables name."""
+    """Stages the blocks that the committables of one sink subtask name."""
 
     worker: WorkerBlocks
     sink: str
@@ -130,17 +124,16 @@ class StagedBlocks:
 
     @property
     def pending(self) -> int:
-        """How many blocks of this worker are not durable yet."""
         return self.worker.pending
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
-        """Send a block; those of one subtask keep their order."""
+        """Send a block. Blocks of one subtask keep their order."""
         return self.worker.write(Block(self.sink, checkpoint, kind, "none", kind, body), self.subtask)
 
 
 @contextmanager
 def whole_or_halt(manifest: Manifest) -> Iterator[None]:
-    """While what *manifest* refers to is read: if it is not all there, a halt with the choices."""
+    """Halt, with the choices, if a block of *manifest* that is read is missing or damaged."""
     try:
         yield
     except (DamagedBlock, DamagedState) as error:

@@ -1,9 +1,7 @@
-"""The cut: what one subtask is at a barrier, written as blocks and acknowledged.
+"""The cut: the state of one subtask at a barrier, written as blocks and acknowledged.
 
-A subtask makes a `Cut` between two records, in constant time. Its `acknowledge` writes it in steps, while the subtask
-goes on with the records after the barrier.
-
-Invariant: a reference is acknowledged only if its block is durable.
+A subtask makes a `Cut` between two records, in constant time. `acknowledge` writes it in steps, while the subtask takes
+the records after the barrier. Invariant: a reference is acknowledged only if its block is durable.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ class InFlightCapture(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether the barrier has come, so that nothing more belongs to it."""
+        """Whether the barrier has come."""
 
     def frames(self) -> Iterable[InFlightFrame]:
-        """In their order."""
+        """The frames in order."""
 
 
 def flush(sink: SinkWriter, checkpoint: int) -> Steps[FlushedInterval]:
-    """Wait until all is flushed that *sink*, which has got the barrier, was given before it."""
+    """Wait until *sink*, which has got the barrier, has flushed everything before it."""
     while (interval := sink.take_flushed(checkpoint)) is None:
         yield False
     return interval
@@ -51,20 +49,17 @@ class Cut:
 
     tables: Sequence[TableSnapshot]
     order: Iterable[bytes] | None
-    """The order log since the last barrier; None: there was only one order."""
+    """The order log since the last barrier; None: only one order was possible."""
     offsets: tuple[SourceOffset, ...]
-    """Sn of the partitions that it reads."""
+    """Sn of its partitions."""
     sinks: Sequence[SinkWriter]
-    """They have got the barrier."""
+    """All have got the barrier."""
     left: Sequence[InFlightFrame] = ()
-    """In-flight records of the restored checkpoint that are not taken yet. They go before those captured now."""
+    """Restored in-flight records that are not taken yet. They go before those captured now."""
     captures: Sequence[InFlightCapture] = ()
 
     def acknowledge(self, blocks: SubtaskBlocks) -> Steps[Ack]:
-        """Write the cut and return what the leader needs to know of it.
-
-        An index waits for the blocks that it names; all else is on its way at the same time.
-        """
+        """Write the cut and acknowledge it. An index waits for its blocks; all else is written in parallel."""
         order = blocks.order(self.order or ())
         snapshots, declined = list[tuple[TableSnapshot, list[Ticket]]](), ""
         try:
@@ -72,7 +67,7 @@ class Cut:
                 refs = yield from blocks.state(snapshot.operator, snapshot.encode())
                 hit("worker-blocks")
                 snapshots.append((snapshot, blocks.index(snapshot.operator, snapshot.seal(refs))))
-        except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
+        except SnapshotDeclined as error:  # a later checkpoint carries the sinks' output
             declined = str(error)
         while not all(capture.whole for capture in self.captures):
             yield False
@@ -98,8 +93,8 @@ class Cut:
             order_log=None if self.order is None else OrderLog(blocks.task, blocks.subtask, tuple(log)),
             channel_log=channel_log,
             on_their_way=tuple(listed),
-            precommits=tuple(each.precommit for each in flushed if each.precommit is not None),
-            staged=tuple(each.staged for each in flushed if each.staged is not None),
+            precommits=tuple(interval.precommit for interval in flushed if interval.precommit is not None),
+            staged=tuple(interval.staged for interval in flushed if interval.staged is not None),
             written=tuple(blocks.written),
             declined=declined,
         )

@@ -1,24 +1,24 @@
-"""Records on their way at a snapshot, in blocks: what a barrier has overtaken, and what went round loops.
+"""In-flight records at a snapshot, in blocks: those that a barrier has overtaken, and those that went round loops.
 
     log   = frames end to end: bytes of the channel's name (2), of the frame (4), both big-endian, name, frame
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
-            its envelope says, as JSON, the schema of the records of each loop of the pipeline; older ones "frames"
+            its envelope has the record schema of each loop as JSON; "frames" in old blocks, or without loops
     list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
     frame = a batch as `engines.runtime.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
 
-A manifest names the blocks of a log, or, where these are more than `NAMED_MAX`, the lists that have them: a loop may
-have as much on its way as memory takes, and a manifest is one record.
+A manifest, one record, names the blocks of a log or, if these are more than `NAMED_MAX`, lists of them.
 
-A subtask's log holds its frames in the order in which they go before anything else that it takes. Invariants: of a key,
-the log of the subtask that owned it has the records in their order; whoever owns the key after a restore takes them in
-that order, before any that is read or sent later; all together, the subtasks of a parallelism take every record once.
-What went round a loop has no key: a subtask's goes whole to one subtask, the one of its number where there is one.
+Invariants: a subtask's log holds its frames in the order in which they go before anything else that it takes. The log
+of a key's owner has the key's records in order; the owner after a restore takes them in that order. Together, the
+subtasks of any parallelism take every record once. Records of a loop have no key: the whole log of a subtask goes to
+one subtask, that of its number if there is one. See docs/design/unaligned-checkpoints.md.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import common_groups, group_range
 
 PIECE_BYTES = 768 * 1024
-"""So that a block stays below its limit even where nothing can be compressed."""
+"""A block stays below its limit even if nothing can be compressed."""
 SLICE_FRAMES = 64
 NAMED_MAX = 4
 LISTED_MAX = 4_000
@@ -46,48 +46,45 @@ _decode_list = msgspec.msgpack.Decoder(list[BlockRef]).decode
 
 
 FRAMES = "frames"
-"""What blocks say of their records where the pipeline has no loops, or was written before they said any more."""
 
 
-def said_of_records(schemas: Mapping[str, Any]) -> str:
-    """What blocks say of the records of loops; *schemas* are theirs, by loop.
+def record_schemas(schemas: Mapping[str, Any]) -> str:
+    """The schema text of a block, from the schemas of loops.
 
-    >>> said_of_records({"retry": "int"}), said_of_records({})
+    >>> record_schemas({"retry": "int"}), record_schemas({})
     ('{"retry":"int"}', 'frames')
     """
     return msgspec.json.encode(schemas, order="deterministic").decode() if schemas else FRAMES
 
 
 class InFlightFrame(NamedTuple):
-    """A frame that came on *channel* and was not taken yet."""
+    """A frame that came on *channel* and was not taken."""
 
     channel: str
     frame: bytes
 
     @property
     def edge(self) -> str:
-        """Of the channel."""
         return edge_of(self.channel)
 
     @property
     def loop(self) -> str:
-        """The loop that it went round; empty where it was on its way in a shuffle."""
+        """The loop that it went round; empty if it was in a shuffle."""
         return loop_of(self.channel)
 
 
 def edge_of(channel: str) -> str:
-    """The edge that *channel* is one of."""
     return channel.rpartition(":")[0]
 
 
 def loop_of(channel: str) -> str:
-    """The loop that *channel* closes; empty for one of a shuffle."""
+    """The loop of *channel*; empty if it is one of a shuffle."""
     edge = edge_of(channel)
     return edge.removeprefix(LOOP_MARK) if edge.startswith(LOOP_MARK) else ""
 
 
 def encode(frames: Iterable[InFlightFrame]) -> Iterator[bytes | None]:
-    """The blocks' bodies, in order; None now and then, where work is done and no block is full."""
+    """The bodies of blocks, in order; None now and then, after work that filled no block."""
     piece = bytearray()
     for number, (channel, frame) in enumerate(frames, 1):
         name = channel.encode()
@@ -102,7 +99,7 @@ def encode(frames: Iterable[InFlightFrame]) -> Iterator[bytes | None]:
 
 
 def decode(bodies: Iterable[bytes]) -> Iterator[InFlightFrame]:
-    """The frames of a log. Raises `DamagedState` for bytes that are none."""
+    """The frames of a log. Raises `DamagedState` for other bytes."""
     rest = bytearray()
     for body in bodies:
         unpack = zlib.decompressobj()
@@ -125,33 +122,32 @@ def decode(bodies: Iterable[bytes]) -> Iterator[InFlightFrame]:
 
 
 def lists_of(blocks: Sequence[BlockRef]) -> list[bytes]:
-    """The lists that a manifest names in the place of *blocks*; none: it names these themselves."""
+    """The lists that a manifest names instead of *blocks*; none: it names the blocks."""
     starts = range(0, len(blocks), LISTED_MAX) if len(blocks) > NAMED_MAX else ()
     return [_encode_list(blocks[start : start + LISTED_MAX]) for start in starts]
 
 
 def listed_in(body: bytes) -> list[BlockRef]:
-    """The blocks that a list has, in their order."""
     return _decode_list(body)
 
 
 def blocks_of(log: ChannelLog, reader: Blocks) -> list[BlockRef]:
-    """The blocks that have what is on its way, in their order. Raises `DamagedBlock`."""
+    """The blocks of *log*, in order. Raises `DamagedBlock`."""
     if not log.indexed:
         return [*log.blocks]
     lists = _bodies(log.blocks, reader)
-    return [ref for each in log.blocks for ref in listed_in(lists[each])]
+    return [ref for block in log.blocks for ref in listed_in(lists[block])]
 
 
 def frames_of(log: ChannelLog, reader: Blocks) -> Iterator[InFlightFrame]:
-    """The frames of *log*. Raises `DamagedBlock` or `DamagedState` where they are not what was written."""
+    """The frames of *log*. Raises `DamagedBlock` or `DamagedState`."""
     refs = blocks_of(log, reader)
     bodies = _bodies(refs, reader)
     return decode(bodies[ref] for ref in refs)
 
 
 def loop_schemas(log: ChannelLog, reader: Blocks) -> dict[str, Any]:
-    """By loop, the schema of its records in *log*, as far as that says it. Raises likewise."""
+    """The schemas of loop records in *log*, as far as its blocks have them. Raises likewise."""
     for _, block in reader.fetch(blocks_of(log, reader)[:1]):
         if block.schema != FRAMES:
             return msgspec.json.decode(block.schema, type=dict[str, Any])
@@ -159,10 +155,10 @@ def loop_schemas(log: ChannelLog, reader: Blocks) -> dict[str, Any]:
 
 
 def misfit(written: Any, type_: Any) -> str:
-    """Why records of schema *written* would not be what they were as *type_*, as far as the schemas tell; else empty.
+    """Why records of schema *written* would change as *type_*, as far as schemas tell; else empty.
 
     >>> misfit({"list": "int"}, set[int])
-    'set[int] (its items that are there more than once) would be lost'
+    'set[int] (its items that occur more than once) would be lost'
     """
     now, name = wire.describe(type_), schema.type_name(type_)
     if written == now:
@@ -184,11 +180,10 @@ def restored(
     reader: Blocks,
     skips: Sequence[RecordPlace] = (),
 ) -> list[InFlightFrame]:
-    """What *subtask* of *parallelism*, of whichever task, takes before anything else, in this order: without what stems
-    from the records of the inputs to be left out, *skips*.
+    """The in-flight records that *subtask* of *parallelism*, of all tasks, takes first, in order, without those of
+    *skips*.
 
-    Where streams are counted twice, what is nearer to the sinks goes first: it was sent before what is behind it. What
-    went round loops comes last: no barrier waits for that.
+    Downstream records go first, for they were sent first. Records of loops come last: no barrier waits for them.
     """
     if not manifest.channel_logs:
         return []
@@ -200,44 +195,44 @@ def restored(
     loops = {edge.name: graph.nodes.index(graph.node(edge.loop)) for edge in feedback_edges(graph)}
     places |= loops
     same = graph.fingerprint() == manifest.fingerprint
-    found: list[InFlightFrame] = []
-    for log in sorted(manifest.channel_logs, key=lambda each: (each.subtask, each.task)):
+    frames: list[InFlightFrame] = []
+    for log in sorted(manifest.channel_logs, key=lambda log: (log.subtask, log.task)):
         before = group_range(log.subtask, manifest.parallelism, groups)
         common = common_groups(before, group_range(subtask, parallelism, groups))
         is_ours = (bool(loops) or not same) and log.subtask % parallelism == subtask
         schemas = loop_schemas(log, reader) if is_ours and not same else {}
-        misfits = {each.id: misfit(schemas[each.id], each.type) for each in graph.loops if each.id in schemas}
-        for each in frames_of(log, reader) if common or is_ours else ():
+        misfits = {loop.id: misfit(schemas[loop.id], loop.type) for loop in graph.loops if loop.id in schemas}
+        for frame in frames_of(log, reader) if common or is_ours else ():
             ours: bytes | None = None
-            if each.edge in loops:
-                ours = each.frame if is_ours else None
+            if frame.edge in loops:
+                ours = frame.frame if is_ours else None
                 if ours is not None and not same:
-                    _require_kept(BatchCodec(graph.node(each.loop).type), each, manifest, misfits.get(each.loop))
+                    _require_kept(BatchCodec(graph.node(frame.loop).type), frame, manifest, misfits.get(frame.loop))
             elif not same:
-                raise _has_no_place(each, manifest)
+                raise _has_no_place(frame, manifest)
             elif common:
-                ours = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
+                ours = frame.frame if common == before else codecs[frame.edge].of_groups(frame.frame, common, groups)
             if ours is not None and skips:
-                codec = codecs[each.edge] if each.edge in codecs else BatchCodec(graph.node(each.loop).type)
+                codec = codecs[frame.edge] if frame.edge in codecs else BatchCodec(graph.node(frame.loop).type)
                 ours = codec.without(ours, skips)
             if ours is not None:
-                found.append(InFlightFrame(each.channel, ours))
-    return sorted(found, key=lambda each: (each.edge in loops, -places[each.edge]))
+                frames.append(InFlightFrame(frame.channel, ours))
+    return sorted(frames, key=lambda frame: (frame.edge in loops, -places[frame.edge]))
 
 
-def _require_kept(codec: BatchCodec, each: InFlightFrame, manifest: Manifest, why: str | None) -> None:
-    """Raise unless the records of *each* are of the type that the loop has now, without loss: *why* they are not, by
-    its `misfit`; None: the log does not say their schema, and only their values tell, not what they leave out."""
+def _require_kept(codec: BatchCodec, frame: InFlightFrame, manifest: Manifest, why: str | None) -> None:
+    """Raise unless the records of *frame* fit the loop's present type without loss. *why* they do not, by `misfit`;
+    None: the log has no schema, so that only the values tell."""
     try:
-        again = codec.decode(each.frame)
+        again = codec.decode(frame.frame)
         if why is None:
-            why = "" if is_same(each.frame, codec.encode(again)) else "they would not be what they were"
+            why = "" if is_same(frame.frame, codec.encode(again)) else "they would not be what they were"
     except RecordError:
         why = why or "they are not valid as that"
     if why:
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} of {manifest.pipeline!r} holds records that went round loop "
-            f"{each.loop!r}, written as another type than it has now: {why}. Give the loop its old type; or run the "
+            f"{frame.loop!r}, written as another type than it has now: {why}. Give the loop its old type; or run the "
             f"pipeline as it was with --until latest, which ends once nothing goes round."
         )
 
@@ -258,8 +253,8 @@ def _has_no_place(frame: InFlightFrame, manifest: Manifest) -> GraphError:
 
 
 def records_by_channel(frames: Iterable[InFlightFrame]) -> dict[str, int]:
-    """How many records are on their way on each channel."""
-    found: dict[str, int] = {}
+    """The number of in-flight records of each channel."""
+    counts: Counter[str] = Counter()
     for channel, frame in frames:
-        found[channel] = found.get(channel, 0) + records_in(frame)
-    return found
+        counts[channel] += records_in(frame)
+    return dict(counts)

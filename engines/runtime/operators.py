@@ -1,14 +1,12 @@
-"""Operators as functions over batches: no Python call per record beyond the user's own functions.
+"""Operators as functions over batches: no Python call per record but the user's own functions.
 
-An operator takes a batch and pushes its outputs to the operators after it, within the same call. It may also push at
-any other moment between two batches, without a record coming in. An error of the user's function is raised as
-`RecordError` with the coordinates of the record it was called with; an outage that it met, as `Unavailable`, for which
-the job restarts.
+An operator takes a batch and pushes its outputs to the operators after it, within the same call. It may also push
+between two batches, without input. An error of the user's function becomes a `RecordError` with the coordinates of its
+record; an outage becomes `Unavailable`, for which the job restarts.
 
-An operator works in chunks and breathes between them, for a user's function may take any time. A breath comes outside
-of whatever turns errors into record errors, and before the batch's outputs go on: what is polled there (the writers of
-sinks, the writer of blocks) holds only what earlier batches gave it, so that a breath is like a turn of the loop
-between two batches. It takes no input and advances no snapshot, which would look at state in the middle of a batch.
+An operator breathes between chunks, for a user's function may take any time. A breath is like a turn of the loop
+between two batches: it polls writers, which hold only outputs of earlier batches. It takes no input and advances no
+snapshot, which would see state in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from exactlyonce.pipeline.errors import (
     Unavailable,
     UserError,
     require_whole,
+    sendable,
     text_of,
 )
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -45,26 +44,42 @@ from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.key_groups import subtask_of
 
 _OURS = os.path.dirname(exactlyonce.__file__) + os.sep
-"""Where frames are ours, and not the user's."""
+"""The folder of stack frames that are not the user's."""
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the user's code *error* was raised; empty where it was not there."""
+    """The place in the user's code where *error* was raised; empty if it was elsewhere."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
+def users_traceback(error: BaseException) -> str:
+    """The traceback of the user's exception that *error* stems from, without frames of this package; empty if none.
+
+    The exception is a cause of *error* that was raised in other code.
+    """
+    cause = error.__cause__
+    while cause is not None:
+        trace = traceback.TracebackException.from_exception(cause)
+        theirs = [place for place, frame in enumerate(trace.stack) if not frame.filename.startswith(_OURS)]
+        if theirs:
+            trace.stack = traceback.StackSummary.from_list(trace.stack[theirs[0] :])
+            return sendable("".join(trace.format()))
+        cause = cause.__cause__
+    return ""
+
+
 def facts_of(operator: str, origin: Origin | None) -> Facts:
-    """The facts of an error: whose it is, and the coordinates of the record, where they are known."""
+    """The facts of an error: the operator and the coordinates of the record, if known."""
     place = (None, None, None) if origin is None else (origin.topic(), origin.partition(), origin.offset())
     known = zip(("operator", "topic", "partition", "offset"), (operator or None, *place), strict=True)
     return {name: fact for name, fact in known if fact is not None}
 
 
-def record_error(whose: str, operator: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
-    """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
-    said = text_of(error).removesuffix(".")
-    raised = f"{whose} raised {type(error).__name__}: {said}{place_of(error)}, on {_shown(origin)}."
+def record_error(subject: str, operator: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
+    """The *error* that a user's function, named *subject*, raised on the record at *origin*."""
+    text = text_of(error).removesuffix(".")
+    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {_shown(origin)}."
     if is_outage(error):
         return Unavailable(
             f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
@@ -78,13 +93,13 @@ def record_error(whose: str, operator: str, origin: Origin | None, error: BaseEx
 
 
 def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
-    """*error* of a sink on a record that its target cannot take, with the coordinates of the record."""
+    """The *error* of a sink whose target cannot take the record at *origin*."""
     if is_outage(error):
         return record_error(f"The codec of sink {sink!r}", sink, origin, error)
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
-    said = text_of(error).removesuffix(".")
+    text = text_of(error).removesuffix(".")
     return RecordError(
-        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{said}{place_of(error)}. The job has stopped "
+        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
         f"before the sink, then run again{_or_skip(origin)}.",
         **facts_of(sink, origin),
@@ -108,31 +123,26 @@ def _shown(origin: Origin | None) -> str:
 
 @dataclass(slots=True)
 class BatchOperator:
-    """An operator: it takes batches, and pushes others to those after it."""
+    """An operator takes batches, and pushes others to the operators after it."""
 
     id: str
     downstream: list[Push] = field(default_factory=list, kw_only=True)
     activity: Activity = field(default_factory=Activity, kw_only=True)
 
-    @property
-    def shown(self) -> str:
-        """For errors."""
-        return f"Operator {self.id!r}"
-
     def __call__(self, batch: Batch) -> None:
-        """Take a batch."""
         raise NotImplementedError
 
     def push(self, batch: Batch) -> None:
         """Give a batch to the operators after this one."""
-        for each in self.downstream:
-            each(batch)
+        for push in self.downstream:
+            push(batch)
+
+    def error(self, origin: Origin, error: BaseException) -> RecordError | Unavailable:
+        """The *error* that the user's function raised on the record at *origin*."""
+        return record_error(f"Operator {self.id!r}", self.id, origin, error)
 
     def apply(self, fn: Callable[[Any], Any], batch: Batch, *, again: bool = False) -> list[Any]:
-        """fn over all records; an error is raised with the coordinates of the record that caused it.
-
-        *again*: the records have been counted, for this is more work of the same operator on them.
-        """
+        """*fn* over all records. *again*: the operator has counted these records before."""
         done: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
@@ -144,8 +154,7 @@ class BatchOperator:
             except USERS_ERRORS as error:
                 if isinstance(error, UserError) and not isinstance(error, Unavailable):
                     raise
-                origin = batch.origins[end - length_hint(records) - 1]
-                raise record_error(self.shown, self.id, origin, error) from error
+                raise self.error(batch.origins[end - length_hint(records) - 1], error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, 0 if again else len(done))
         return done
@@ -191,7 +200,7 @@ class FlatMap(BatchOperator):
 
 @dataclass(slots=True)
 class Pass(BatchOperator):
-    """A union: all its inputs push into it."""
+    """A node without a function: a source, a union, the head of a loop."""
 
     def __call__(self, batch: Batch) -> None:
         self.push(batch)
@@ -201,7 +210,7 @@ class Pass(BatchOperator):
 class KeyBy(BatchOperator):
     fn: Callable[[Any], Any]
     in_utc: Callable[[Any], Any] | None = None
-    """Of records with points in time: what they are behind a shuffle, whether there is one or not."""
+    """Brings points in time to UTC, as a shuffle would, whether there is one or not."""
 
     def __call__(self, batch: Batch) -> None:
         keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)), again=True)
@@ -211,12 +220,12 @@ class KeyBy(BatchOperator):
 
 
 class Emitted:
-    """What a function emits on *batch*, by output: records, and the places they stem from. `push` sends them on."""
+    """The records that a function emits on *batch*, by output, with the places they stem from. `push` sends them on."""
 
     __slots__ = ("_batch", "_listeners", "_noted", "place")
 
     def __init__(self, batch: Batch, sides: Mapping[str, list[Push]], main: list[Push] | None = None) -> None:
-        """The listeners of its outputs. *main*: None if it may not emit to that one."""
+        """The receivers of side outputs and of the main output. *main* None: it may not emit there."""
         self._batch = batch
         self._listeners: dict[str | None, list[Push]] = {} if main is None else {None: main}
         self._listeners.update(sides)
@@ -225,7 +234,7 @@ class Emitted:
         """The place in the batch of the record that the function is called with."""
 
     def emit(self, record: Any, output: Any = None) -> None:
-        """Note *record* for a side output; for the main one, if there is no *output*."""
+        """Note *record* for *output*, or for the main one."""
         try:
             records, places = self._noted[None if output is None else output.name]
         except (KeyError, AttributeError):
@@ -240,7 +249,7 @@ class Emitted:
         return f"emit(value, output) got {getattr(output, 'name', output)!r:.100}, and outputs= declares {declared}"
 
     def push(self) -> None:
-        """Give the records of each output to its listeners."""
+        """Give the records of each output to its receivers."""
         for name, (records, places) in self._noted.items():
             for push in self._listeners[name]:
                 push(self._batch.stemming(records, places))
@@ -248,14 +257,14 @@ class Emitted:
 
 @dataclass(slots=True)
 class Stateful(BatchOperator):
-    """`stateful_map`, `stateful_flat_map` and `reduce`: *apply_table* runs the user's function over the table."""
+    """`stateful_map`, `stateful_flat_map` and `reduce`: the table runs the user's function."""
 
     fn: Callable[..., Any]
     table: Table[Any]
     flat: bool = False
     reduces: bool = False
     sides: dict[str, list[Push]] = field(default_factory=dict)
-    """By side output; with any, the function is given `emit`."""
+    """The receivers by side output. If there are any, the function gets `emit`."""
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
@@ -271,8 +280,7 @@ class Stateful(BatchOperator):
                 outputs += run(fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
-                origin = batch.origins[chunk.start + failed.index]
-                raise record_error(self.shown, self.id, origin, cause) from cause
+                raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
         if emitted is not None:
@@ -282,12 +290,12 @@ class Stateful(BatchOperator):
             emitted.push()
 
     def _listed(self, state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
-        """With the outputs as they are now, whatever holds them, or generates them."""
+        """The function with its outputs as a tuple: they may be a list that changes, or a generator."""
         state, outputs = self.fn(state, record)
         return state, tuple(outputs)
 
     def _emitting(self, emitted: Emitted) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """The function with `emit`. Its output is what it returned, then what it emitted: each may share the state."""
+        """The function with `emit`. Its output is its result, then everything emitted: each may share the state."""
         fn, flat = self.fn, self.flat
         given: list[Any] = []
 
@@ -320,7 +328,7 @@ class Process(BatchOperator):
                 try:
                     fn(record, emit)
                 except USERS_ERRORS as error:
-                    raise record_error(self.shown, self.id, batch.origins[emitted.place], error) from error
+                    raise self.error(batch.origins[emitted.place], error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
         emitted.push()
@@ -328,15 +336,15 @@ class Process(BatchOperator):
 
 @dataclass(slots=True)
 class Shuffle(BatchOperator):
-    """The end of a task: distributes records by key group; *send* takes (subtask, batch)."""
+    """The end of a task: it distributes records by key group. *send* takes (subtask, batch)."""
 
     send: Callable[[int, Batch], None]
     parallelism: int
     max_parallelism: int
     groups: set[int] | None = None
-    """The key groups that were sent, where that is asked for."""
+    """The key groups that were sent; None: not noted."""
     _owners: list[int] = field(init=False)
-    """By key group, the subtask that it is sent to."""
+    """The receiving subtask by key group."""
 
     def __post_init__(self) -> None:
         groups = range(self.max_parallelism)
@@ -358,7 +366,7 @@ class Shuffle(BatchOperator):
 
 
 def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
-    """Those behind *producer* that get what it puts out; *output* names a side output."""
+    """The receivers of *producer*'s main output, or of side output *output*."""
     if output is None:
         return producer.downstream
     assert isinstance(producer, Process | Stateful)
@@ -367,45 +375,45 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
 
 @dataclass(frozen=True)
 class Declared:
-    """What *operator* says that its records are."""
+    """The declared type of *operator*'s records."""
 
     operator: str
     type: Any
 
     def unlike(self, record: Any) -> str:
-        """Why *record* is none of the type; empty where it is one, or that cannot be told."""
+        """Why *record* is not of the type; empty if it is, or only the user's codec could tell."""
         try:
             msgspec.convert(record, self.type)
         except msgspec.ValidationError as error:
             return str(error)
         except TypeError:  # only a codec of the user's knows the type
-            return ""
+            pass
         return ""
 
 
-def _not_as_declared(declared: Declared, origin: Origin, said: str) -> RecordError:
+def _not_as_declared(declared: Declared, origin: Origin, problem: str) -> RecordError:
     name = type_name(declared.type)
     return RecordError(
         f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
-        f"{said.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, or "
-        f"declare what it returns{_or_skip(origin)}."
+        f"{problem.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, "
+        f"or declare what it returns{_or_skip(origin)}."
     )
 
 
 class Writer(Protocol):
-    """Where encoded outputs go: the writer of a sink, or what stands for it."""
+    """The receiver of encoded outputs: the writer of a sink, or a stand-in."""
 
     def write(self, outputs: Any, /) -> None: ...
 
 
 @dataclass(slots=True)
 class SinkOutput(BatchOperator):
-    """The end of a branch: encodes and hands to the writer."""
+    """The end of a branch: it encodes records for the writer."""
 
     writer: Writer
     encoder: SinkEncoder
     declared: Declared | None = field(default=None, kw_only=True)
-    """Of its records; None: unknown."""
+    """The type of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
 
     def __call__(self, batch: Batch) -> None:
@@ -420,20 +428,19 @@ class SinkOutput(BatchOperator):
         self.writer.write(outputs)
 
     def _refused(self, batch: Batch, error: BaseException) -> RecordError | Unavailable:
-        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one.
-
-        During an outage nothing is tried again, and no record named."""
+        """The error of the first record that cannot be encoded. Encoding has no effects, so each record is tried again,
+        except during an outage, which names no record."""
         culprit = 0
         for place, record in enumerate(() if is_outage(error) else batch.records):
             try:
                 self.encoder.encode([record])
-            except USERS_ERRORS as found:
-                culprit, error = place, found
+            except USERS_ERRORS as first:
+                culprit, error = place, first
                 break
         origin = None if is_outage(error) else batch.origins[culprit]
-        if origin is not None and self.declared and (said := self.declared.unlike(batch.records[culprit])):
-            return _not_as_declared(self.declared, origin, said)
+        if origin is not None and self.declared and (problem := self.declared.unlike(batch.records[culprit])):
+            return _not_as_declared(self.declared, origin, problem)
         if isinstance(error, FunctionRaised):
-            whose = f"{error.argument}= of sink {self.id!r}"
-            return record_error(whose, self.id, origin, error.__cause__ or error)
+            subject = f"{error.argument}= of sink {self.id!r}"
+            return record_error(subject, self.id, origin, error.__cause__ or error)
         return misfit(self.id, origin, error)

@@ -1,10 +1,9 @@
-"""Order logs: in which order a subtask took the batches of its inputs, so that a replay takes them likewise.
+"""Order logs: the order in which a subtask took the batches of its inputs, for a replay.
 
     part = msgpack array: inputs as (name, partition), then flat: input, count, input, count ...
 
-A log is as many parts as it takes to keep each under `PART_SIZE_MAX` bytes; each is a block, read in their order.
-A source's counts are of messages, also of those that are skipped; a channel's are of records. Where it matters what
-was taken together (see `engines.plan.rejoins`), each batch ends with a count of 0.
+Each part is a block of at most `PART_SIZE_MAX` bytes. A source's counts are of messages, with skipped ones; a
+channel's are of records. If the batches matter (see `engines.plan.rejoins`), each ends with a count of 0.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
 
 @dataclass
 class OrderRuns:
-    """In which order a subtask took its inputs' batches: run lengths, cut at every barrier."""
+    """The order of a subtask's batches as run lengths, cut at every barrier."""
 
     batches: bool = False
-    """Whether to tell where each batch ends."""
+    """Whether to note the end of each batch."""
     inputs: dict[tuple[str, int], int] = field(default_factory=dict)
     runs: list[int] = field(default_factory=list)
     """Flat: input, count, input, count ..."""
@@ -42,15 +41,12 @@ class OrderRuns:
             self.runs += (place, count)
 
     def end_batch(self) -> None:
-        """What was noted since the last call was taken together."""
+        """Everything noted since the last call was one batch."""
         if self.batches and self.runs and self.runs[-1]:
             self.runs += (self.runs[-2], 0)
 
     def cut(self, *, exact: bool = True) -> tuple[bytes, ...]:
-        """The runs since the last cut, encoded: the parts of the log, one at least.
-
-        *exact*: whether they are of what lies between two barriers.
-        """
+        """The encoded runs since the last cut: one part at least. *exact*: they are those between two barriers."""
         runs, self.runs = self.runs, []
         return tuple(_parts(list(self.inputs), runs) if exact else _parts([INEXACT], [0, 1]))
 
@@ -66,13 +62,13 @@ def _parts(inputs: list[tuple[str, int]], runs: list[int]) -> Iterator[bytes]:
 
 
 def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], *, several: bool) -> OrderRuns | None:
-    """For a subtask that has, or may get, *several* channels and partitions; None where there is only one order."""
+    """The `OrderRuns` of a subtask; None if only one order is possible. *several*: it may have several inputs."""
     batches = rejoins(task, shuffles)
     return OrderRuns(batches) if batches or several else None
 
 
 def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:
-    """((input, partition), count) of the parts of logs that follow each other; a count of 0 ends a batch."""
+    """((input, partition), count) of consecutive *logs*; a count of 0 ends a batch."""
     for log in logs:
         inputs, flat = _decoder.decode(log)
         for place, count in zip(flat[::2], flat[1::2], strict=True):

@@ -1,10 +1,10 @@
-"""The one rule for an error of the user's code: it is an outage, a fault of the record, or a defect of the code.
+"""The rule for an error of the user's code: it is an outage, a bad record, or a defect of the code.
 
-Invariant: an error that may come from an outage is never taken for a bad record, so that nothing is skipped for it.
+Invariant: an error that may come from an outage never counts as a bad record, so that nothing is skipped for it.
 
-An outage is an OSError (TimeoutError and ConnectionError among them), an `Unavailable`, or whatever was raised from one
-(`raise ... from error`, as HTTP clients do). The work is done again: codecs after a pause, everything by a restart of
-the job. A bad record is what decoders raise on bytes. All else is neither: the job stops before the record.
+An outage is an OSError (TimeoutError and ConnectionError among them), an `Unavailable`, or an error raised from one
+(`raise ... from error`, as HTTP clients do). The work is repeated: codecs after a pause, everything by a restart. A bad
+record is an error that decoders raise on bytes. On any other error the job stops before the record.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, Unavailable
 T = TypeVar("T")
 
 RETRY_PAUSES_S = (0.1, 0.5)
-"""How long a codec rests between two attempts during an outage. After the last one the job restarts."""
+"""The pauses of a codec during an outage. After the last attempt the job restarts."""
 pause: Callable[[float], None] = time.sleep
-"""Rests for so many seconds; a parameter wherever it is used."""
+"""Waits for seconds; a parameter wherever it is used."""
 
 _OF_THE_RECORD = (
     ValueError,  # msgspec's errors and UnicodeError are ValueErrors
@@ -41,11 +41,11 @@ _OF_THE_RECORD = (
     struct.error,
     zlib.error,
 )
-"""What decoders raise on bytes, or on parsed values of another shape."""
+"""Errors of decoders on bytes, or on parsed values of another shape."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether *error* comes from an outage of something that the user's code asks.
+    """Whether *error* comes from an outage of a service that the user's code asks.
 
     >>> is_outage(ConnectionRefusedError()), is_outage(ValueError("no number"))
     (True, False)
@@ -59,7 +59,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_bad_record(error: BaseException) -> bool:
-    """Whether *error* is what a decoder raises on bytes that it cannot read.
+    """Whether *error* is one that a decoder raises on bytes that it cannot read.
 
     >>> is_bad_record(KeyError("id")), is_bad_record(RuntimeError()), is_bad_record(TimeoutError())
     (True, False, False)
@@ -68,7 +68,7 @@ def is_bad_record(error: BaseException) -> bool:
 
 
 def retried(call: Callable[[], T], sleep: Callable[[float], None] = pause) -> T:
-    """What *call* returns, which is called again after each of `RETRY_PAUSES_S` while it meets an outage."""
+    """The result of *call*, repeated after each of `RETRY_PAUSES_S` during an outage."""
     for pause_s in RETRY_PAUSES_S:
         try:
             return call()

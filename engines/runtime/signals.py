@@ -1,6 +1,6 @@
-"""Signals: frames that keep their place among the batches of a channel, and are no records.
+"""Signals: frames without records that keep their place among the batches of a channel.
 
-A barrier is one. Another kind is a struct beside it, in `Signal`: channels carry it, and `Subtask` says what it does.
+A new kind is another struct in `Signal`: channels carry it, and `Subtask` handles it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import msgspec
 
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", array_like=True):
-    """Barrier *checkpoint*, whose increments are relative to *base*. Unaligned, it alone may overtake records."""
+    """Barrier *checkpoint*, whose increments are relative to *base*. Unaligned, it may overtake records."""
 
     checkpoint: int
     base: int
     savepoint: bool = False
-    """Whether it is one's: every input is held back after it, and the state is written whole."""
+    """Whether it is a savepoint's: every input is held back after it, and the state is written whole."""
 
 
 Signal = Barrier

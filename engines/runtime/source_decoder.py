@@ -1,9 +1,8 @@
 """The decoder of a source: messages in, records out.
 
-Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and no record
-that decodes is decoded twice; every skipped record is counted, by partition, and between two calls of `tell` the first
-few are named;
-a record is skipped only for what `engines.runtime.outage` calls a bad one.
+Invariants: a batch is decoded in one pass, in time linear in the messages, and no good record is decoded twice. Only
+what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and the first
+few between two calls of `tell` are named.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
 NAMED_MAX = 5
-"""So many skipped records get a line each between two barriers; the others share one."""
+"""The skipped records that get a line each between two barriers; the others share one."""
 
 
 class Skipped(msgspec.Struct):
-    """The records of one partition that were skipped: they do not decode, or were to be left out."""
+    """The skipped records of one partition: they do not decode, or were to be left out."""
 
     source: str
     topic: str
     partition: int
     count: int = 0
     first: list[tuple[int, str]] = []
-    """Of the first few of them, the offset, and a sentence that names the record and what is wrong with it."""
+    """The offsets of the first few, each with a sentence that names the record and its problem."""
 
     def add(self, other: Skipped) -> None:
-        """Count records of the same partition that come after these."""
         self.count += other.count
         self.first = [*self.first, *other.first][:NAMED_MAX]
 
@@ -48,7 +46,7 @@ def _write(line: str) -> None:
 
 
 class SourceDecoder:
-    """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
+    """Decodes for source *id*, counts skipped records, and gives lines about them to *say*."""
 
     def __init__(
         self,
@@ -59,50 +57,50 @@ class SourceDecoder:
         sleep: Callable[[float], None] = pause,
         skips: Iterable[RecordPlace] = (),
     ) -> None:
-        """*before*: where its partitions begin, with what was skipped up to there. *skips* are records to be left out,
-        undecoded; those of other topics are not its own."""
+        """*before*: the starts of its partitions, with the records skipped before them. *skips*: records of any topic
+        that are left out undecoded."""
         self.id = id
         self.skipped: dict[int, Skipped] = {}
-        """By partition, what it has skipped itself."""
+        """The records skipped since the start, by partition."""
         self._say = say
-        self._before = {each.partition: (each.skipped, each.skipped_at) for each in before}
+        self._before = {start.partition: (start.skipped, start.skipped_at) for start in before}
         self._last: dict[int, tuple[int, ...]] = {}
-        """By partition, the offsets of the last few."""
-        self._said = 0
-        """How many skipped records were named since `tell`."""
-        self._unsaid = 0
-        """How many were not; `_unsaid_last` is where the last of them lies."""
-        self._unsaid_last = ""
-        self._skips = {(each.partition, each.offset) for each in skips if each.topic == source.topic}
+        """The offsets of the last few, by partition."""
+        self._named = 0
+        """Skipped records named since `tell`."""
+        self._unnamed = 0
+        """Skipped records not named since `tell`."""
+        self._unnamed_last = ""
+        """The place of the last of them."""
+        self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.topic}
         self._sleep = sleep
         self._on_error = source.on_error
         self._decoder = source.decoder()
 
     @property
     def skipped_count(self) -> int:
-        """How many records it has skipped."""
-        return sum(each.count for each in self.skipped.values())
+        return sum(skipped.count for skipped in self.skipped.values())
 
     def noted(self, position: SourceOffset) -> SourceOffset:
-        """*position*, where the partition stands behind all that was decoded, with what was skipped up to there."""
+        """*position*, the next offset to decode in its partition, with the records skipped before it."""
         count, last = self._before.get(position.partition, (0, ()))
         if (skipped := self.skipped.get(position.partition)) is not None:
             count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
         return msgspec.structs.replace(position, skipped=count, skipped_at=last) if count else position
 
     def tell(self) -> None:
-        """Say in one line how many records were skipped since the last time and not named."""
-        if self._unsaid:
+        """Count in one line the records that were skipped and not named since the last call."""
+        if self._unnamed:
             self._say(
-                f"skipped: source {self.id!r}: {self._unsaid:,} more records since the last checkpoint, "
-                f"the last at {self._unsaid_last}"
+                f"skipped: source {self.id!r}: {self._unnamed:,} more records since the last checkpoint, "
+                f"the last at {self._unnamed_last}"
             )
-        self._said = self._unsaid = 0
+        self._named = self._unnamed = 0
 
     def decode(self, messages: list[Any]) -> Batch:
-        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says.
+        """The batch of *messages*. A bad one is an error or is skipped, as the source says.
 
-        Raises `Unavailable` where the codec still meets an outage after `RETRY_PAUSES_S`.
+        Raises `Unavailable` if the codec still meets an outage after `RETRY_PAUSES_S`.
         """
         if self._skips:
             messages = self._without_skips(messages)
@@ -113,7 +111,7 @@ class SourceDecoder:
         retried, retries = -1, 0
         while True:
             try:
-                records.extend(map(decode, values))  # what was decoded before an error is kept
+                records.extend(map(decode, values))  # keeps the records before an error
                 require_whole(records, len(messages) - len(bad))
             except USERS_ERRORS as error:
                 place = len(messages) - length_hint(values) - 1
@@ -131,23 +129,22 @@ class SourceDecoder:
         if not bad:
             return Batch(records, messages)
         left_out = set(bad)
-        return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
+        return Batch(records, [message for place, message in enumerate(messages) if place not in left_out])
 
     def _without_skips(self, messages: list[Any]) -> list[Any]:
-        """*messages* without those that are to be left out, each of which is counted and named."""
+        """*messages* without those to leave out, each of which is counted and named."""
         kept = []
         for message in messages:
             place = message.partition(), message.offset()
             if place in self._skips:
                 self._skips.remove(place)
-                said = f"source {self.id!r}: the record at {_place(message)}, as asked for by --skip"
-                self._count(message, partial(str, said))
+                why = f"source {self.id!r}: the record at {_place(message)}, as asked for by --skip"
+                self._count(message, partial(str, why))
             else:
                 kept.append(message)
         return kept
 
     def time_ms(self, message: Any) -> int:
-        """When it came to be."""
         return self._decoder.time_ms(message)
 
     def _skip(self, message: Any, error: BaseException) -> None:
@@ -169,20 +166,20 @@ class SourceDecoder:
         self._count(message, lambda: self._undecodable(message, error))
 
     def _count(self, message: Any, why: Callable[[], str]) -> None:
-        """*message* is skipped; name it, unless enough are named."""
+        """Count *message* as skipped, and name it unless enough are named."""
         partition, offset = message.partition(), message.offset()
         skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
         skipped.count += 1
         self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
-        is_first, is_said = len(skipped.first) < NAMED_MAX, self._said < NAMED_MAX
-        sentence = why() if is_first or is_said else ""
+        is_first, is_named = len(skipped.first) < NAMED_MAX, self._named < NAMED_MAX
+        sentence = why() if is_first or is_named else ""
         if is_first:
             skipped.first.append((offset, sentence))
-        if is_said:
-            self._said += 1
+        if is_named:
+            self._named += 1
             self._say(f"skipped: {sentence}")
         else:
-            self._unsaid, self._unsaid_last = self._unsaid + 1, _place(message)
+            self._unnamed, self._unnamed_last = self._unnamed + 1, _place(message)
 
     def _unavailable(self, message: Any, error: BaseException) -> Unavailable:
         return Unavailable(

@@ -1,6 +1,6 @@
-"""Work in steps: a generator that yields True after some work, and False while it waits for something else.
+"""Work in steps: a generator that yields True after some work, and False while it waits.
 
-A loop that has other work takes one step at a time. Who has none takes all of them by `finish`.
+A loop with other work takes one step at a time; others call `finish`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Steps = Generator[bool, None, R]
 
 
 def finish(steps: Steps[R], wait: Callable[[], None]) -> R:
-    """Take all *steps* and return their result. *wait* is called where they wait: it lets something happen.
+    """The result of all *steps*. *wait* is called while they wait.
 
     >>> def counted():
     ...     yield True

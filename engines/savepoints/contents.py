@@ -1,25 +1,49 @@
-"""A savepoint, wherever it lies: what it says of itself, the states of its operators, and what goes round its loops.
+"""A savepoint, in the topic or exported: its description, the states of its operators, and the records of its loops.
 
-Invariant: it stands for itself. Nothing in it refers to a transaction, a committable or another checkpoint; its offsets
-are those of topics by their names, with the ids that these had.
+Invariants: a savepoint is self-contained: it refers to no transaction, committable or other checkpoint, and its offsets
+name topics, with their ids then. In-flight records are independent of the frames' graph; those of a loop and a subtask
+keep their order, and stay together at any parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.loops import LoopEntry, entries_of, records_by_loop, schemas_of
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.engines.plan import LOOP_MARK
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, is_same, records_in
+from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, kept_state
+from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.wire import wire_of
+
+FRAME_RECORDS = 500
+_RAW = BatchCodec(msgspec.Raw)
+
+
+class LoopEntry(NamedTuple):
+    """A record in flight in a loop."""
+
+    subtask: int
+    record: bytes
+    """In msgpack."""
+    topic: str
+    partition: int
+    offset: int
+    """The offset of the message from which it stems."""
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file of an export: states of one operator, all of one version."""
+    """A file of an export, with states of one operator and one version, or records of one loop."""
 
     name: str
     size: int
@@ -29,34 +53,32 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 
 class SavedOperator(msgspec.Struct, frozen=True):
-    """The state of one operator."""
-
     operator: str
     schema: Any = None
-    """Of the states of the newest version, as `VersionedState.schema` gives it; None: there are none."""
+    """The schema of states of the newest version, as `VersionedState.schema` gives it; None: there are none."""
     version: int = 1
-    """The newest of its states."""
+    """The newest version of its states."""
     keys: Any = None
-    """The schema of the keys, as far as their type is noted."""
+    """The schema of the keys, if their type is noted."""
     key_forms: int = 0
-    """Of an export, what its keys are, whatever their type: `pipeline.key_types`; 0: unknown."""
+    """The forms of the keys in an export (`pipeline.key_types`); 0: unknown."""
     files: tuple[SavedFile, ...] = ()
-    """Of an export; in the topic there are none."""
+    """The files of an export; empty in the topic."""
 
 
 class SavedLoop(msgspec.Struct, frozen=True):
-    """What goes round one loop."""
+    """The in-flight records of one loop."""
 
     loop: str
     records: int
     schema: Any = None
-    """Of the records, as `pipeline.schema` describes them; None: it is not known."""
+    """The schema of the records (`pipeline.schema`); None: unknown."""
     files: tuple[SavedFile, ...] = ()
-    """Of an export."""
+    """The files of an export; empty in the topic."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a savepoint says of itself."""
+    """The description of a savepoint."""
 
     pipeline: str
     checkpoint: int
@@ -68,35 +90,35 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     offsets: tuple[SourceOffset, ...]
     operators: tuple[SavedOperator, ...]
     loops: tuple[SavedLoop, ...] = ()
-    """Those in which something goes round."""
+    """The loops with in-flight records."""
 
 
 class Savepoint(Protocol):
-    """One that can be exported, or restored."""
+    """A savepoint to be exported or restored."""
 
     @property
     def saved(self) -> Saved: ...
 
     @property
     def origin(self) -> str:
-        """`Manifest.origin` of what is restored from it: no other savepoint has the same."""
+        """`Manifest.origin` of checkpoints restored from it; unique to this savepoint."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in messages to people."""
 
     def entries(self, operator: str) -> Iterator[KeptEntry]:
-        """All states of *operator*. Raises what says which block or file is damaged."""
+        """All states of *operator*. Raises an error that names a damaged block or file."""
 
-    def going_round(self, loop: str) -> Iterator[LoopEntry]:
-        """What goes round *loop*, subtask by subtask, in its order. Raises likewise."""
+    def loop_entries(self, loop: str) -> Iterator[LoopEntry]:
+        """The in-flight records of *loop*, subtask by subtask, in order. Raises likewise."""
 
 
 class TopicSavepoint:
     """A `Savepoint` that is a checkpoint of a pipeline in its own topic."""
 
     def __init__(self, manifest: Manifest, blocks: Blocks, cluster_id: str) -> None:
-        """Raises ConfigError for a checkpoint whose barriers have overtaken records."""
+        """Raises ConfigError for an unaligned checkpoint."""
         loops, overtaken = records_by_loop(manifest, blocks)
         if overtaken:
             raise ConfigError(
@@ -107,7 +129,8 @@ class TopicSavepoint:
             )
         self._manifest, self._blocks = manifest, blocks
         schemas = schemas_of(manifest, blocks) if loops else {}
-        heads = {each.operator: kept_state(manifest, each.operator, blocks).head() for each in manifest.operators}
+        states = [KeptState(manifest, snapshot, blocks) for snapshot in manifest.operators]
+        heads = {state.operator: state.head() for state in states}
         self.saved = Saved(
             pipeline=manifest.pipeline,
             checkpoint=manifest.checkpoint,
@@ -136,10 +159,76 @@ class TopicSavepoint:
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         return kept_state(self._manifest, operator, self._blocks).entries()
 
-    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+    def loop_entries(self, loop: str) -> Iterator[LoopEntry]:
         return entries_of(self._manifest, self._blocks, loop)
 
 
 def origin_in_topic(checkpoint: int) -> str:
-    """The origin of what goes on from savepoint *checkpoint* of the same pipeline."""
+    """The origin of checkpoints restored from savepoint *checkpoint* of the same pipeline."""
     return f"savepoint {checkpoint}"
+
+
+def records_by_loop(manifest: Manifest, blocks: Blocks) -> tuple[Counter[str], int]:
+    """The number of records in flight in each loop at *manifest*, and of those that a barrier had overtaken."""
+    by_loop, overtaken = Counter[str](), 0
+    for _, frame in _frames(manifest, blocks):
+        if frame.loop:
+            by_loop[frame.loop] += records_in(frame.frame)
+        else:
+            overtaken += records_in(frame.frame)
+    return by_loop, overtaken
+
+
+def entries_of(manifest: Manifest, blocks: Blocks, loop: str) -> Iterator[LoopEntry]:
+    """All records in flight in *loop*. Raises an error that names a damaged block."""
+    for subtask, frame in _frames(manifest, blocks):
+        if frame.loop == loop:
+            batch = _RAW.decode(frame.frame)
+            for record, origin in zip(batch.records, batch.origins, strict=True):
+                where = (origin.topic() or "", origin.partition() or 0, origin.offset() or 0)
+                yield LoopEntry(subtask, bytes(record), *where)
+
+
+def _frames(manifest: Manifest, blocks: Blocks) -> Iterator[tuple[int, InFlightFrame]]:
+    for log in sorted(manifest.channel_logs, key=lambda log: (log.subtask, log.task)):
+        for frame in frames_of(log, blocks):
+            yield log.subtask, frame
+
+
+def frames_of_loop(loop: str, entries: Iterable[LoopEntry], parallelism: int) -> Iterator[tuple[int, InFlightFrame]]:
+    """*entries* as (subtask, frame) of *parallelism* subtasks, which take these frames first."""
+    for old, own in groupby(entries, lambda entry: entry.subtask):
+        subtask, records = old % parallelism, list(own)
+        for first in range(0, len(records), FRAME_RECORDS):
+            chunk = records[first : first + FRAME_RECORDS]
+            origins = [Coordinates(entry.topic, entry.partition, entry.offset) for entry in chunk]
+            batch = Batch([msgspec.Raw(entry.record) for entry in chunk], origins, None)
+            yield subtask, InFlightFrame(f"{LOOP_MARK}{loop}:{subtask}", _RAW.encode(batch))
+
+
+def schemas_of(manifest: Manifest, blocks: Blocks) -> dict[str, Any]:
+    """The known schemas of loop records at *manifest*, by loop."""
+    return next((in_flight.loop_schemas(log, blocks) for log in manifest.channel_logs if log.records), {})
+
+
+def require_same(loop: str, type_: Any, entries: Iterable[LoopEntry], savepoint: str, written: Any = None) -> None:
+    """Raise `GraphError` unless *entries* can be read as *type_*, the loop's present type, without loss.
+
+    *written* is their schema; without one, the values alone decide.
+    """
+    decode, encode = msgspec.msgpack.Decoder(wire_of(type_).type).decode, msgspec.msgpack.Encoder().encode
+    misfit = in_flight.misfit(written, type_) if written is not None else ""
+    for entry in entries:
+        why = misfit or "it would not be what it was"
+        try:
+            again = decode(entry.record)
+            if not misfit and (written is not None or is_same(entry.record, encode(again))):
+                continue
+        except msgspec.ValidationError as error:
+            why = misfit or str(error)
+        raise GraphError(
+            f"The {savepoint} holds records that went round loop {loop!r}, written as another type than "
+            f"{type_name(type_)}, which it has now: {why} (that of {entry.topic}[{entry.partition}] offset "
+            f"{entry.offset}). Give the loop its old type; or run the pipeline as it was with --until latest, which "
+            f"ends once nothing goes round, and take the savepoint then."
+        )

@@ -1,19 +1,16 @@
 """An exported savepoint: a folder of Avro container files, and the file that makes them a savepoint.
 
     <pipeline>-<checkpoint>-<random>/
-        <operator>-<number>.avro    records of key_group, key (canonical), state (msgpack); all of one version, by key
-                                    group, and those of a version likewise from file to file
-        <loop>-<number>.avro        records of subtask, record (msgpack), and its origin's topic, partition, offset
-        _metadata.json              {"format": 1, "saved": what it says of itself, with all files, "sha256": of that}
-        _removed.json               {"pipeline": ..., "checkpoint": ...}: it is being removed
+        <operator>-<number>.avro    key_group, key (canonical), state (msgpack); one version, by key group across files
+        <loop>-<number>.avro        subtask, record (msgpack), and its origin's topic, partition, offset
+        _metadata.json              {"format": 1, "saved": the description, with all files, "sha256": of that}
+        _removed.json               {"pipeline": ..., "checkpoint": ...}: a removal is under way
 
-Invariants: `_metadata.json` is written last, and has the size and SHA-256 of every file, and the SHA-256 of all this,
-so that a part of an export is never taken for one and no changed byte goes unnoticed; such a part is removed, as far as
-what broke it off allows, or by whoever deletes it, and an export that lost a file to that is no savepoint either; a
-name is written once; a removal says first that it has begun, and then takes `_metadata.json`, so that whoever comes
-later can end it; one that finds no room to say so takes `_metadata.json` last, for the same reason, and the empty
-folder is known by its name; no committable is in it. Where something goes round a loop, its format is 2, so that nobody
-leaves that behind who does not know of it.
+Invariants: `_metadata.json` is written last, with the size and SHA-256 of every file and its own SHA-256, so that a
+partial export is no savepoint and no changed byte goes unnoticed; a name is written once. A removal writes
+`_removed.json`, then removes `_metadata.json`, so that a later one can finish it. On a full disk it removes
+`_metadata.json` last instead, and the empty folder is known by its name. Format 2 has records of loops, so that no
+older version drops them.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import hashlib
 import io
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import chain, groupby, islice
@@ -35,9 +32,15 @@ from fastavro import parse_schema, reader, writer
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
 from exactlyonce.connectors.blocks.folder import Folder
 from exactlyonce.connectors.blocks.storage import AWAY_TIMEOUT_S, folder_of, persistently
-from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
+from exactlyonce.engines.savepoints.contents import (
+    LoopEntry,
+    Saved,
+    SavedFile,
+    SavedLoop,
+    SavedOperator,
+    Savepoint,
+)
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
-from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.key_types import forms_of
@@ -45,14 +48,13 @@ from exactlyonce.pipeline.key_types import forms_of
 METADATA = "_metadata.json"
 REMOVED = "_removed.json"
 FORMAT = 2
-"""The newest that is known."""
 _WITHOUT_LOOPS = 1
 _PART = re.compile(r".+-\d+\.avro|aside-[0-9a-f]{16}|probe(-\d+)?(-[0-9a-f]{8})?", re.ASCII)
-"""What an export writes before `_metadata.json`: its files, what becomes one by its name, and what tries the folder."""
+"""Names of files that an export writes before `_metadata.json`, with temporary ones and probes of the folder."""
 FILE_BYTES = 16 * 1024 * 1024
-"""Of keys and states in one file, about: a file is made and read as a whole."""
+"""The approximate size of keys and states in one file, which is made and read as a whole."""
 FILE_RECORDS = 50_000
-"""In one file: in memory each takes some 500 bytes beside its own, and many keys and states have but a few."""
+"""Entries of one file: each takes some 500 bytes of memory beside its own."""
 
 
 def _record(name: str, *fields: dict[str, str]) -> Any:
@@ -65,7 +67,7 @@ _STATES = _record(
     {"name": "key", "type": "bytes", "doc": "msgpack, canonical"},
     {"name": "state", "type": "bytes", "doc": "msgpack"},
 )
-_GOING_ROUND = _record(
+_LOOP_RECORDS = _record(
     "GoingRound",
     {"name": "subtask", "type": "int"},
     {"name": "record", "type": "bytes", "doc": "msgpack"},
@@ -76,7 +78,7 @@ _GOING_ROUND = _record(
 
 
 class DamagedSavepoint(Halt):
-    """A file of an exported savepoint is missing, or is not what was written."""
+    """A file of an exported savepoint is missing or has changed."""
 
 
 class DeletedSavepoint(ConfigError):
@@ -95,7 +97,7 @@ class _Removed(msgspec.Struct, frozen=True):
 
 
 def require_place(url: str) -> None:
-    """Raise unless a savepoint can be exported below *url*. Nothing is left there, if things may be removed."""
+    """Raise unless a savepoint can be exported below *url*. Nothing is left there, if removal is allowed."""
     folder = folder_of(storage_url(url), f"place-{secrets.token_hex(4)}")
     folder.check()
     with suppress(ExactlyOnceError):
@@ -109,34 +111,32 @@ def export(savepoint: Savepoint, url: str) -> str:
     folder = folder_of(base, name)
     folder.check()
     try:
-        operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
-        loops = tuple(_exported_loop(savepoint, each, folder) for each in saved.loops)
-        whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
-        document = _Metadata(_format_of(loops), msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
+        whole = msgspec.structs.replace(
+            saved,
+            operators=tuple(_exported(savepoint, operator, folder) for operator in saved.operators),
+            loops=tuple(_exported_loop(savepoint, loop, folder) for loop in saved.loops),
+        )
+        encoded = msgspec.json.encode(whole)
+        document = _Metadata(_format_of(whole), msgspec.Raw(encoded), hashlib.sha256(encoded).hexdigest())
         _put_persistently(folder, METADATA, msgspec.json.encode(document))
-        _require_untouched(f"{base}/{name}", folder, {each.name for each in _files_of(operators, loops)})
+        present = persistently(lambda: {file.name for file in folder.files()}, AWAY_TIMEOUT_S)
+        if REMOVED in present or not {file.name for file in _files_of(whole)} <= present:
+            raise DeletedSavepoint(f"{base}/{name} was deleted while the export was under way. Export it again.")
     except (ExactlyOnceError, KeyboardInterrupt):
-        with suppress(ExactlyOnceError):  # a part of one is nobody's, and may be what has filled the disk
-            folder.remove([METADATA])  # it may be there though putting it has failed
+        with suppress(ExactlyOnceError):  # a partial export is useless, and may have filled the disk
+            folder.remove([METADATA])  # it may exist though putting it has failed
             _empty(folder)
         raise
     return f"{base}/{name}"
 
 
-def _format_of(loops: Collection[SavedLoop]) -> int:
-    return FORMAT if loops else _WITHOUT_LOOPS
+def _format_of(saved: Saved) -> int:
+    return FORMAT if saved.loops else _WITHOUT_LOOPS
 
 
-def _require_untouched(url: str, folder: Folder, written: set[str]) -> None:
-    """Raise if somebody deletes what is being written to *folder*, as a part that was left behind."""
-    there = persistently(lambda: {each.name for each in folder.files()}, AWAY_TIMEOUT_S)
-    if REMOVED in there or not written <= there:
-        raise DeletedSavepoint(f"{url} was deleted while the export was under way. Export it again.")
-
-
-def _files_of(operators: Iterable[SavedOperator], loops: Iterable[SavedLoop]) -> list[SavedFile]:
-    saved: tuple[SavedOperator | SavedLoop, ...] = (*operators, *loops)
-    return [file for each in saved for file in each.files]
+def _files_of(saved: Saved) -> list[SavedFile]:
+    parts: tuple[SavedOperator | SavedLoop, ...] = (*saved.operators, *saved.loops)
+    return [file for part in parts for file in part.files]
 
 
 def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
@@ -148,20 +148,20 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
             "exactlyonce.operator": operator.operator,
             "exactlyonce.state_version": str(version),
         }
-        if version == operator.version:  # of an older one nothing is known any more
+        if version == operator.version:  # schemas of older versions are not kept
             metadata["exactlyonce.state_schema"] = msgspec.json.encode(operator.schema).decode()
-        key_forms |= forms_of(each.key for each in entries)
-        records = [{"key_group": each.group, "key": each.key, "state": each.state} for each in entries]
+        key_forms |= forms_of(entry.key for entry in entries)
+        records = [{"key_group": entry.group, "key": entry.key, "state": entry.state} for entry in entries]
         files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", _STATES, records, metadata, version))
     return msgspec.structs.replace(operator, files=tuple(files), key_forms=key_forms)
 
 
 def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> SavedLoop:
     files: list[SavedFile] = []
-    left = savepoint.going_round(loop.loop)
-    while records := [each._asdict() for each in islice(left, FILE_RECORDS)]:
+    entries = savepoint.loop_entries(loop.loop)
+    while records := [entry._asdict() for entry in islice(entries, FILE_RECORDS)]:
         metadata = {"exactlyonce.loop": loop.loop}
-        files.append(_put(folder, f"{loop.loop}-{len(files)}.avro", _GOING_ROUND, records, metadata, 1))
+        files.append(_put(folder, f"{loop.loop}-{len(files)}.avro", _LOOP_RECORDS, records, metadata, 1))
     return msgspec.structs.replace(loop, files=tuple(files))
 
 
@@ -176,10 +176,10 @@ def _put(
 
 
 def _put_persistently(folder: Folder, name: str, content: bytes) -> None:
-    persistently(lambda: folder.put(name, content, _aside()), AWAY_TIMEOUT_S)
+    persistently(lambda: folder.put(name, content, _temporary_name()), AWAY_TIMEOUT_S)
 
 
-def _aside() -> str:
+def _temporary_name() -> str:
     return f"aside-{secrets.token_hex(8)}"
 
 
@@ -192,7 +192,7 @@ class ExportedSavepoint:
 
     @staticmethod
     def at(url: str) -> ExportedSavepoint:
-        """The one that `export` has written to *url*. ConfigError where there is none, `DamagedSavepoint`."""
+        """The export at *url*. ConfigError where there is none, `DamagedSavepoint`."""
         url, folder = _place(url)
         content = folder.get(METADATA)
         if content is None and (begun := _removal(folder)) is not None:
@@ -219,39 +219,39 @@ class ExportedSavepoint:
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         by_version = attrgetter("version")
         files = groupby(sorted(self.operator(operator).files, key=by_version), key=by_version)
-        some = [chain.from_iterable(map(self.read, [*same])) for _, same in files]
-        return merge(*some, key=attrgetter("group"))
+        versions = [chain.from_iterable(map(self.read, [*same])) for _, same in files]
+        return merge(*versions, key=attrgetter("group"))
 
-    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+    def loop_entries(self, loop: str) -> Iterator[LoopEntry]:
         for saved in self.saved.loops:
-            for each in saved.files if saved.loop == loop else ():
-                yield from (LoopEntry(**fields) for fields in self._records(each))
+            for file in saved.files if saved.loop == loop else ():
+                yield from (LoopEntry(**fields) for fields in self._records(file))
 
     def operator(self, operator: str) -> SavedOperator:
-        """What it has of *operator*; ConfigError, with those that there are, if it has nothing of it."""
-        for each in self.saved.operators:
-            if each.operator == operator:
-                return each
-        known = ", ".join(each.operator for each in self.saved.operators) or "none: the pipeline keeps no state"
+        """The state of *operator*; ConfigError, with the existing ones, if there is none."""
+        for saved in self.saved.operators:
+            if saved.operator == operator:
+                return saved
+        known = ", ".join(saved.operator for saved in self.saved.operators) or "none: the pipeline keeps no state"
         raise ConfigError(f"The {self.name} has no state of an operator {operator!r}. Its operators are: {known}.")
 
     def damage(self) -> list[str]:
-        """What is wrong with its files, all of them; nothing: every byte is as it was written."""
-        found = []
-        for each in _files_of(self.saved.operators, self.saved.loops):
+        """The damage of all files; empty if every byte is as it was written."""
+        problems = []
+        for file in _files_of(self.saved):
             try:
-                for _ in self._records(each):
+                for _ in self._records(file):
                     pass
             except DeletedSavepoint:
                 raise
-            except (DamagedSavepoint, ConfigError) as error:  # the latter for want of a right, say
-                found.append(str(error))
-        return found
+            except (DamagedSavepoint, ConfigError) as error:  # a ConfigError for a missing permission, say
+                problems.append(str(error))
+        return problems
 
     @property
     def files(self) -> int:
-        """How many there are, without `_metadata.json`."""
-        return len(_files_of(self.saved.operators, self.saved.loops))
+        """The number of files, without `_metadata.json`."""
+        return len(_files_of(self.saved))
 
     def read(self, file: SavedFile) -> Iterator[KeptEntry]:
         """The states in one of its files. Raises `DamagedSavepoint`."""
@@ -289,22 +289,26 @@ class ExportedSavepoint:
 
 
 def remove(url: str, pipeline: str) -> int:
-    """Remove the savepoint of *pipeline* at *url*, or what an export or a removal that was broken off has left; its
-    checkpoint. ConfigError where there is none, or one of another pipeline; `DamagedSavepoint`."""
+    """Remove the savepoint of *pipeline* at *url*, or leftovers of an export or a removal; return its checkpoint.
+
+    ConfigError where there is none, or one of another pipeline; `DamagedSavepoint`.
+    """
     url, folder = _place(url)
-    begun = _removal(folder)
-    if begun is None and (checkpoint := _empty_folder_removed(url, pipeline, folder)) is not None:
-        return checkpoint
-    if begun is None:
-        begun = _left_by_export(url, pipeline, folder)
+    begun, checkpoint = _removal(folder), _checkpoint_named(url, pipeline)
+    if begun is None and checkpoint is not None:
+        names = [file.name for file in folder.files()]
+        if not names and folder.remove_folder():  # left by a removal that was broken off at its end
+            return checkpoint
+        if names and all(_PART.fullmatch(name) for name in names):  # left by an export that was killed
+            begun = _Removed(pipeline, checkpoint)
     if begun is None:
         saved = ExportedSavepoint.at(url).saved
         begun = _Removed(saved.pipeline, saved.checkpoint)
     if begun.pipeline != pipeline:
         raise ConfigError(f"{url} is a savepoint of {begun.pipeline}, not of {pipeline}. Nothing was deleted.")
     try:
-        folder.put(REMOVED, msgspec.json.encode(begun), _aside())
-    except StorageUnavailable:  # a disk that is full, say: this is how to make room
+        folder.put(REMOVED, msgspec.json.encode(begun), _temporary_name())
+    except StorageUnavailable:  # the disk may be full: this makes room
         _remove_all_but(folder, METADATA, REMOVED)
     folder.remove([METADATA])
     hit("savepoint-removing")
@@ -323,33 +327,15 @@ def _place(url: str) -> tuple[str, Folder]:
 
 
 def _removal(folder: Folder) -> _Removed | None:
-    """What is being removed from *folder*, if it is."""
+    """The removal from *folder* that is under way, if any."""
     content = folder.get(REMOVED)
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # then it is nothing of ours
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # then the file is not ours
         return msgspec.json.decode(content or b"", type=_Removed)
     return None
 
 
-def _empty_folder_removed(url: str, pipeline: str, folder: Folder) -> int | None:
-    """Remove an empty folder that is named as a savepoint of *pipeline*: what a removal has left that was broken off at
-    its end. Its checkpoint; None: there is none."""
-    checkpoint = _checkpoint_named(url, pipeline)
-    if checkpoint is None or next(iter(folder.files()), None) is not None or not folder.remove_folder():
-        return None
-    return checkpoint
-
-
-def _left_by_export(url: str, pipeline: str, folder: Folder) -> _Removed | None:
-    """What an export of *pipeline* has left that was killed: a folder of its name, and in it only what it writes before
-    it is a savepoint."""
-    checkpoint, names = _checkpoint_named(url, pipeline), [each.name for each in folder.files()]
-    if checkpoint is None or not names or not all(_PART.fullmatch(each) for each in names):
-        return None
-    return _Removed(pipeline, checkpoint)
-
-
 def _checkpoint_named(url: str, pipeline: str) -> int | None:
-    """The checkpoint of *pipeline* that *url* was exported from, by its name; None: it is not named as one."""
+    """The checkpoint of *pipeline* in the name of *url*; None for another name."""
     named = re.fullmatch(rf"{re.escape(pipeline)}-(\d+)-[0-9a-f]{{8}}", url.rpartition("/")[2], re.ASCII)
     return int(named[1]) if named is not None else None
 
@@ -361,7 +347,7 @@ def _empty(folder: Folder) -> None:
 
 
 def _remove_all_but(folder: Folder, *kept: str) -> None:
-    folder.remove([each.name for each in folder.files() if each.name not in kept])
+    folder.remove([file.name for file in folder.files() if file.name not in kept])
 
 
 def _decoded(url: str, content: bytes) -> tuple[Saved, str]:
@@ -371,7 +357,7 @@ def _decoded(url: str, content: bytes) -> tuple[Saved, str]:
         if document.format > FORMAT:
             raise ConfigError(f"The savepoint at {url} was written by a newer exactlyonce. Restore it with that.")
         saved = msgspec.json.decode(document.saved, type=Saved)
-        if content == msgspec.json.encode(_Metadata(_format_of(saved.loops), document.saved, digest)):
+        if content == msgspec.json.encode(_Metadata(_format_of(saved), document.saved, digest)):
             return saved, digest
     raise DamagedSavepoint(
         f"{url}/{METADATA} is damaged: its bytes are not those that were written. Nothing can be restored from this "

@@ -1,7 +1,7 @@
-"""The state of an operator at a checkpoint, as it lies in blocks: read without the pipeline's code.
+"""The state of an operator in the blocks of a checkpoint, read without the pipeline's code.
 
-Invariant: nothing is changed and nobody disturbed. An index says how the states were written, so that keys and states
-are decoded without their types; blocks of a checkpoint that has expired meanwhile are missing, which is an error.
+Invariant: nothing is changed. The index describes keys and states, so they are decoded without their types; missing
+blocks of a checkpoint that has expired meanwhile are an error.
 """
 
 from __future__ import annotations
@@ -28,39 +28,38 @@ from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.stored import StoredState
 
 READ_BYTES = 32 << 20
-"""Of blocks that are read together with those of one key group: the state may be larger than memory."""
+"""The size of blocks read at once, because the state may be larger than memory."""
 SHARES = 16
-"""Of the key groups, which are put in order one after the other where several subtasks have some of one."""
+"""The shares of the key groups, sorted one after the other where several subtasks have state of one group."""
 
 
 class KeptEntry(NamedTuple):
-    """The state of one key."""
-
     group: int
     key: bytes
     """Canonical (`pipeline.keys`)."""
     state: bytes
-    """As msgpack; of a state by an Avro schema, the byte string that has it."""
+    """In msgpack; a state with an Avro schema is a byte string in it."""
     version: int
-    """Of the state: `pipeline.versions`."""
 
 
 def portions(
     entries: Iterable[KeptEntry], bytes_max: int, count_max: int | None = None, *, by_version: bool = False
 ) -> Iterator[list[KeptEntry]]:
-    """*entries*, in lists that end once they have so many bytes, or are so many; *by_version*: each of one version, in
-    their order, for of a checkpoint that is no savepoint any state may be of another than the next."""
-    begun: defaultdict[int, list[KeptEntry]] = defaultdict(list)
+    """*entries* in lists of about *bytes_max* bytes, or of *count_max*; *by_version*: in lists of one version each.
+
+    In a checkpoint that is no savepoint, each state may have another version than the next.
+    """
+    open_lists: defaultdict[int, list[KeptEntry]] = defaultdict(list)
     sizes = Counter[int]()
     for entry in entries:
-        kind = entry.version if by_version else 0
-        some = begun[kind]
-        some.append(entry)
-        sizes[kind] += len(entry.key) + len(entry.state)
-        if sizes[kind] >= bytes_max or len(some) == count_max:
-            yield some
-            del begun[kind], sizes[kind]
-    yield from begun.values()
+        version = entry.version if by_version else 0
+        portion = open_lists[version]
+        portion.append(entry)
+        sizes[version] += len(entry.key) + len(entry.state)
+        if sizes[version] >= bytes_max or len(portion) == count_max:
+            yield portion
+            del open_lists[version], sizes[version]
+    yield from open_lists.values()
 
 
 class KeptState:
@@ -71,46 +70,42 @@ class KeptState:
         self._manifest, self._snapshot, self._blocks = manifest, snapshot, blocks
 
     def head(self) -> IndexHead | None:
-        """What the index says of all states; None where there is no state."""
+        """The description of all states in the index; None where there is no state."""
         return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
 
     def keys(self) -> Any:
-        """The schema of the keys: that of their type where it is noted, or of what all of them are; None: unknown."""
-        indexes = [each for own in self._indexes().values() for each in own]
-        if noted := next((each.head.keys for each in indexes if each.head.keys is not None), None):
+        """The schema of the keys, noted or derived from the forms of all keys; None: unknown."""
+        indexes = [index for own in self._indexes().values() for index in own]
+        if noted := next((index.head.keys for index in indexes if index.head.keys is not None), None):
             return noted
-        forms = [block.key_forms for each in indexes for block in each.blocks]
+        forms = [block.key_forms for index in indexes for block in index.blocks]
         return described_forms(reduce(or_, forms)) if forms and all(forms) else None
 
     def parts(self) -> dict[int, list[int]]:
-        """By old subtask, the key groups of which it has any state. Where the source's partitions say which subtask has
-        the state of a key, several have some of one group."""
+        """The key groups with state of each old subtask. State placed by a source's partitions overlaps in groups."""
         return {subtask: self._present(indexes) for subtask, indexes in self._indexes().items()}
 
     def entries(self, groups: Iterable[int] | None = None, *, subtask: int | None = None) -> Iterator[KeptEntry]:
-        """All states, or those of the key *groups* or of an old *subtask* alone, by key group."""
-        wanted = range(self._manifest.max_parallelism) if groups is None else groups
-        found = self._indexes(subtask)
-        chosen = {each: sorted(set(wanted) & {*self._present(indexes)}) for each, indexes in found.items()}
+        """The states, by key group: all, or those of the key *groups* or of an old *subtask* alone."""
+        key_groups = range(self._manifest.max_parallelism)
+        wanted = set(key_groups if groups is None else groups)
+        by_subtask = self._indexes(subtask)
+        chosen = {number: sorted(wanted & {*self._present(indexes)}) for number, indexes in by_subtask.items()}
         if all(before[-1] < after[0] for before, after in pairwise(filter(None, chosen.values()))):
-            for each, own in chosen.items():
-                yield from self._of(found[each], own)
+            for number, own in chosen.items():
+                yield from self._of(by_subtask[number], own)
             return
-        for share in self._shares():
-            some = [
+        size = -(-len(key_groups) // SHARES)
+        for start in range(0, len(key_groups), size):
+            share = [
                 entry
-                for each, own in chosen.items()
-                for entry in self._of(found[each], [group for group in own if group in share])
+                for number, own in chosen.items()
+                for entry in self._of(by_subtask[number], [group for group in own if start <= group < start + size])
             ]
-            yield from sorted(some, key=attrgetter("group"))
-
-    def _shares(self) -> Iterator[range]:
-        """All key groups, some at a time."""
-        size = -(-self._manifest.max_parallelism // SHARES)
-        return (range(start, start + size) for start in range(0, self._manifest.max_parallelism, size))
+            yield from sorted(share, key=attrgetter("group"))
 
     def _indexes(self, only: int | None = None) -> dict[int, list[Index]]:
-        """By old subtask, the parts of its index, of those that have one."""
+        """The parts of each old subtask's index."""
         return {
             subtask: [decode_index(body) for body in self._bodies(parts)]
             for subtask, parts in enumerate(self._snapshot.index)
@@ -118,7 +113,7 @@ class KeptState:
         }
 
     def _present(self, indexes: Iterable[Index]) -> list[int]:
-        """The key groups that the chain of a subtask is for, as far as they have state."""
+        """The key groups with state in the chain of a subtask."""
         mask = 0
         for index in indexes:
             for block in index.blocks:
@@ -139,25 +134,25 @@ class KeptState:
             fetch=lambda refs: ((ref, block.body) for ref, block in self._blocks.fetch(refs)),
         )
         while groups:
-            some = stored.together(groups, READ_BYTES)
-            for group, found in stored.reading_raw(some):
-                yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in found.states.items())
-            groups = groups[len(some) :]
+            portion = stored.together(groups, READ_BYTES)
+            for group, raw_states in stored.reading_raw(portion):
+                yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in raw_states.states.items())
+            groups = groups[len(portion) :]
 
     def _bodies(self, parts: tuple[BlockRef, ...]) -> Iterator[bytes]:
         return (block.body for _, block in self._blocks.fetch(parts))
 
     def of_key(self, text: str) -> Iterator[KeptEntry]:
-        """The states of `keys_meant` by *text*."""
-        keys = keys_meant(text)
+        """The states of `possible_keys` by *text*."""
+        keys = possible_keys(text)
         groups = {key_group(key, self._manifest.max_parallelism) for key in keys}
         return (entry for entry in self.entries(groups) if entry.key in keys)
 
 
-def keys_meant(text: str) -> set[bytes]:
-    """The canonical keys that a person may mean by *text*: the word itself, and the JSON value that it spells.
+def possible_keys(text: str) -> set[bytes]:
+    """The canonical keys that *text* may mean: the word itself, and the JSON value that it spells.
 
-    >>> sorted(keys_meant("7"))
+    >>> sorted(possible_keys("7"))
     [b'\\x07', b'\\xa17']
     """
     try:
@@ -171,11 +166,11 @@ def keys_meant(text: str) -> set[bytes]:
 
 
 def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
-    """The state of *operator*; ConfigError, with those that there are, if the checkpoint has none of it."""
+    """The state of *operator*; ConfigError, with the existing ones, if the checkpoint has no such operator."""
     for snapshot in manifest.operators:
         if snapshot.operator == operator:
             return KeptState(manifest, snapshot, blocks)
-    known = ", ".join(each.operator for each in manifest.operators) or "none: the pipeline keeps no state"
+    known = ", ".join(snapshot.operator for snapshot in manifest.operators) or "none: the pipeline keeps no state"
     raise ConfigError(
         f"Checkpoint {manifest.checkpoint} has no state of an operator {operator!r}. Its operators with state are: "
         f"{known}."
@@ -183,8 +178,9 @@ def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
 
 
 def decoded(encoded: bytes, schema: Any = None) -> Any:
-    """The value that msgpack *encoded* stands for; with its *schema*, records whose fields were written by position
-    have their names, and Avro is read. ConfigError where it has a dict whose keys are records.
+    """The value of msgpack *encoded*; with its *schema*, fields written by position get names, and Avro is read.
+
+    ConfigError for a dict whose keys are records.
 
     >>> decoded(b"\\x92\\x01\\x02", {"record": "Pair", "fields": [["a", "int"], ["b", "int"]], "array": True})
     {'a': 1, 'b': 2}
@@ -199,7 +195,7 @@ def decoded(encoded: bytes, schema: Any = None) -> Any:
 
 
 def named(value: Any, schema: Any) -> Any:
-    """What msgpack holds, with the names of fields that were written by position, or by an Avro schema."""
+    """*value*, with the names of fields that were written by position or by an Avro schema."""
     if not isinstance(schema, dict):
         return value
     if (avro := avro_of(schema)) is not None:
@@ -207,24 +203,24 @@ def named(value: Any, schema: Any) -> Any:
     if "optional" in schema:
         return named(value, schema["optional"])
     if "union" in schema:
-        others = [each for each in schema["union"] if each != "null"]
-        return named(value, others[0]) if len(others) == 1 and value is not None else value
+        members = [member for member in schema["union"] if member != "null"]
+        return named(value, members[0]) if len(members) == 1 and value is not None else value
     if "fields" in schema and isinstance(value, list):
         fields = by_position(value, schema)
-        return {name: named(each, of) for each, (name, of) in zip(fields, schema["fields"], strict=False)}
+        return {name: named(field, type_) for field, (name, type_) in zip(fields, schema["fields"], strict=False)}
     if "fields" in schema and isinstance(value, dict):
         types = dict(schema["fields"])
-        return {name: named(each, types.get(name)) for name, each in value.items()}
+        return {name: named(field, types.get(name)) for name, field in value.items()}
     if "dict" in schema and isinstance(value, dict):
-        return {key: named(each, schema["dict"][1]) for key, each in value.items()}
+        return {key: named(item, schema["dict"][1]) for key, item in value.items()}
     for sequence in ("list", "set"):
         if sequence in schema and isinstance(value, list):
-            return [named(each, schema[sequence]) for each in value]
+            return [named(item, schema[sequence]) for item in value]
     if "tuple" in schema and isinstance(value, list):
-        return [named(each, of) for each, of in zip(value, schema["tuple"], strict=True)]
+        return [named(item, type_) for item, type_ in zip(value, schema["tuple"], strict=True)]
     return value
 
 
 def by_position(value: Sequence[Any], schema: Any) -> Sequence[Any]:
-    """The fields of a record that was written as a list: a tag stands in front of them."""
+    """The fields of a record that was written as a list, without its tag."""
     return value[1:] if "tag" in schema else value

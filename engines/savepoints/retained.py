@@ -1,8 +1,12 @@
-"""A checkpoint that is looked at while its pipeline runs on: which one, and what if it expires meanwhile."""
+"""A retained checkpoint, read or deleted while its pipeline may run on.
+
+Invariants: only the holder of the fenced log deletes, in one transaction, and never blocks of another checkpoint or the
+newest one, from which the pipeline goes on. A run that has begun meanwhile is not fenced: the command is refused then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
@@ -12,14 +16,16 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import asking
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import TopicSavepoint
+from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import ConfigError
 
 
-def chosen(history: History, at: int | None) -> Manifest:
-    """Checkpoint *at*, or the newest; ConfigError, with those that there are, if it is none of them."""
-    retained = [each.checkpoint for each in history.retained]
+def choose_checkpoint(history: History, at: int | None) -> Manifest:
+    """Checkpoint *at*, or the newest; ConfigError, with the existing ones, if there is none such."""
+    retained = [manifest.checkpoint for manifest in history.retained]
     if at is None and history.latest is not None:
         return history.latest
     if at not in retained:
@@ -29,16 +35,16 @@ def chosen(history: History, at: int | None) -> Manifest:
 
 
 def require_savepoint(history: History, number: int) -> Manifest:
-    """Savepoint *number*; ConfigError, with those that there are, if it is none of them."""
-    found = history.savepoints
-    if number not in found:
-        there = f"It has {', '.join(map(str, found))}." if found else "It has none."
+    """Savepoint *number*; ConfigError, with the existing ones, if there is none such."""
+    savepoints = history.savepoints
+    if number not in savepoints:
+        there = f"It has {', '.join(map(str, savepoints))}." if savepoints else "It has none."
         raise ConfigError(f"{history.pipeline} has no savepoint {number} in its topic. {there}")
-    return found[number]
+    return savepoints[number]
 
 
 def require_finalized(history: History) -> None:
-    """ConfigError while not all output of the newest checkpoint is known to be committed."""
+    """ConfigError until all output of the newest checkpoint is known to be committed."""
     if history.unfinalized is not None:
         raise ConfigError(
             f"Checkpoint {history.unfinalized.checkpoint} of {history.pipeline} is decided, and not all of it is known "
@@ -49,11 +55,11 @@ def require_finalized(history: History) -> None:
 
 @contextmanager
 def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
-    """While blocks of *manifest* are read: ConfigError for those that are missing because it has expired."""
+    """ConfigError if blocks of *manifest*, read in the block, are missing because it has expired."""
     try:
         yield
     except DamagedBlock:
-        if manifest.checkpoint in read_history(config.confluent(), manifest.pipeline).manifests:
+        if manifest.checkpoint in read_history(config, manifest.pipeline).manifests:
             raise
         raise ConfigError(
             f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
@@ -62,10 +68,33 @@ def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
 
 
 @contextmanager
-def opened(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
-    """What the finalized checkpoint of *manifest* holds."""
+def open_savepoint(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
+    """The finalized checkpoint of *manifest* as a savepoint."""
     with closing(Transactions(config)) as transactions:
         cluster_id = transactions.cluster_id()
-    topic = find_topic(config.confluent(), manifest.pipeline)
+    topic = find_topic(config, manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         yield TopicSavepoint(manifest, blocks, cluster_id)
+
+
+def delete(
+    config: ClientConfig, history: History, checkpoint: int, timeout_ms: int, note: Callable[[str], None]
+) -> None:
+    """Delete savepoint *checkpoint*; ConfigError where that is impossible. A run has *timeout_ms* to do so."""
+    manifest = require_savepoint(history, checkpoint)
+    if manifest is history.latest:
+        raise ConfigError(
+            f"Savepoint {checkpoint} is the newest checkpoint of {history.pipeline}: the next run goes on from it. Run "
+            f"it first, and delete the savepoint once it has taken another checkpoint."
+        )
+    if (living := asking.living_run(history)) is not None:
+        asking.require_listener(history.pipeline, living)
+        asking.delete(config, history.pipeline, checkpoint, timeout_ms, note)
+        return
+    history.halt_if_damaged()
+    require_finalized(history)
+    with short_incarnation(config, history, None, note, require=require_finalized) as connections:
+        leader = connections.leader
+        require_finalized(leader.log.history)
+        connections.drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation))
+        connections.drive(leader.forget_savepoint(checkpoint, ()))

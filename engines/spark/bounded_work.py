@@ -1,6 +1,6 @@
-"""Bounded work on a Spark session that a program has: backfill, catch-up, audit and replay, as the commands do them.
+"""Bounded work on a program's Spark session: backfill, catch-up, audit and replay, as the commands do them.
 
-Invariant: options are those of `Pipeline.run`, refused in the same words; the session is used as it is, and not ended.
+Invariant: options are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
 """
 
 from __future__ import annotations
@@ -10,37 +10,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.catch_up import CatchUp, CatchUpProgress, Summary
+from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+from exactlyonce.engines.bounded.submit import Executors
+from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
-from exactlyonce.engines.options import CHUNK_RECORDS
+from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
+from exactlyonce.engines.spark.session import runs_here
 from exactlyonce.engines.spark.submit import executors_of
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, importable, load
+from exactlyonce.pipeline.notebook import cell_file
+from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Notes:
-    """The listener to bounded work that shows notes on stderr, and nothing else."""
+class Listener:
+    """The listener to bounded work that shows notes on stderr, and gives progress to *on_progress*, if there is one."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress or (lambda progress: None)
+        self._offsets_done = self._offsets = 0
 
     def note(self, text: str) -> None:
-        """Show what a person should know."""
         print(text, file=sys.stderr, flush=True)
 
     def began(self, manifest: Manifest, offsets: int) -> None:
-        """Nothing is shown."""
+        self._offsets_done, self._offsets = 0, offsets
+
+    def units(self, stage: str, done: int, units: int) -> None:
+        self._on_progress(WorkProgress(stage, done, units, self._offsets_done, self._offsets))
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
-        """Nothing is shown."""
+        self._offsets_done += offsets
+        self.units(f"{advanced.manifest.pipeline}: checkpoint {advanced.manifest.checkpoint}", 0, 0)
 
     def passed(self, offsets: int) -> None:
-        """Nothing is shown."""
+        self._offsets_done += offsets
 
 
 def backfill(
@@ -48,10 +62,10 @@ def backfill(
     pipeline: Pipeline | str,
     *,
     to: str = "latest",
-    chunk_records: int = CHUNK_RECORDS,
+    chunk_records: int | None = None,
     take_over: bool = False,
     staging: str | Path | None = None,
-    progress: CatchUpProgress | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> Summary:
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
@@ -59,10 +73,12 @@ def backfill(
     *pipeline* is one that executors can import, or `module:attribute`. *to* is "latest", a time, or offsets in JSON, as
     for `exactlyonce backfill`; *staging* a folder that all executors see, needed where they are on other machines;
     *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint when it is repeated.
+    *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete, sometimes from another
+    thread: `progress=print` prints lines.
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
-        spark, pipeline, options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
+        spark, _loaded(pipeline), options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
         from_nothing=True,
     )  # fmt: skip
 
@@ -72,33 +88,61 @@ def catch_up(
     pipeline: Pipeline | str,
     *,
     to: str = "latest",
-    chunk_records: int = CHUNK_RECORDS,
+    chunk_records: int | None = None,
     take_over: bool = False,
     staging: str | Path | None = None,
-    progress: CatchUpProgress | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> Summary:
     """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
     return _caught_up(
-        spark, pipeline, options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
+        spark, _loaded(pipeline), options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
         from_nothing=False,
     )  # fmt: skip
 
 
+def run(
+    loaded: Loaded,
+    *,
+    spark: SparkSession | None = None,
+    until: str | None = None,
+    chunk_records: int | None = None,
+    take_over: bool = False,
+    staging: str | Path | None = None,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> Manifest:
+    """Implements `Pipeline.run(engine="spark")`: a backfill up to the present end, which returns the last manifest."""
+    if spark is None:
+        raise ConfigError('The engine "spark" runs on the session of your program: give it, as spark=spark.')
+    until = until or read_file(options.get("config")).get("run", {}).get("until")
+    if until != "latest":
+        raise ConfigError(
+            f"until is {until or 'not given'}: a run on Spark ends at the present end of its topics, so say "
+            f'until="latest". A run that goes on needs the engine "local", or `exactlyonce catch-up --follow`.'
+        )
+    summary = _caught_up(
+        spark, loaded, options, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
+        from_nothing=True,
+    )  # fmt: skip
+    return summary.manifest
+
+
 def _caught_up(
     spark: SparkSession,
-    pipeline: Pipeline | str,
+    loaded: Loaded,
     options: dict[str, Any],
     staging: str | Path | None,
-    progress: CatchUpProgress | None,
+    progress: OnProgress | None,
     *,
     to: str,
     **how: Any,
 ) -> Summary:
-    executors, run = executors_of(spark, staging), options_from(options)
-    run.client.check()
+    listener, checked = Listener(progress), _run_options(options)
+    executors = _executors(spark, loaded, staging, listener, progress)
+    checked.client.check()
     work = CatchUp(
-        loaded=_loaded(pipeline), options=run, parallelism=parallelism_given(options), progress=progress or Notes(),
+        loaded=loaded, options=checked, parallelism=parallelism_given(options), progress=listener,
         stop_offsets=StopOffsets.parse(to), **how,
     )  # fmt: skip
     work.judge()
@@ -113,14 +157,16 @@ def audit(
     last: int | None = None,
     ignore_foreign: bool = False,
     staging: str | Path | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> AuditReport:
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running pipeline runs on.
     """
-    loaded, executors = _loaded(pipeline), executors_of(spark, staging)
-    work = Audit(loaded, _client(options), executors.submit, executors.staging, Notes(), ignore_foreign=ignore_foreign)
+    loaded, listener = _loaded(pipeline), Listener(progress)
+    executors = _executors(spark, loaded, staging, listener, progress)
+    work = Audit(loaded, _client(options), executors.submit, executors.staging, listener, ignore_foreign=ignore_foreign)
     return work.run(first, last)
 
 
@@ -132,14 +178,47 @@ def replay(
     into: str | None = None,
     sink: str | None = None,
     staging: str | Path | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> Replayed:
     """Compute the output of *checkpoint* again and count it; *into* is a topic that gets the records of *sink*.
 
     *options* say which cluster, as for `audit`. A running pipeline runs on.
     """
-    work = Replay(_loaded(pipeline), _client(options), checkpoint, into=into, sink=sink)
-    return work.run(executors_of(spark, staging), Notes())
+    loaded, listener = _loaded(pipeline), Listener(progress)
+    work = Replay(loaded, _client(options), checkpoint, into=into, sink=sink)
+    return work.run(_executors(spark, loaded, staging, listener, progress), listener)
+
+
+def _executors(
+    spark: SparkSession,
+    loaded: Loaded,
+    staging: str | Path | None,
+    listener: Listener,
+    progress: OnProgress | None,
+) -> Executors:
+    """The executors of *spark*, whose tasks are watched only for a program that asks for progress.
+
+    A cell of a notebook is sent to executors on other machines: they have no such module.
+    """
+    file = cell_file(loaded.reference)
+    if file is not None and not runs_here(spark):
+        spark.addArtifacts(str(file), pyfile=True)
+    return executors_of(spark, staging, None if progress is None else listener.units)
+
+
+def _run_options(options: dict[str, Any]) -> RunOptions:
+    """The checked *options*; ConfigError for one that is for worker processes alone. A file may have those, too."""
+    checkpoint, run = declared(CheckpointSettings), declared(RunOptions)
+    names = [run[name] for name in (*BOUNDED_RUN, "parallelism", "allow_dropped_fields")]
+    names += [*(checkpoint[name] for name in BOUNDED_CHECKPOINT), *declared(Restoration).values()]
+    known = {"bootstrap_servers", "config", "kafka", *(name.keyword for name in names)}
+    if refused := sorted(name for name, value in options.items() if value is not None and name not in known):
+        raise ConfigError(
+            f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of the "
+            f"input and a unit is tried again by Spark. Leave it out; options are: {', '.join(sorted(known))}."
+        )
+    return options_from(options)
 
 
 def _loaded(pipeline: Pipeline | str) -> Loaded:
@@ -147,7 +226,7 @@ def _loaded(pipeline: Pipeline | str) -> Loaded:
 
 
 def _client(options: dict[str, Any]) -> ClientConfig:
-    """How to reach the cluster; ConfigError for any other option."""
+    """The client's configuration; ConfigError for any other option."""
     options_from(options)
     client = client_from(options, read_file(options.get("config")))
     client.check()

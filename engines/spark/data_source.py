@@ -1,7 +1,7 @@
 """The format `exactlyonce` for `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
 Invariants: Spark sends the class to its workers by name, so they need this package; options are checked before anything
-is opened, and an unknown one is an error; what reads and what writes is imported where it is used.
+is opened; readers and writers are imported where they are used.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from exactlyonce.engines.spark.source.read_options import parse_read_options, read_schema
-from exactlyonce.engines.spark.source.state_options import STATE, is_of_state, parse_state_options
+from exactlyonce.engines.spark.source.read_options import (
+    STATE,
+    is_of_state,
+    parse_read_options,
+    parse_state_options,
+    read_schema,
+)
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,14 +36,14 @@ class ExactlyOnceDataSource(DataSource):
     """Kafka topics, read exactly and written exactly once; other stores, written exactly once; state, read."""
 
     _state: StatePlan | None = None
-    """Of a read of state: what was found when Spark asked for the schema. Spark hands it on to the read."""
+    """The plan of a read of state, from Spark's question for the schema. Spark passes it on to the read."""
 
     @classmethod
     def name(cls) -> str:
         return "exactlyonce"
 
     def schema(self) -> StructType:
-        """Asked for when something is read and the user gives none."""
+        """The schema of a read, if the user gives none."""
         if is_of_state(self.options):
             return self._state_plan().columns().schema
         return read_schema(parse_read_options(self.options))
@@ -53,21 +58,22 @@ class ExactlyOnceDataSource(DataSource):
         return RangesReader(parse_read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from exactlyonce.engines.spark.source.stream_reading import StreamReader
+        from exactlyonce.engines.spark.source.reading import StreamReader
 
         if is_of_state(self.options):
             raise ConfigError(f"The option {STATE} is for spark.read: the state at a checkpoint is no stream.")
         return StreamReader(parse_read_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from exactlyonce.engines.spark.sink.writing import batch_writer
+        from exactlyonce.engines.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from exactlyonce.engines.spark.sink.streaming import stream_writer
+        from exactlyonce.engines.spark.sink.options import parse_sink_options
+        from exactlyonce.engines.spark.sink.writer import StreamWriter
 
-        return stream_writer(self.options, schema, overwrite)
+        return StreamWriter(parse_sink_options(self.options, schema, streaming=True))
 
     def _state_plan(self) -> StatePlan:
         from exactlyonce.engines.spark.source.state_reading import plan_state
@@ -78,5 +84,5 @@ class ExactlyOnceDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session: once, before it is used."""
+    """Register the format with a session, once, before it is used."""
     spark.dataSource.register(ExactlyOnceDataSource)

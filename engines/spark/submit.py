@@ -1,45 +1,76 @@
-"""Units on Spark: one job for each stage, one task for each unit, and receipts as the job's result.
+"""Units on Spark: one job for each stage, a few units in each of its tasks, and receipts as the job's result.
 
 Invariants: a job has effects only in its one result stage, and is collected once, so that no plan runs its tasks again;
-what a task is sent is bytes and the name of a function; its attempt's label is of this attempt alone.
+a task gets bytes and the name of a function; a task that fails repeats all of its units, in attempts of their own; the
+label of an attempt is unique.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from exactlyonce.engines.bounded.submit import Executors, Submit, perform, settled
+from exactlyonce.engines.bounded.submit import Executors, Submit, UnitsDone, perform, settled
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.spark.session import cores, runs_here
-from exactlyonce.engines.spark.spark_errors import in_short, is_sparks, known_cause
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
+from exactlyonce.engines.runtime.operators import users_traceback
+from exactlyonce.engines.spark.jobs import described, watched
+from exactlyonce.engines.spark.session import (
+    cores,
+    in_short,
+    is_sparks,
+    known_cause,
+    refuse_speculation_in,
+    runs_here,
+)
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, UsersTraceback, require
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _SCHEMA = "place int, answer binary"
+_TRACE_BEGINS, _TRACE_ENDS = "The traceback of the user's function:", "The end of the user's traceback."
+_TRACED = re.compile(rf"{_TRACE_BEGINS}\n(.*?){_TRACE_ENDS}", re.DOTALL)
+TASKS_PER_CORE = 4
+"""A task costs more than a small unit; with several for each core, a core that is done early takes another one."""
 
 
 class StageFailed(ExactlyOnceError):
-    """A stage of a Spark job failed for good. Its checkpoint never happened; nothing is lost."""
+    """A stage of a Spark job failed permanently. Its checkpoint never happened; nothing is lost."""
 
 
-def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda stage, units: None) -> Submit:
-    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and how many units it has."""
+def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
+    """A `Submit` whose units are tasks of *spark*. Another thread, too, calls *progress*; its errors are raised.
+
+    Raises `ConfigError` if *spark* would run a task twice at the same time.
+    """
+    refuse_speculation_in(spark)
+
+    @cache
+    def tasks_max() -> int:
+        return TASKS_PER_CORE * _cores(spark)
 
     def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        started(stage, len(work))
-        frame = spark.range(0, len(work), 1, len(work)).mapInArrow(partial(_run, list(work)), _SCHEMA)
+        tasks = len(work) if len(work) <= TASKS_PER_CORE else min(len(work), tasks_max())
+        frame = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_run, list(work), tasks), _SCHEMA)
         try:
-            rows = frame.collect()
+            with described(spark, f"{stage}, {counted(len(work), 'unit')}"):
+                told = None if progress is None else partial(progress, stage)
+                rows = frame.collect() if told is None else _collect(spark, frame, tasks, len(work), told)
         except Exception as error:
             if not is_sparks(error):
                 raise
-            raise known_cause(str(error)) or _failed(stage, str(error)) from None
+            reason, traced = str(error), _TRACED.search(str(error))
+            raise known_cause(reason) or StageFailed(
+                f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the "
+                f"command again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n"
+                f"  {in_short(_TRACED.sub('', reason))}"
+            ) from (UsersTraceback(traced[1]) if traced else None)
         answers: dict[int, bytes] = {row.place: bytes(row.answer) for row in rows}
         require(sorted(answers) == list(range(len(work))), "every task answers once")
         return settled(answers[place] for place in range(len(work)))
@@ -47,42 +78,61 @@ def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda 
     return submit
 
 
-def executors_of(
-    spark: SparkSession, staging: str | Path | None, started: Callable[[str, int], None] = lambda stage, units: None
-) -> Executors:
-    """The executors of *spark*; ConfigError where they need a folder *staging* that they share with this machine."""
+def _collect(
+    spark: SparkSession, frame: DataFrame, tasks: int, units: int, told: Callable[[int, int], None]
+) -> list[Row]:
+    """The rows of *frame*; *told* gets the units done, about as many as the share of tasks done, and all units."""
+    told(0, units)
+    rows = watched(spark, frame.collect, lambda done: told(units * done // tasks, units) if done < tasks else None)
+    told(units, units)
+    return rows
+
+
+def executors_of(spark: SparkSession, staging: str | Path | None, progress: UnitsDone | None = None) -> Executors:
+    """The executors of *spark*; ConfigError where they need a folder *staging* shared with this machine."""
     if staging is None and not runs_here(spark):
         require_staging(spark.conf.get("spark.master", "") or "a Connect server")
-    return Executors(submit_to(spark, started), Path(staging or THIS_MACHINE).absolute(), lambda: cores(spark))
+    submit = submit_to(spark, progress)
+    return Executors(submit, Path(staging or THIS_MACHINE).absolute(), lambda: _cores(spark))
+
+
+def _cores(spark: SparkSession) -> int:
+    with described(spark, "exactlyonce: how many cores are there?"):
+        return cores(spark)
 
 
 def require_staging(master: str) -> NoReturn:
-    """Raise the ConfigError that a Spark on other machines needs a shared folder."""
+    """Raise ConfigError: a Spark on other machines needs a shared folder."""
     raise ConfigError(
         f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
         f"path, with room for the input of a chunk."
     )
 
 
-def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """In the task: do the work whose place is in *batches*."""
+def _run(work: list[bytes], tasks: int, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Do the share of *work* of the task whose number is in *batches*, one of so many *tasks*.
+
+    The first units have the most input, so tasks take units in turn.
+    """
     import pyarrow
     from pyspark import TaskContext
 
     task = TaskContext.get()
     require(task is not None, "a unit runs in a task")
     assert task is not None
-    label = f"{task.stageId()}-{task.taskAttemptId()}-{task.attemptNumber()}"
-    for batch in batches:
-        places = batch.column(0).to_pylist()
-        answers = [perform(work[place], label) for place in places]
-        yield pyarrow.RecordBatch.from_arrays(
-            [pyarrow.array(places, pyarrow.int32()), pyarrow.array(answers, pyarrow.binary())], ["place", "answer"]
-        )
+    for number in chain.from_iterable(batch.column(0).to_pylist() for batch in batches):
+        for place in range(number, len(work), tasks):
+            label = f"{task.stageId()}-{task.taskAttemptId()}-{place}-{task.attemptNumber()}"
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array([place], pyarrow.int32()), pyarrow.array([_done(work[place], label)], pyarrow.binary())],
+                ["place", "answer"],
+            )
 
 
-def _failed(stage: str, reason: str) -> StageFailed:
-    return StageFailed(
-        f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
-        f"again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n  {in_short(reason)}"
-    )
+def _done(work: bytes, label: str) -> bytes:
+    try:
+        return perform(work, label)
+    except ExactlyOnceError as error:  # Spark tries again, and passes on no more than the text of the last one
+        if not (trace := users_traceback(error)):
+            raise
+        raise type(error)(f"{error}\n{_TRACE_BEGINS}\n{trace}{_TRACE_ENDS}", **error.facts) from None

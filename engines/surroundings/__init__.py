@@ -1,4 +1,4 @@
-"""The surroundings of a pipeline: the topics that it reads and writes, and the stores, as its leader asks for them.
+"""The surroundings of a pipeline, for its leader: the topics that it reads and writes, and the stores.
 
 May import `connectors`, `sinks`, `checkpoint` and `pipeline`; knows no engine.
 """

@@ -1,18 +1,19 @@
-"""Checks of the topics before anything is read, and of the input topics at every checkpoint: what can be known to fail
-is refused here, with what fixes it.
+"""Checks of a pipeline's topics, before anything is read and at every checkpoint; answers to its leader about them.
 
-Invariants: offsets go with the id of the topic that they were read from, and with the leader epoch of the last record;
-a partition that was added is read from offset 0, whenever it is noticed, so that nothing of it is skipped in silence.
+Invariants: offsets go with the id of their topic and the leader epoch of the last record; reading continues where the
+newest manifest ends; an added partition is read from offset 0, whenever it is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
@@ -25,7 +26,7 @@ TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
 Offsets = dict[str, dict[int, int]]
 """By source and partition."""
 Seen = Mapping[str, tuple[Topic | None, ...]]
-"""By topic, what every live broker knows of it now; see `Topics.seen_by_each`."""
+"""By topic, its state as each live broker knows it; see `Topics.seen_by_each`."""
 
 
 @dataclass
@@ -37,126 +38,119 @@ class Inputs:
     described: Mapping[str, Topic]
     """By topic name; ids never change, partitions only become more."""
     targets: Offsets
-    """Where a bounded run ends: the last stable offsets of now; empty when unbounded."""
+    """The end of a bounded run: the last stable offsets at its start; empty when unbounded."""
 
     @property
     def topic_ids(self) -> dict[str, str]:
-        """By topic name."""
         return {name: topic.topic_id for name, topic in self.described.items()}
 
     @property
     def counted(self) -> tuple[tuple[str, str, int], ...]:
         """(source id, topic, partitions) of every source."""
-        return tuple((id, each.topic, self.described[each.topic].partitions) for id, each in self.sources.items())
+        return tuple((id, source.topic, self.described[source.topic].partitions) for id, source in self.sources.items())
 
     def require_read(self, places: Iterable[RecordPlace]) -> None:
         """ConfigError where one of *places* is in no partition that the pipeline reads."""
         for place in places:
             topic = self.described.get(place.topic)
             if topic is None or place.partition >= topic.partitions:
-                there = ", ".join(f"{each.name} with {each.partitions} partitions" for each in self.described.values())
+                topics = self.described.values()
+                there = ", ".join(f"{topic.name} with {topic.partitions} partitions" for topic in topics)
                 raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
 
-    def start_offsets(self) -> tuple[SourceOffset, ...]:
-        """Where a pipeline without a checkpoint begins."""
+    def start_offsets(self, known: Container[str] = ()) -> tuple[SourceOffset, ...]:
+        """The first offsets of a pipeline without a checkpoint, but for *known* sources."""
         return tuple(
-            SourceOffset(source, each.topic, self.described[each.topic].topic_id, partition, offset)
-            for source, each in sorted(self.sources.items())
-            for partition, offset in sorted(each.first_offsets(source, self.topics).items())
+            SourceOffset(id, source.topic, self.described[source.topic].topic_id, partition, offset)
+            for id, source in sorted(self.sources.items())
+            if id not in known
+            for partition, offset in sorted(source.first_offsets(id, self.topics).items())
         )
-
-    def first_offsets(self) -> Offsets:
-        """The same, by source and partition."""
-        found: Offsets = {source: {} for source in self.sources}
-        for each in self.start_offsets():
-            found[each.source][each.partition] = each.offset
-        return found
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
         """Sn of every partition; a partition added since then begins at its beginning."""
-        found = self.added_since(manifest)
+        offsets = self.added_since(manifest)
         for noted in manifest.offsets:
-            found[noted.source][noted.partition] = noted.offset
-        return found
+            offsets[noted.source][noted.partition] = noted.offset
+        return offsets
 
     def added_since(self, manifest: Manifest) -> Offsets:
-        """Where the partitions begin that *manifest* does not have: at 0, though retention may have been there."""
-        noted = {(each.source, each.partition) for each in manifest.offsets}
+        """The first offsets of partitions that *manifest* lacks: 0, even where retention has removed records."""
+        noted = {(offset.source, offset.partition) for offset in manifest.offsets}
         return {
-            source: {p: 0 for p in range(self.described[each.topic].partitions) if (source, p) not in noted}
-            for source, each in self.sources.items()
+            id: {p: 0 for p in range(self.described[source.topic].partitions) if (id, p) not in noted}
+            for id, source in self.sources.items()
         }
 
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
-        """Raise Halt if a topic is not the one that is read any more; take note of partitions that were added.
+        """Raise Halt if a topic was deleted or made anew; take note of added partitions, unless the run is bounded.
 
-        Called after all has been read that the next manifest will name, so that what was read of a topic made anew
-        shows. A run up to a target takes no more partitions. *manifest* is the newest.
+        Called once everything that the next manifest will name has been read. *manifest* is the newest.
         """
         described = {}
         for name, known in self.described.items():
             now = _now(known, seen_by_each[name])
             if now is None:
-                raise _deleted(manifest, known)
+                raise Halt(
+                    f"Topic {name!r} was deleted since checkpoint {manifest.checkpoint}; its id was {known.topic_id}. "
+                    f"What the pipeline had not read of it is gone.\n"
+                    f"  Choices: restore the topic; give the source another one, {_reset(manifest)}."
+                )
             if now.topic_id != known.topic_id:
                 raise _made_anew(manifest, name, known.topic_id, now.topic_id)
             described[name] = known if self.targets else now
         self.described = described
 
     def check_continuity(self, manifest: Manifest) -> None:
-        """Raise Halt if what lies after Sn is not all there any more."""
-        noted = {source.source for source in manifest.offsets}
-        if noted - set(self.sources) or set(self.sources) - noted:
+        """Raise Halt if records after Sn are missing."""
+        noted = {offset.source for offset in manifest.offsets}
+        if noted != set(self.sources):
             raise ConfigError(
                 f"Checkpoint {manifest.checkpoint} was taken with sources {sorted(noted)}, the pipeline has "
                 f"{sorted(self.sources)} now. A source is found again by its id: give it the old id, or start over "
                 f"with `exactlyonce reset {manifest.pipeline}`."
             )
-        for topic in sorted({each.topic for each in manifest.offsets}):
-            self._check_topic(manifest, topic)
-
-    def _check_topic(self, manifest: Manifest, name: str) -> None:
-        topic = self.described.get(name)
-        if topic is None:
-            raise ConfigError(
-                f"Checkpoint {manifest.checkpoint} was read from topic {name!r}, which the pipeline reads no longer. "
-                f"Give the source its old topic, {_reset(manifest)}."
-            )
-        require_unread(self.topics, manifest, topic)
+        for name in sorted({offset.topic for offset in manifest.offsets}):
+            if name not in self.described:
+                raise ConfigError(
+                    f"Checkpoint {manifest.checkpoint} was read from topic {name!r}, which the pipeline reads no "
+                    f"longer. Give the source its old topic, {_reset(manifest)}."
+                )
+            require_unread(self.topics, manifest, self.described[name])
 
 
 def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
-    """Raise Halt if *topic* is not the one that *manifest* has read, or what lies behind Sn is not all there."""
-    name, offsets = topic.name, [each for each in manifest.offsets if each.topic == topic.name]
+    """Raise Halt if *topic* is not the one that *manifest* has read, or if records after Sn are missing."""
+    name, offsets = topic.name, [offset for offset in manifest.offsets if offset.topic == topic.name]
     if offsets[0].topic_id != topic.topic_id:
         raise _made_anew(manifest, name, offsets[0].topic_id, topic.topic_id)
     first, end = topics.start_offsets(name), topics.end_offsets(name, committed=False)
-    added = [SourceOffset("", name, "", each, 0) for each in sorted(first.keys() - {o.partition for o in offsets})]
-    for each in offsets + added:
-        if each.partition not in first:
-            raise Halt(f"Partition {each.partition} of topic {name!r} is gone since checkpoint {manifest.checkpoint}.")
-        if each.offset < first[each.partition]:
+    added = sorted(first.keys() - {read.partition for read in offsets})
+    for read in (*offsets, *(SourceOffset("", name, "", partition, 0) for partition in added)):
+        if read.partition not in first:
+            raise Halt(f"Partition {read.partition} of topic {name!r} is gone since checkpoint {manifest.checkpoint}.")
+        if read.offset < first[read.partition]:
             raise Halt(
-                f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
-                f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
-                f"{each.offset} to {first[each.partition] - 1}.\n"
+                f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{read.partition}] offset "
+                f"{read.offset}, but the topic begins at {first[read.partition]} now: retention has taken offsets "
+                f"{read.offset} to {first[read.partition] - 1}.\n"
                 f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}.",
-                **_place(each),
+                **_place(read),
             )
-        if each.offset > end[each.partition]:
-            raise _truncated(manifest, each, f"the topic ends at {end[each.partition]}")
-    for source in sorted({each.source for each in offsets}):
-        _require_epochs(topics, manifest, name, [each for each in offsets if each.source == source])
+        if read.offset > end[read.partition]:
+            raise _truncated(manifest, read, f"the topic ends at {end[read.partition]}")
+    for source in sorted({read.source for read in offsets}):
+        _require_epochs(topics, manifest, name, [read for read in offsets if read.source == source])
 
 
 def _require_epochs(topics: Topics, manifest: Manifest, name: str, offsets: list[SourceOffset]) -> None:
-    """Raise Halt if records that were read are gone though the log has grown beyond their offsets again."""
-    ends = topics.epoch_ends(name, {o.partition: o.leader_epoch for o in offsets if o.leader_epoch >= 0})
-    for each in offsets:
-        end = ends.get(each.partition, each.offset)
-        if end < each.offset:
+    """Raise Halt if records that were read are gone, and the log has grown beyond their offsets again."""
+    ends = topics.epoch_ends(name, {read.partition: read.leader_epoch for read in offsets if read.leader_epoch >= 0})
+    for read in offsets:
+        end = ends.get(read.partition, read.offset)
+        if end < read.offset:
             until = "is gone from the log" if end < 0 else f"ends at offset {end} now"
-            raise _truncated(manifest, each, f"what leader epoch {each.leader_epoch} wrote there {until}")
+            raise _truncated(manifest, read, f"what leader epoch {read.leader_epoch} wrote there {until}")
 
 
 def _reset(manifest: Manifest) -> str:
@@ -168,14 +162,6 @@ def _made_anew(manifest: Manifest, name: str, before: str, now: str) -> Halt:
         f"Topic {name!r} was deleted and created again since checkpoint {manifest.checkpoint}: its id was {before}, "
         f"now it is {now}. The checkpoint's offsets mean nothing in it.\n"
         f"  Choices: restore the old topic; {_reset(manifest)}."
-    )
-
-
-def _deleted(manifest: Manifest, topic: Topic) -> Halt:
-    return Halt(
-        f"Topic {topic.name!r} was deleted since checkpoint {manifest.checkpoint}; its id was {topic.topic_id}. What "
-        f"the pipeline had not read of it is gone.\n"
-        f"  Choices: restore the topic; give the source another one, {_reset(manifest)}."
     )
 
 
@@ -195,21 +181,23 @@ def _place(read: SourceOffset) -> Facts:
 
 def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:
     """Raise GraphError if the checkpoint has state that no operator of the pipeline takes; a new one begins empty."""
-    kept, found = {each.operator for each in manifest.operators}, {node.id for node in graph.stateful}
-    if lost := sorted(kept - found):
-        new = ", ".join(map(repr, sorted(found - kept)))
-        beside = f" (but has {new}, of which there is no state)" if new else ""
+    before, now = {snapshot.operator for snapshot in manifest.operators}, {node.id for node in graph.stateful}
+    if lost := sorted(before - now):
+        new = ", ".join(map(repr, sorted(now - before)))
+        added = f" (but has {new}, of which there is no state)" if new else ""
         raise GraphError(
             f"Checkpoint {manifest.checkpoint} has state of {', '.join(map(repr, lost))}, and the pipeline has no such "
-            f"operator{beside}. State is found again by the operator's id: give the operator its old id; or take "
+            f"operator{added}. State is found again by the operator's id: give the operator its old id; or take "
             f"a savepoint with the old code, and begin from it with --map or --allow-dropped-state; or start over with "
             f"`exactlyonce reset {manifest.pipeline}`."
         )
 
 
 def refuse_new_places(graph: LogicalGraph, parallelism: int, manifest: Manifest, added: Offsets) -> None:
-    """Raise Halt where partitions were *added* to a topic whose partitions say which subtask has the state of a key:
-    producers deal its keys out anew, and a key's next record would meet another subtask, without its state."""
+    """Raise Halt where partitions were *added* to a topic whose partitions place the state of keys in subtasks.
+
+    Producers distribute its keys anew, so a key's next record would meet a subtask without its state.
+    """
     for source in sorted(graph.placing_sources if parallelism > 1 else ()):
         if added[source]:
             raise Halt(
@@ -221,16 +209,6 @@ def refuse_new_places(graph: LogicalGraph, parallelism: int, manifest: Manifest,
             )
 
 
-def check_inputs(topics: Topics, graph: LogicalGraph, *, bounded: bool) -> Inputs:
-    """Look at every input topic; TopicError for a missing one."""
-    sources = {node.id: cast("Readable", node.source) for node in graph.sources}
-    described = topics.describe(sorted({each.topic for each in sources.values()}))
-    targets = {}
-    if bounded:
-        targets = {name: topics.end_offsets(each.topic, committed=True) for name, each in sources.items()}
-    return Inputs(topics, sources, described, targets)
-
-
 @dataclass
 class OutputTopics:
     """The output topics of an incarnation, and their partitions as they are now."""
@@ -238,7 +216,7 @@ class OutputTopics:
     topics: Topics
     sinks: Mapping[str, WritesToTopic]
     described: Mapping[str, Topic]
-    """By topic name; ids never change, partitions only become more. Without those that are to be created."""
+    """By topic name, without topics to be created; ids never change, partitions only become more."""
 
     @property
     def counted(self) -> tuple[tuple[str, str, int], ...]:
@@ -246,15 +224,20 @@ class OutputTopics:
         return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
 
     @property
+    def partitions(self) -> dict[str, int]:
+        """The number of partitions by sink id."""
+        return {id: count for id, _, count in self.counted}
+
+    @property
     def foreseen(self) -> tuple[tuple[str, str, int], ...]:
-        """The same, though topics may be missing, which will be created."""
+        """The same, with the partitions of topics to be created."""
         known = {name: topic.partitions for name, topic in self.described.items()}
         return tuple(
             (id, sink.topic, known.get(sink.topic, sink.create_partitions or 1)) for id, sink in self.sinks.items()
         )
 
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
-        """Create the topics that there are not; Halt if *manifest*, the newest, shows that they were written to."""
+        """Create missing topics; Halt if *manifest*, the newest, shows that they were written to."""
         written = {topic for _, topic, _ in manifest.sinks} if manifest and manifest.checkpoint else set()
         for id, sink in self.sinks.items():
             if sink.topic in self.described:
@@ -266,7 +249,7 @@ class OutputTopics:
             self.described = {**self.described, **self.topics.describe([sink.topic])}
 
     def note_times(self, note: Callable[[str], None]) -> None:
-        """Say where a topic does not keep the times that its sink gives."""
+        """Note each topic that does not keep the times that its sink gives."""
         for id, sink in self.sinks.items():
             if not gives_times(sink):
                 continue
@@ -282,10 +265,7 @@ class OutputTopics:
                 )
 
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
-        """Raise Halt if a topic is not the one that is written to any more; count its partitions, which may have grown.
-
-        *manifest* is the newest.
-        """
+        """Raise Halt if a topic was deleted or made anew; count its partitions, which may have grown."""
         described = {}
         for name, known in self.described.items():
             now = _now(known, seen_by_each[name])
@@ -298,18 +278,18 @@ class OutputTopics:
 
 
 def _now(known: Topic, seen: Sequence[Topic | None]) -> Topic | None:
-    """What *known* is now that brokers have *seen* it so: another, if one broker knows another; None if none knows any.
+    """The topic *known*, as brokers have *seen* it: another, if one broker knows another; None if none knows it.
 
-    A partition counts once every broker knows it: to a client that asks one of the others it would be missing.
+    A partition counts once every broker knows it: a client that asks one of the others would miss it.
     """
-    there = [each for each in seen if each is not None]
-    if another := next((each for each in there if each.topic_id != known.topic_id), None):
+    views = [topic for topic in seen if topic is not None]
+    if another := next((topic for topic in views if topic.topic_id != known.topic_id), None):
         return another
-    if not there:
+    if not views:
         return None
-    if len(there) < len(seen):
+    if len(views) < len(seen):
         return known
-    return msgspec.structs.replace(known, partitions=max(known.partitions, min(each.partitions for each in there)))
+    return msgspec.structs.replace(known, partitions=max(known.partitions, min(topic.partitions for topic in views)))
 
 
 def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
@@ -320,22 +300,79 @@ def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
     )
 
 
-def check_outputs(topics: Topics, graph: LogicalGraph) -> OutputTopics:
-    """Look at every output topic; TopicError for a missing one that the sink does not create. Nothing is changed."""
-    sinks = {node.id: cast("WritesToTopic", node.sink) for node in graph.sinks if node.sink and node.sink.topic}
-    inputs = {node.source.topic for node in graph.sources if node.source is not None}
-    described: dict[str, Topic] = {}
-    for id, sink in sinks.items():
-        if sink.topic in inputs:
-            raise ConfigError(
-                f"Sink {id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
-            )
-        try:
-            described |= topics.describe([sink.topic])
-        except TopicError:
-            if sink.create_partitions is None:
-                raise TopicError(
-                    f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
-                    f"KafkaSink({sink.topic!r}, create_partitions=4)."
-                ) from None
-    return OutputTopics(topics, sinks, described)
+class PipelineTopics:
+    """The topics of a pipeline. The first look is `look_at_inputs`, then `look_at_outputs`."""
+
+    def __init__(
+        self, topics: Topics, graph: LogicalGraph, parallelism: int, note: Callable[[str], None], *, bounded: bool
+    ) -> None:
+        self.inputs: Inputs
+        self.outputs: OutputTopics
+        self.offsets: Offsets = {}
+        """Sn of the newest manifest."""
+        self.added: Offsets = {}
+        """The first offsets of partitions that the newest manifest lacks."""
+        self._topics, self._graph, self._parallelism, self._note = topics, graph, parallelism, note
+        self._bounded = bounded
+
+    def look_at_inputs(self) -> None:
+        """Look at every input topic; TopicError for a missing one."""
+        topics, sources = self._topics, {node.id: cast("Readable", node.source) for node in self._graph.sources}
+        described = topics.describe(sorted({source.topic for source in sources.values()}))
+        targets = {}
+        if self._bounded:
+            targets = {id: topics.end_offsets(source.topic, committed=True) for id, source in sources.items()}
+        self.inputs = Inputs(topics, sources, described, targets)
+
+    def look_at_outputs(self) -> None:
+        """Look at every output topic; TopicError for a missing one that the sink does not create."""
+        nodes = [node for node in self._graph.sinks if node.sink and node.sink.topic]
+        sinks = {node.id: cast("WritesToTopic", node.sink) for node in nodes}
+        inputs = {node.source.topic for node in self._graph.sources if node.source is not None}
+        described: dict[str, Topic] = {}
+        for id, sink in sinks.items():
+            if sink.topic in inputs:
+                raise ConfigError(
+                    f"Sink {id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
+                )
+            try:
+                described |= self._topics.describe([sink.topic])
+            except TopicError:
+                if sink.create_partitions is None:
+                    raise TopicError(
+                        f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
+                        f"KafkaSink({sink.topic!r}, create_partitions=4)."
+                    ) from None
+        self.outputs = OutputTopics(self._topics, sinks, described)
+
+    def __call__(self, request: ask.Request) -> Any:
+        """The answer, or `NotImplemented` if *request* is about something else."""
+        match request:
+            case ask.StartOffsets():
+                return self.inputs.start_offsets()
+            case ask.CheckContinuity(manifest):
+                check_operators(self._graph, manifest)
+                return self.inputs.check_continuity(manifest)
+            case ask.LookAtInputs(newest):
+                return self._take_note(newest, self._topics.seen_by_each(self.inputs.described, APPEND_TIMEOUT_MS))
+            case ask.LookAtTopics(newest):
+                names = (*self.inputs.described, *self.outputs.described)
+                seen = self._topics.seen_by_each(names, APPEND_TIMEOUT_MS)
+                self._take_note(newest, seen)
+                return self.outputs.look_again(newest, seen)
+            case ask.GoOnFrom(manifest):
+                self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
+                return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
+            case ask.CreateOutputs(newest):
+                self.outputs.create_missing(newest, self._note)
+                return self.outputs.note_times(self._note)
+            case ask.KnownOutputs():
+                return self.outputs.counted
+        return NotImplemented
+
+    def _take_note(self, newest: Manifest, seen: Seen) -> None:
+        before = self.inputs.described
+        self.inputs.look_again(newest, seen)
+        for name, topic in self.inputs.described.items():
+            if topic.partitions > before[name].partitions:
+                self._note(f"topic {name} has {topic.partitions} partitions now: the new ones are read from offset 0")

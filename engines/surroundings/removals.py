@@ -1,8 +1,7 @@
-"""The removal of blocks that lie outside of the checkpoint topic, once their drop is decided and durable.
+"""The removal of blocks outside of the checkpoint topic, once their drop is decided and durable.
 
-Invariant: only what a durable transaction of the decision log has dropped is removed, however late, and nobody waits
-for it: a thread asks again while a storage is away, and that one holds up no other. What a crash, or an end before it
-is back, leaves is found in the listing at the next start, and dropped again.
+Invariant: only blocks dropped by a durable transaction of the decision log are removed, however late. A storage that is
+away holds up neither the leader nor another storage. The next start finds leftovers of a crash, and drops them again.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long a clean end waits for what is not removed yet."""
+"""The time that a clean end waits for removals."""
 PAUSE_S = 1.0
 NOTED_INTERVAL_S = 60.0
 
 
 class Removals:
-    """Of one leader. The thread begins with the first removal."""
+    """The removals of one leader. The thread begins with the first one."""
 
     def __init__(self, storages: Callable[[str], BlockStorage], note: Callable[[str], None]) -> None:
-        """*storages* opens the one of a URL."""
+        """*storages* opens the storage of a URL."""
         self._storages, self._note = storages, note
         self._open: dict[str, BlockStorage] = {}
         self._queue: queue.SimpleQueue[tuple[StoredBlock, ...]] = queue.SimpleQueue()
@@ -36,14 +35,14 @@ class Removals:
         self._noted_s = float("-inf")
 
     def add(self, blocks: Iterable[StoredBlock]) -> None:
-        """They may go."""
+        """Remove *blocks* in the background."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="removals", daemon=True)
             self._thread.start()
         self._queue.put(tuple(blocks))
 
     def close(self) -> None:
-        """Remove what was added, as far as the storage answers in time."""
+        """Remove all added blocks, as far as their storages answer in time."""
         self._closing.set()
         if self._thread is not None:
             self._queue.put(())
@@ -56,11 +55,11 @@ class Removals:
                 for storage, ref in self._queue.get(timeout=PAUSE_S if left else None):
                     left.setdefault(storage, []).append(ref)
             left = {storage: refs for storage, refs in left.items() if not self._removed(storage, refs)}
-        for each in self._open.values():
-            each.close()
+        for opened in self._open.values():
+            opened.close()
 
     def _removed(self, storage: str, blocks: list[BlockRef]) -> bool:
-        """Whether it is over with *blocks*: they are gone, or asking again would not help."""
+        """Whether *blocks* are done: they are gone, or a retry would not help."""
         try:
             if storage not in self._open:
                 self._open[storage] = self._storages(storage)

@@ -1,16 +1,22 @@
-"""The stores that a pipeline writes to beside Kafka, as its leader asks for them."""
+"""The stores that a pipeline writes to beside Kafka, as its leader asks for them.
+
+Invariant: in the background, one request is under way at a time. A repeated request gets its answer; a dropped one ends
+before the next one begins.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Blocks
-from exactlyonce.checkpoint.commits.of_stores import StagingSink
+from exactlyonce.checkpoint.commits.of_stores import StagingSink, UnderWay
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
@@ -30,30 +36,41 @@ from exactlyonce.sinks.files.layout import KIND as FILES
 from exactlyonce.sinks.prepared.committer import KIND as PREPARED
 from exactlyonce.sinks.write_ahead.writer import KIND as ROWS
 
+_SINKS_BY_KIND = {
+    ROWS: "a write-ahead sink",
+    PREPARED: "a sink that prepares transactions (commit='prepared', or 'xa')",
+    FILES: "FileSink",
+}
+"""By kind of committable, the sinks of exactlyonce that stage it."""
+LOOK_INTERVAL_S = 1.0
+"""An answer that takes longer is reported as under way."""
+
 
 def stages(graph: LogicalGraph) -> bool:
-    """Whether any sink of *graph* sets something aside for a store."""
+    """Whether any sink of *graph* stages output for a store."""
     return any(isinstance(node.sink, Committing) and node.sink.stages for node in graph.sinks)
 
 
 def _digest(sink: Sink[Any], type_: Any) -> str:
-    """Of the description of *sink* for records of a type: what it sets aside means something to the same one alone."""
+    """A digest of the description of *sink*: only a sink of the same description can read its staged output."""
     described = msgspec.json.encode([sink.describe(type_), schema.describe(type_)], order="deterministic")
     return hashlib.sha256(described).hexdigest()
 
 
 class Stores:
-    """Of sinks, each with its id and the type of its records; *blocks* reads what was set aside. Making one asks
-    nothing. For one thread."""
+    """The stores of *sinks*, each an id, a description and the type of its records. For one thread.
+
+    *blocks* reads staged output. Making one asks nothing.
+    """
 
     def __init__(self, pipeline: str, sinks: Iterable[tuple[str, Sink[Any], Any]], blocks: Blocks) -> None:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
-        """Of sinks whose writers write to the store themselves: they are only checked."""
+        """The committers of sinks whose writers write to the store themselves: these are only checked."""
         self.staging: dict[str, StagingSink] = {}
         """The sinks whose output is committed to a store."""
         self._unchecked: set[str] = set()
-        """Sinks whose store was away when it was to be checked."""
+        """The sinks whose store was away at the check."""
         for name, sink, type_ in sinks:
             if isinstance(sink, Committing):
                 context = CommitterContext(pipeline=pipeline, sink=name, type=type_, blocks=blocks)
@@ -66,30 +83,28 @@ class Stores:
                     self._writing[name] = committer
 
     def check(self) -> None:
-        """Before anything is fenced: StoreError, which names the sink, where a store cannot take what that writes.
+        """StoreError, which names the sink, where a store cannot take its output; called before anything is fenced.
 
-        A store that is away is checked as soon as it is there: what it has to commit is waited for anyhow.
+        A store that is away is checked once it is back.
         """
-        for sink, each in (*self._committers.items(), *self._writing.items()):
+        for sink, committer in (*self._committers.items(), *self._writing.items()):
             try:
-                _check(sink, each)
+                with naming(sink):
+                    committer.check()
             except StoreUnavailable:
                 if sink in self._writing:
                     raise
                 self._unchecked.add(sink)
 
-    def _fence(self, sink: str, incarnation: int, origin: str) -> dict[int, int]:
-        committer = self._committers[sink]
-        if sink in self._unchecked:
-            _check(sink, committer)
-            self._unchecked.remove(sink)
-        return dict(committer.fence(incarnation, origin))
-
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
         match request:
             case ask.FenceStore(sink, incarnation, origin):
-                return self._fence(sink, incarnation, origin)
+                if sink in self._unchecked:
+                    with naming(sink):
+                        self._committers[sink].check()
+                    self._unchecked.remove(sink)
+                return dict(self._committers[sink].fence(incarnation, origin))
             case ask.CleanStore(sink, incarnation, attempt):
                 return self._committers[sink].clean(incarnation, attempt)
             case ask.CommitStaged(committables, incarnation, origin):
@@ -103,16 +118,16 @@ class Stores:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """By sink that stages, the `StoreCommittable.kind` that it sets aside."""
-        return {sink: each.kind for sink, each in self._committers.items()}
+        """The `StoreCommittable.kind` of each sink that stages."""
+        return {sink: committer.kind for sink, committer in self._committers.items()}
 
     @property
     def holding(self) -> set[str]:
-        """The sinks whose stores hold something, as locks, for what waits there."""
-        return {sink for sink, each in self._committers.items() if isinstance(each, RollsBack)}
+        """The sinks whose stores hold something, as locks, for waiting output."""
+        return {sink for sink, committer in self._committers.items() if isinstance(committer, RollsBack)}
 
     def look(self, sink: str) -> StoreView | None:
-        """What the store of a sink shows; None: it shows nothing without being changed. `StoreUnavailable`: away."""
+        """The view of a sink's store; None if it shows nothing unless it is changed. `StoreUnavailable`: away."""
         committer = self._committers.get(sink) or self._writing[sink]
         return committer.look() if isinstance(committer, Inspectable) else None
 
@@ -122,12 +137,12 @@ class Stores:
         return sorted((*self._committers, *self._writing))
 
     def roll_back(self, sink: str, names: Collection[str], incarnation: int, origin: str) -> list[str]:
-        """See `RollsBack`; nothing where what waits holds nothing."""
+        """See `RollsBack`; nothing where waiting output holds nothing."""
         committer = self._committers.get(sink)
         return committer.roll_back(names, incarnation, origin) if isinstance(committer, RollsBack) else []
 
     def _require_its_own(self, committable: StoreCommittable) -> None:
-        """Raise unless the sink of *committable*, as it is now, has set it aside."""
+        """Raise unless the sink of *committable*, as it is now, has staged it."""
         committer = self._committers.get(committable.sink)
         if committer is None:
             raise Halt(
@@ -136,7 +151,14 @@ class Stores:
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
             )
         if committable.records and committable.kind != committer.kind:
-            raise StoreError(_of_another_kind(committable.kind, committer.kind))
+            unknown = (
+                "a sink that this exactlyonce does not bring: of another package, or a newer version: install that"
+            )
+            raise StoreError(
+                f"they are of the kind {committable.kind!r}, set aside by "
+                f"{_SINKS_BY_KIND.get(committable.kind, unknown)}, and the sink of that name is now one of the kind "
+                f"{committer.kind!r}. Run the pipeline once as it was; then change it."
+            )
         if committable.records and committable.description != self.staging[committable.sink].digest:
             raise StoreError(
                 "they were set aside for another description of the sink: its target, mode, key, format, or the type "
@@ -144,37 +166,39 @@ class Stores:
             )
 
     def close(self) -> None:
-        """Let go of all connections."""
-        for each in (*self._committers.values(), *self._writing.values()):
-            each.close()
+        for committer in (*self._committers.values(), *self._writing.values()):
+            committer.close()
 
 
 class PipelineStores(Stores):
-    """Of the pipeline of *graph*."""
-
     def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
         sinks = ((node.id, node.sink, graph.type_of(node.inputs[0])) for node in graph.sinks if node.sink is not None)
         super().__init__(graph.pipeline_id, sinks, blocks)
 
 
-_SINKS_BY_KIND = {
-    ROWS: "a write-ahead sink",
-    PREPARED: "a sink that prepares transactions (commit='prepared', or 'xa')",
-    FILES: "FileSink",
-}
-"""By kind of committable, the sinks of exactlyonce that set it aside."""
+class BackgroundStores:
+    """Asks *stores* on a thread of its own, so that a leader can send heartbeats meanwhile."""
 
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._thread = ThreadPoolExecutor(1, "stores")
+        self._under_way: tuple[ask.Request, Future[Any], float] | None = None
 
-def _of_another_kind(kind: str, expected: str) -> str:
-    whose = _SINKS_BY_KIND.get(kind)
-    if whose is None:
-        whose = "a sink that this exactlyonce does not bring: of another package, or a newer version: install that"
-    return (
-        f"they are of the kind {kind!r}, set aside by {whose}, and the sink of that name is now one of the kind "
-        f"{expected!r}. Run the pipeline once as it was; then change it."
-    )
+    def __call__(self, request: ask.Request) -> Any:
+        """The answer, or `UnderWay`; `NotImplemented` if *request* is about something else."""
+        if not isinstance(request, ask.FenceStore | ask.CleanStore | ask.CommitStaged):
+            return NotImplemented
+        if self._under_way is None or self._under_way[0] != request:
+            self._under_way = request, self._thread.submit(self._stores, request), time.monotonic()
+        _, future, began_s = self._under_way
+        if wait([future], LOOK_INTERVAL_S).not_done:
+            return UnderWay(round((time.monotonic() - began_s) * 1000))
+        self._under_way = None
+        return future.result()
 
-
-def _check(sink: str, committer: Committer) -> None:
-    with naming(sink):
-        committer.check()
+    def close(self) -> None:
+        """Wait for the request under way, then close the connections."""
+        try:
+            self._thread.submit(self._stores.close).result()
+        finally:
+            self._thread.shutdown()

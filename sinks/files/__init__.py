@@ -2,6 +2,5 @@
 
 At a barrier the files of an interval are closed and durable in a hidden folder of the target; the committable names the
 list of them. Once the checkpoint is decided, the leader renames them to their places, never onto a name that exists,
-and writes the entry of the ledger that says so. May import what `sinks` may import; pyarrow is imported only by what
-writes Parquet, when it does.
+and writes the ledger entry. May import what `sinks` may import; only `parquet` imports pyarrow.
 """

@@ -1,7 +1,7 @@
-"""The fields of a record's type as columns of a file that has types: which type each is, and how a value becomes one.
+"""The fields of a record's type as columns of a typed file: their types, and the conversion of values.
 
-Invariant: what a column gives is None, or of the class that its type is written from; nothing is rounded, cut or moved
-to another time zone on the way. Pure: it knows no library that writes files.
+Invariant: a column's values are None, or of the class that its type is written from; none is rounded, cut or moved to
+another time zone. Pure: it knows no library that writes files.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from exactlyonce.sinks.sql.fields import EXACT, FieldKind, RowField, apart_from_
 
 @dataclass(frozen=True)
 class Scalar:
-    """A type without parts. *plain* makes a value of the kind into the class that it is written from."""
+    """A type without parts. *plain* converts a value of the kind to the class that it is written from."""
 
     name: str
     kind: FieldKind
     plain: Callable[[Any], Any] | None = None
 
     def convert(self, value: Any) -> Any:
-        """*value* as it is written."""
+        """The value to write."""
         if value is None:
             return None
         value = exactly(value, self.kind)
@@ -50,7 +50,7 @@ class ListOf:
         item = self.item
         if isinstance(item, Scalar) and item.plain is None and set(map(type, value)) <= EXACT[item.kind]:
             return list(value)
-        return _admitted(list(map(item.convert, value)), self.nullable)
+        return _require_items(list(map(item.convert, value)), self.nullable)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class MapOf:
         """*value* as pairs."""
         if value is None:
             return None
-        values = _admitted(list(map(self.value.convert, value.values())), self.nullable)
+        values = _require_items(list(map(self.value.convert, value.values())), self.nullable)
         return list(zip(map(self.key.convert, value), values, strict=True))
 
 
-def _admitted(values: list[Any], nullable: bool) -> list[Any]:
-    """*values*, among which None is only if they are *nullable*."""
-    if not nullable and any(each is None for each in values):
+def _require_items(values: list[Any], nullable: bool) -> list[Any]:
+    """*values*; ValueError for a None among them that is not *nullable*."""
+    if not nullable and None in values:
         raise ValueError("None is in it, which the type does not admit")
     return values
 
@@ -102,7 +102,7 @@ class Column:
     type: ColumnType
 
     def values(self, records: Sequence[Any]) -> list[Any]:
-        """The column of these records; whether None is admitted is for the writer of the format to look at."""
+        """The column of these records; the writer of the format checks for None."""
         values = self.field.values(records) if isinstance(self.type, Scalar) else list(map(self.field.get, records))
         if isinstance(self.type, Scalar) and self.type.plain is None and self.type.kind is self.field.kind:
             return values
@@ -112,7 +112,7 @@ class Column:
             raise self._named(error) from None
 
     def within(self, record: Any) -> Any:
-        """The column of a record within a record, in which no None is written that the type does not admit."""
+        """The column of a record within a record; ValueError for a None that the type does not admit."""
         try:
             value = self.field.get(record)
             if value is None and not self.field.nullable:
@@ -127,11 +127,12 @@ class Column:
 
 
 def columns_of(type_: Any) -> tuple[Column, ...]:
-    """The columns of a record's type. Raises `UnsupportedType` for what no file with types can hold."""
+    """The columns of a record's type. Raises `UnsupportedType` for a type that no typed file can hold."""
     return _columns(type_, (), "")
 
 
 def _columns(type_: Any, around: tuple[Any, ...], where: str) -> tuple[Column, ...]:
+    """Likewise of a record within the records *around*, at the path *where*."""
     fields = fields_of(type_)
     if not fields:
         raise schema.UnsupportedType(f"{where or schema.type_name(type_)} has no fields, and Parquet needs a column")
@@ -163,18 +164,18 @@ def _type(info: inspect.Type, around: tuple[Any, ...], where: str) -> ColumnType
 
 
 def _union(info: inspect.UnionType, around: tuple[Any, ...], where: str) -> ColumnType:
-    found = {_type(each, around, where) for each in info.types if not isinstance(each, inspect.NoneType)}
-    if found == {_INT, _FLOAT}:
+    types = {_type(member, around, where) for member in info.types if not isinstance(member, inspect.NoneType)}
+    if types == {_INT, _FLOAT}:
         return _FLOAT
-    if len(found) != 1:
+    if len(types) != 1:
         raise schema.UnsupportedType(f"{where} has values of several types: give it one, as str with JSON in it")
-    return found.pop()
+    return types.pop()
 
 
 def _scalar(info: inspect.Type) -> Scalar | None:
     if isinstance(info, inspect.EnumType | inspect.LiteralType):
-        members = [each.value for each in info.cls] if isinstance(info, inspect.EnumType) else info.values
-        classes = {type(each) for each in members if each is not None}
+        values = [member.value for member in info.cls] if isinstance(info, inspect.EnumType) else info.values
+        classes = {type(value) for value in values if value is not None}
         return {frozenset({str}): _STR, frozenset({int}): _INT}.get(frozenset(classes))
     if isinstance(info, inspect.DateTimeType):
         return _LOCAL if info.tz is False else _INSTANT
@@ -188,7 +189,7 @@ def _advice(info: inspect.Type) -> str:
         return "write a duration as an int, of microseconds for instance"
     if isinstance(info, inspect.TupleType):
         return "a tuple of several types is a NamedTuple with names"
-    return "declare what it holds"
+    return "declare its type"
 
 
 def _instant(value: datetime) -> datetime:
@@ -205,7 +206,7 @@ def _local(value: datetime) -> datetime:
 
 def _time_of_day(value: time) -> time:
     if value.tzinfo is not None:
-        raise ValueError(f"{value} has a time zone, which a time of day in Parquet has not")
+        raise ValueError(f"{value} has a time zone, which a time of day in Parquet lacks")
     return value
 
 

@@ -1,18 +1,17 @@
-"""The committer of a file sink: staged files to their places, and the entry of the ledger behind them.
+"""The committer of a file sink: it publishes staged files, and then writes their ledger entry.
 
-Invariants: files are published by rename, never onto a name that exists; all of a committable are looked at before the
-first is renamed, so that what is refused changes nothing; the entry is written once all of its files are durable where
-they belong. Names are the committable's, so whoever publishes it again, after a crash or as a zombie, publishes the
-same names; and a zombie has only what was decided, for a committable reaches a committer in a durable manifest.
+Invariants: files are published by rename, never onto a name that exists; all files of a committable are checked before
+the first is renamed, so a refusal changes nothing; the entry is written once all files are durable in their places.
+Names are the committable's: a retry, also by a zombie, publishes the same names. A zombie has only decided
+committables, for they reach a committer in a durable manifest.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
@@ -21,7 +20,7 @@ from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import (
     HIDDEN,
     KIND,
-    Entry,
+    LedgerFile,
     PublishedFile,
     SinkFolder,
     WaitingFile,
@@ -31,11 +30,11 @@ from exactlyonce.sinks.files.layout import (
 from exactlyonce.sinks.files.ledger import FileLedger
 from exactlyonce.sinks.files.publishing import Publisher, WaitingFileGone
 from exactlyonce.sinks.files.staging import remove_older
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
+from exactlyonce.sinks.ledger import LedgerEntry
 
 
 class FilesCommitter(CommitsBySubtask):
-    """Of one sink. With *ledger_first*, a crash loses what is not published yet, and nothing comes twice."""
+    """The committer of one sink. With *ledger_first*, a crash loses unpublished files, and nothing comes twice."""
 
     kind = KIND
 
@@ -47,11 +46,11 @@ class FilesCommitter(CommitsBySubtask):
 
     @property
     def ledger(self) -> str:
-        """See `Committer.ledger`: beside the ledger lies what the sink has staged for this topic."""
+        """See `Committer.ledger`: the folder also holds staged files."""
         return f"the folder {self._folder.root}"
 
     def check(self) -> None:
-        """Make the folder if what it lies in exists; `StoreError` unless files can be written and renamed in it."""
+        """See `Committer`: make the folder if its parent exists, and write and rename a file in it."""
         target = self._folder.target
         with folders.explained(target, starting=True):
             if not target.parent.is_dir():
@@ -64,8 +63,8 @@ class FilesCommitter(CommitsBySubtask):
             with folders.making():
                 target.mkdir(exist_ok=True)
                 folders.sync_folder(target.parent)
-                for each in (self._folder.temporary, self._folder.staged):
-                    folders.FolderTree(target).make(each)
+                for folder in (self._folder.temporary, self._folder.staged):
+                    folders.FolderTree(target).make(folder)
             probe = target / f"{HIDDEN}-{secrets.token_hex(8)}"
             try:
                 folders.write_new(probe, b"", self._folder.temporary / "0-probe")
@@ -74,26 +73,25 @@ class FilesCommitter(CommitsBySubtask):
                     os.unlink(probe)
 
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
-        """See `Committer.fence`. It removes nothing: the newest decided checkpoint may be waiting in old folders."""
+        """See `Committer`. Removes nothing: the newest decided checkpoint may wait in old folders."""
         with folders.explained(self._folder.target):
             return self._ledger.fence(incarnation, origin)
 
     def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
-        """See `CommitsBySubtask`."""
         with folders.explained(self._folder.target):
             self._require_there()
-            due = LedgerEntry.of(self._folder.pipeline, self._folder.sink, committable, incarnation, origin)
-            if not self._ledger.is_due(due):
+            entry = LedgerEntry.of(self._folder.pipeline, self._folder.sink, committable, incarnation, origin)
+            if not self._ledger.is_due(entry):
                 return False
             try:
-                return self._publish(committable, incarnation, origin)
+                return self._publish(committable, entry)
             except WaitingFileGone as gone:
-                if not self._ledger.is_due(due):
-                    return False  # another process has published it meanwhile, and readers may have moved its files
+                if not self._ledger.is_due(entry):
+                    return False  # another process has published it, and readers may have moved its files
                 raise StoreError(
                     f"{gone} was set aside for checkpoint {committable.checkpoint}, and is neither there nor where it "
                     f"is to be published: another program has removed it. Put it back if there is a copy, and keep "
-                    f"programs that clean out of {self._folder.target / HIDDEN}."
+                    f"clean-up programs out of {self._folder.target / HIDDEN}."
                 ) from None
 
     def _require_there(self) -> None:
@@ -103,51 +101,36 @@ class FilesCommitter(CommitsBySubtask):
                 f"files that wait are in it."
             )
 
-    def _publish(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+    def _publish(self, committable: StoreCommittable, entry: LedgerEntry) -> bool:
         body = decode_body(committable.body) if committable.body else None
         files = self._publisher.listed(body) if body is not None else ()
         waiting = self._publisher.waiting(files)
-        entry = self._entry(committable, incarnation, files)
-        if self._ledger_first and not self._ledger.write(origin, entry):
+        written = _ledger_file(entry, committable.records, files)
+        if self._ledger_first and not self._ledger.write(entry, written):
             return False
         self._publisher.publish(files, waiting)
-        written = self._ledger_first or self._ledger.write(origin, entry)
+        is_new = self._ledger_first or self._ledger.write(entry, written)
         if body is not None:
             self._publisher.forget(body)
-        return written
-
-    def _entry(self, committable: StoreCommittable, incarnation: int, files: tuple[WaitingFile, ...]) -> Entry:
-        return Entry(
-            pipeline=self._folder.pipeline,
-            sink=self._folder.sink,
-            subtask=committable.subtask,
-            checkpoint=committable.checkpoint,
-            incarnation=incarnation,
-            rows=committable.records,
-            files=tuple(
-                PublishedFile(path=each.path, rows=each.rows, size=each.size, sha256=each.sha256.hex())
-                for each in files
-            ),
-        )
+        return is_new
 
     def clean(self, incarnation: int, attempt: int) -> None:
-        """See `Committer.clean`.
+        """See `Committer`.
 
-        Nobody will ask for what is removed: the writers of an attempt are made after all that was decided before is
-        committed, and what was not decided by then is never carried into a later attempt. A zombie that calls this
-        removes what is older than itself: that was committed before it began.
+        No manifest will name what is removed: before the writers of an attempt are made, everything decided is
+        committed, and nothing undecided is carried into a later attempt. A zombie removes only what is older than
+        itself, which was committed before it began.
         """
         with folders.explained(self._folder.target):
             remove_older(self._folder, incarnation, attempt)
             for name in folders.names_in(self._folder.temporary):
                 number = name.partition("-")[0]
-                if number.isdecimal() and int(number) < incarnation:  # else it is another program's
+                if number.isdecimal() and int(number) < incarnation:  # else the file is another program's
                     with suppress(FileNotFoundError):
                         os.unlink(self._folder.temporary / name)
 
     def look(self) -> StoreView | None:
-        """See `Inspectable`."""
-        target, ledger = self._folder.target, self._ledger.view()
+        target, ledger = self._folder.target, self._ledger.read()
         with folders.explained(target):
             waiting = tuple(self._waiting())
         problem = ""
@@ -156,24 +139,35 @@ class FilesCommitter(CommitsBySubtask):
                 problem = f"{target} is not a folder, and cannot be made one: correct the path of the sink."
         elif not os.access(target, os.W_OK | os.X_OK):
             problem = f"{target} is not writable for this user: let its owner allow it, or run as another one."
-        return replace(ledger, waiting=waiting, problem=problem)
+        return StoreView.of(ledger, waiting=waiting, problem=problem)
 
     def _waiting(self) -> Iterator[SetAside]:
-        """The lists of files of intervals; what no interval has ended yet is not among them."""
+        """The staged intervals, by the lists of their files."""
         for name in sorted(folders.names_in(self._folder.staged)):
             writer = WriterId.parsed(name)
             if writer is None:
                 continue
-            lists = [each for each in folders.names_in(self._folder.staged / name) if each.endswith(".files")]
-            for each in sorted(lists):
-                number = each.removesuffix(".files")
-                with suppress(FileNotFoundError):  # it is published meanwhile
-                    since_ms = os.stat(self._folder.staged / name / each).st_mtime_ns // 1_000_000
+            for listing in sorted(folders.names_in(self._folder.staged / name)):
+                number, _, suffix = listing.rpartition(".")
+                if suffix != "files":
+                    continue
+                with suppress(FileNotFoundError):  # published since
+                    since_ms = os.stat(self._folder.staged / name / listing).st_mtime_ns // 1_000_000
                     yield SetAside(
-                        name=f"{name}/{each}", subtask=writer.subtask, incarnation=writer.incarnation,
+                        name=f"{name}/{listing}", subtask=writer.subtask, incarnation=writer.incarnation,
                         attempt=writer.attempt, since_ms=since_ms,
                         checkpoint=int(number) if number.isdecimal() else None,
                     )  # fmt: skip
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is no connection."""
+
+
+def _ledger_file(entry: LedgerEntry, rows: int, files: Iterable[WaitingFile]) -> LedgerFile:
+    published = [
+        PublishedFile(path=file.path, rows=file.rows, size=file.size, sha256=file.sha256.hex()) for file in files
+    ]
+    return LedgerFile(
+        pipeline=entry.pipeline, sink=entry.sink, subtask=entry.subtask, checkpoint=entry.checkpoint,
+        incarnation=entry.incarnation, rows=rows, files=tuple(published),
+    )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The calls on a file system that everything here rests on: names that come to be once, and folders that are durable.
+"""The file system calls of a file sink: files that are created once, and folders that are durable.
 
-Invariant: no call replaces what has a name already.
+Invariant: no call replaces an existing file.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _NEVER = {
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EXDEV, errno.ELOOP),
     *(errno.EMLINK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
 }
-"""What another attempt would meet again."""
+"""Errors that another attempt would meet again."""
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
 def rename_new(old: Path, new: Path) -> None:
-    """Give the file *old* the name *new*, in one step where the file system can; FileExistsError if that exists."""
+    """Rename *old* to *new*, atomically if the file system can; FileExistsError if *new* exists."""
     if not _renameat2(old, new):
         link_new(old, new)
 
 
 def link_new(old: Path, new: Path) -> None:
-    """As `rename_new`, in two steps: for a moment, or after a crash, the file has both names."""
+    """As `rename_new`, in two steps: in between, or after a crash, the file has both names."""
     os.link(old, new)
     os.unlink(old)
 
 
 def _renameat2(old: Path, new: Path) -> bool:
-    """Whether the system, the library and the file system know renameat2."""
+    """Rename by renameat2; False if the system, the library or the file system lacks it."""
     function = getattr(_LIBC, "renameat2", None)
     if function is None:
         return False
-    sys.audit("os.rename", str(old), str(new), -1, -1)  # as os.rename tells of itself
+    sys.audit("os.rename", str(old), str(new), -1, -1)  # as os.rename does
     if function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE) == 0:
         return True
     code = ctypes.get_errno()
@@ -60,12 +60,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def write_new(path: Path, content: bytes, temporary: Path) -> bool:
-    """Make *path* with *content*, durable and whole; False if it exists, which is durable then too.
+    """Create *path* with *content*, durable and whole; False if it exists, which is durable then too.
 
-    *temporary* is a name that nobody else uses, on the same file system.
+    The file is written next to *temporary*, on the same file system.
     """
     temporary = temporary.with_name(f"{temporary.name}-{secrets.token_hex(8)}")
-    made = False
+    created = False
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -73,19 +73,19 @@ def write_new(path: Path, content: bytes, temporary: Path) -> bool:
             os.fsync(file.fileno())
         with suppress(FileExistsError):
             rename_new(temporary, path)
-            made = True
+            created = True
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
     sync_folder(path.parent)
-    return made
+    return created
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in *folder* are durable."""
+    """Make the names in *folder* durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -94,14 +94,14 @@ def sync_folder(folder: Path) -> None:
 
 
 class FolderTree:
-    """Folders below *top*, which must exist: it is never made. Each is made durable once, by whoever uses it first."""
+    """Folders below *top*, which must exist. Each is made durable once, on its first use."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
         self._durable: set[Path] = set()
 
     def make(self, folder: Path) -> None:
-        """Make *folder*, and all between *top* and it; their names are durable, whoever made them."""
+        """Create *folder*, and all between *top* and it, unless they exist; then all their names are durable."""
         if folder == self.top or (folder in self._durable and folder.is_dir()):
             return
         self.make(folder.parent)
@@ -119,7 +119,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of files; what somebody adds meanwhile stays, with the folder."""
+    """Remove a folder of files; a file that is added meanwhile stays, with the folder."""
     for name in names_in(folder):
         with suppress(FileNotFoundError):
             os.unlink(folder / name)
@@ -134,14 +134,14 @@ def remove(folder: Path) -> None:
 
 
 def explanation(error: OSError, target: Path) -> str:
-    """A sentence about *error* on the way to *target*: what happened, and what to do."""
+    """A sentence about *error* below *target*: what happened, and what to do."""
     place = error.filename2 or error.filename or target
     code = error.errno
     if code in _FULL:
         return f"The disk of {target} is full, or its quota is used up: make room there."
     if code in _NO_RIGHT:
-        there = next((each for each in (target, *target.parents) if each.exists()), target)
-        return f"There is no right to write {place}: give user {os.geteuid()} the right to write in {there}."
+        existing = next((folder for folder in (target, *target.parents) if folder.exists()), target)
+        return f"There is no right to write {place}: give user {os.geteuid()} the right to write in {existing}."
     if code == errno.EROFS:
         return f"The file system of {target} is read-only: mount it so that it can be written, or correct the path."
     if code == errno.ENOENT:
@@ -158,8 +158,8 @@ def explanation(error: OSError, target: Path) -> str:
 
 @contextmanager
 def explained(target: Path, *, starting: bool = False) -> Iterator[None]:
-    """What the system refuses, as `StoreError` or `StoreUnavailable`. *starting*: it is looked at whether *target* can
-    be a sink's folder at all, so that a disk which is read-only is an error, too."""
+    """Raise `OSError`s as `StoreError` or `StoreUnavailable`. *starting*: at the start of a run a read-only disk is an
+    error, too."""
     try:
         yield
     except OSError as error:
@@ -170,14 +170,13 @@ def explained(target: Path, *, starting: bool = False) -> Iterator[None]:
 
 @contextmanager
 def making() -> Iterator[None]:
-    """Folders are made within. One that cannot be, though that which it is to lie in is there, is a `StoreError`: file
-    systems like that of /proc make no names but their own."""
+    """Create folders within. `StoreError` if one cannot be created in an existing folder, as in /proc."""
     try:
         yield
     except FileNotFoundError as error:
         if not Path(error.filename).parent.is_dir():
             raise
         raise StoreError(
-            f"{error.filename} cannot be made: the file system there makes no folder that a program names. Correct the "
+            f"{error.filename} cannot be made: the file system there does not let programs create folders. Correct the "
             f"path of the sink."
         ) from error

@@ -1,6 +1,6 @@
-"""The seam between a file sink and a format of files, how rows are encoded and come into a file; and JSON lines.
+"""The seam between a file sink and a file format, and JSON lines.
 
-Encoding is for the loop of a worker, and all that can be wrong with a record is found there; writing is for a thread.
+The worker's loop encodes, and meets all errors of a record; a thread writes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class EncodedPart(NamedTuple):
     rows: int
     size: int
     content: Any
-    """What `RowsFile.write` of the same format takes a list of."""
+    """An item for `RowsFile.write` of the same format."""
 
 
 class RowsFile(Protocol):
     """A file that is being written."""
 
     def write(self, contents: list[Any], /) -> None:
-        """Write encoded rows, which stay together as far as the format has groups."""
+        """Write encoded rows, as one group if the format has groups."""
 
     def finish(self) -> None:
-        """Write all that makes the file whole."""
+        """Complete the file."""
 
 
 class ByteFile(Protocol):
-    """What a `RowsFile` writes to."""
+    """The output of a `RowsFile`."""
 
     closed: bool
 
@@ -50,21 +50,21 @@ class FileFormat(Protocol):
 
     suffix: str
     part_bytes: int
-    """About what encoded rows that are held take, however few they are."""
+    """The approximate overhead in memory of one encoded part."""
 
     def encode(self, groups: Sequence[Sequence[Any]], /) -> Sequence[tuple[Any, int]]:
-        """Of each group of records, the rows and about their size in bytes. ValueError or TypeError says what of a
-        record does not fit."""
+        """The encoded rows of each group of records, and their approximate size in bytes. ValueError or TypeError names
+        a field that does not fit."""
 
     def joined(self, contents: list[Any], /) -> Any:
-        """Encoded rows behind one another, in memory of their own: what they were a part of may go."""
+        """Encoded rows joined in memory of their own, so that the batches they came from can be freed."""
 
     def open(self, file: ByteFile, /) -> RowsFile:
         """A new file."""
 
 
 class PartitionedEncoder:
-    """The `SinkEncoder` of a file sink: rows by the folder to which they go."""
+    """The `SinkEncoder` of a file sink: rows by folder."""
 
     def __init__(self, partition_by: Sequence[RowField], format_: FileFormat, target: str) -> None:
         self._partition_by = partition_by
@@ -72,7 +72,7 @@ class PartitionedEncoder:
         self._format = format_
 
     def encode(self, records: Sequence[Any]) -> list[EncodedPart]:
-        """The parts, in the order of each one's first record."""
+        """The parts, in the order of their first records."""
         groups = partitions.grouped(self._partition_by, records, self._target)
         encoded = self._format.encode(list(groups.values()))
         return [
@@ -82,8 +82,7 @@ class PartitionedEncoder:
 
 
 class JsonLines:
-    """JSON lines: a record is a line. *fields*: those that make a line, as an object, after *tag*; None: as msgspec
-    writes the record."""
+    """JSON lines. A line is an object of *tag* and *fields*; None: the record as msgspec writes it."""
 
     suffix = "jsonl"
     part_bytes = 64
@@ -95,7 +94,7 @@ class JsonLines:
 
     def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[bytes, int]]:
         """The lines of each group, each with its end."""
-        return [(lines, len(lines)) for lines in map(_of_their_size, map(self._lines, groups))]
+        return [(lines, len(lines)) for lines in map(_trimmed, map(self._lines, groups))]
 
     def _lines(self, records: Sequence[Any]) -> bytes:
         return self._encode(records if self._fields is None else list(map(self._object, records)))
@@ -106,7 +105,7 @@ class JsonLines:
         return {**self._tag, **fields} if self._tag else fields
 
     def joined(self, contents: list[bytes]) -> bytes:
-        """All lines."""
+        """The lines, joined."""
         return b"".join(contents)
 
     def open(self, file: ByteFile) -> LinesFile:
@@ -114,8 +113,8 @@ class JsonLines:
         return LinesFile(file)
 
 
-def _of_their_size(lines: bytes) -> bytes:
-    """A few lines, without the kilobyte that they were encoded in."""
+def _trimmed(lines: bytes) -> bytes:
+    """Few lines without msgspec's buffer of a kilobyte."""
     return lines if len(lines) > 1024 else bytes(memoryview(lines))
 
 

@@ -1,4 +1,4 @@
-"""The hidden folder of a sink inside its target: where files wait, and where the ledger is.
+"""The hidden folder of a sink inside its target, with the staged files and the ledger.
 
     <target>/.exactlyonce/<pipeline>.<sink>/
         origin                              the checkpoint topic that the ledger belongs to
@@ -7,7 +7,7 @@
         staged/<incarnation>-<attempt>-<subtask>-<token>/    files of one writer that are not published yet
         temporary/                          files of the ledger that are being written
 
-Invariant: no two writers share a folder of staged files or a name of a published one: the token is theirs alone.
+Invariant: no two writers share a folder of staged files or a name of a published one, by the token in it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import msgspec
 
 HIDDEN = ".exactlyonce"
 SHARD = 1_000
-"""Checkpoints whose entries share a folder, so that the newest is found by looking at few names."""
+"""Checkpoints whose entries share a folder, so that the newest is found among few names."""
 
 _STAGED = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]+)\Z")
 
 
 class WriterId(NamedTuple):
-    """One writer of one attempt; the text of it is the name of its folder."""
+    """One writer of one attempt; its text is the name of its folder."""
 
     incarnation: int
     attempt: int
@@ -38,7 +38,7 @@ class WriterId(NamedTuple):
 
     @classmethod
     def parsed(cls, name: str) -> WriterId | None:
-        """Of a folder; None if no writer has made it."""
+        """The writer of the folder *name*; None if no writer has made it."""
         match = _STAGED.match(name)
         return cls(int(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
 
@@ -59,7 +59,7 @@ class SinkFolder(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> Path:
-        """All that is hidden."""
+        """The sink's hidden folder."""
         return self.target / HIDDEN / f"{self.pipeline}.{self.sink}"
 
     @property
@@ -69,7 +69,7 @@ class SinkFolder(msgspec.Struct, frozen=True):
 
     @property
     def temporary(self) -> Path:
-        """Where files of the ledger are written before they get their names."""
+        """The folder for files of the ledger before they get their names."""
         return self.root / "temporary"
 
     @property
@@ -83,22 +83,21 @@ class SinkFolder(msgspec.Struct, frozen=True):
         return self.root / "fence"
 
     def ledger(self, origin: str) -> Path:
-        """The entries, by subtask, of the checkpoint topic of that id: what a leader of another one writes, however
-        late, says nothing here."""
+        """The ledger of one checkpoint topic: late writes of another topic's leader go elsewhere."""
         return self.root / "ledger" / origin.replace("/", "_").replace("+", "-")
 
     def entry(self, origin: str, subtask: int, checkpoint: int) -> Path:
-        """The entry of a committable."""
+        """The file of a ledger entry."""
         return self.ledger(origin) / str(subtask) / f"{checkpoint // SHARD:07d}" / f"{checkpoint:010d}.json"
 
 
 class WaitingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that waits to be published, and proof that it is the one that was written."""
+    """A file that waits to be published; size and digest prove that it is the one that was written."""
 
     staged: str
-    """Where it waits, from `SinkFolder.staged` on."""
+    """Its path now, below `SinkFolder.staged`."""
     path: str
-    """Where it is published, from the target on."""
+    """Its path once published, below the target."""
     rows: int
     size: int
     sha256: bytes
@@ -108,12 +107,12 @@ class StagedList(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a committable: the file that lists its files. It is short, however many those are."""
 
     path: str
-    """From `SinkFolder.staged` on."""
+    """Below `SinkFolder.staged`."""
     sha256: bytes
 
 
 class PublishedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of an entry."""
+    """A file in a `LedgerFile`."""
 
     path: str
     rows: int
@@ -121,15 +120,15 @@ class PublishedFile(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger says of a committable: JSON, for readers who want whole checkpoints too."""
+class LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of a ledger entry, also for readers who want whole checkpoints."""
 
     pipeline: str
     sink: str
     subtask: int
     checkpoint: int
     incarnation: int
-    """Of the coordinator that has published it."""
+    """The coordinator's that has published the files."""
     rows: int
     files: tuple[PublishedFile, ...]
 

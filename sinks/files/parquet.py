@@ -1,4 +1,4 @@
-"""Parquet, by pyarrow. The only module here that needs it: `FileSink` imports it when the format is asked for."""
+"""Parquet, by pyarrow. The only module that needs it: `FileSink` imports it with the format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, 
 from exactlyonce.sinks.files.format import ByteFile
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
-"""Of every decimal: what Spark takes where nothing else is said."""
+"""The type of every decimal, as Spark's default."""
 
 _ARRAY_BYTES = 400
-"""What an array of a row takes, as measured: objects, and buffers of 64 bytes."""
+"""The measured size of an array of one row: objects, and buffers of 64 bytes."""
 _SCALARS = {
     "bool": pa.bool_(),
     "int": pa.int64(),
@@ -32,7 +32,7 @@ _SCALARS = {
 
 
 def arrow_type(type_: ColumnType) -> Any:
-    """The type in Arrow's words."""
+    """The Arrow type."""
     match type_:
         case Scalar(name):
             return _SCALARS[name]
@@ -45,8 +45,8 @@ def arrow_type(type_: ColumnType) -> Any:
 
 
 def _arrays(type_: Any) -> int:
-    """How many arrays an array of the type consists of."""
-    return 1 + sum(_arrays(type_.field(each).type) for each in range(type_.num_fields))
+    """The number of arrays in an array of the type."""
+    return 1 + sum(_arrays(type_.field(index).type) for index in range(type_.num_fields))
 
 
 def _field(column: Column) -> Any:
@@ -64,7 +64,7 @@ class Parquet:
         self.part_bytes = _ARRAY_BYTES * sum(_arrays(field.type) for field in self.schema)
 
     def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[Any, int]]:
-        """A record batch for each group: all are parts of one, which is made at once, and lives as long as any."""
+        """A record batch for each group. All are slices of one, which lives as long as any of them."""
         records = groups[0] if len(groups) == 1 else list(chain.from_iterable(groups))
         arrays = [self._array(column, records) for column in self._columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -91,8 +91,8 @@ class Parquet:
         return array
 
     def joined(self, contents: list[Any]) -> Any:
-        """One batch, of memory of its own."""
-        columns = [pa.concat_arrays(arrays) for arrays in zip(*(each.columns for each in contents), strict=True)]
+        """One batch, in memory of its own."""
+        columns = [pa.concat_arrays(arrays) for arrays in zip(*(batch.columns for batch in contents), strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def open(self, file: ByteFile) -> ParquetFile:
@@ -112,5 +112,5 @@ class ParquetFile:
         self._writer.write_table(pa.Table.from_batches(contents, self._schema).combine_chunks())
 
     def finish(self) -> None:
-        """Write where all row groups are."""
+        """Write the footer."""
         self._writer.close()

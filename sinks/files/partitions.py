@@ -1,6 +1,6 @@
 """Partitioned folders as Hive names them: `day=2026-11-22/customer=A%2FB/`.
 
-Invariant: two values of a field never get one name, so that a reader finds each value again from the folder's name.
+Invariant: two values of a field never get one name, so that a reader gets each value back from the folder's name.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from exactlyonce.sinks.sql.fields import FieldKind, RowField
 
 NONE = "__HIVE_DEFAULT_PARTITION__"
-"""The value of a folder whose rows have None."""
+"""The value of None in a folder's name."""
 KINDS = {FieldKind.STR, FieldKind.INT, FieldKind.BOOL, FieldKind.DATE, FieldKind.UUID}
 NAME_BYTES_MAX = 255
-"""Of a name in a folder, on every file system that is in use."""
+"""The limit of a file name on common file systems."""
 PATH_BYTES_MAX = 4095
-"""Of a path that is given to the system."""
+"""The system's limit of a path."""
 
 _ESCAPED = re.compile(r'[\x00-\x1f\x7f"#%\'*/:=?\\{\[\]^]')
-"""What Hive escapes."""
+"""The characters that Hive escapes."""
 
 
 def problems(partition_by: Sequence[str], fields: Sequence[RowField]) -> Iterator[str]:
-    """What is wrong with these fields as partitions, each as a sentence."""
+    """The problems of these fields as partitions, each as a sentence."""
     known = {field.name: field for field in fields}
     for name in partition_by:
         field = known.get(name)
@@ -51,7 +51,7 @@ def escaped(text: str) -> str:
 
 
 def folder_names(field: RowField, records: Sequence[Any]) -> list[str]:
-    """The name of the folder of each record. ValueError or TypeError says what of a record has none."""
+    """The folder's name for each record. ValueError or TypeError for a value that cannot be in a name."""
     prefix = escaped(field.name)
     values = field.values(records)
     names = {value: f"{prefix}={_text(field, value)}" for value in set(values)}
@@ -79,7 +79,7 @@ def _written(value: Any) -> str:
 
 
 def grouped(fields: Sequence[RowField], records: Sequence[Any], target: str) -> dict[str, Sequence[Any]]:
-    """*records* by folder below *target*, each group in the order in which they came; without *fields*, all in ""."""
+    """*records* by folder below *target*, each group in its order; without *fields*, all in ""."""
     if not fields:
         return {"": records}
     names = zip(*(folder_names(field, records) for field in fields), strict=True)

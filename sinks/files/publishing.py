@@ -1,8 +1,8 @@
-"""Publishing: staged files get the names under which readers find them.
+"""Publishing: staged files are renamed to the names under which readers find them.
 
-Invariants: a name that exists is never given again, and a file under it counts as published only if it is the one that
-was staged, by its size and SHA-256; when `publish` returns, all names are durable. Whoever does it again, at whatever
-step another process is or has died, does what is left.
+Invariants: an existing name is never replaced, and its file counts as published only if size and SHA-256 are those of
+the staged file; when `publish` returns, all names are durable. A repeated publication does what is left, wherever
+another process is or has died.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _READ_SIZE = 1 << 20
 
 
 class WaitingFileGone(Exception):
-    """A staged file, which the argument names, is neither where it was nor where it is to be published."""
+    """The staged file in the argument is neither there nor where it is to be published."""
 
 
 class Publisher:
-    """Of one sink in one target."""
+    """The publisher of one sink in one target."""
 
     def __init__(self, folder: SinkFolder) -> None:
         self._folder = folder
@@ -43,16 +43,16 @@ class Publisher:
         return decode_staged(content)
 
     def forget(self, body: StagedList) -> None:
-        """Its files are published, and the ledger, where there is one, says so."""
+        """Remove the list of files that are published."""
         with suppress(FileNotFoundError):
             os.unlink(self._folder.staged / body.path)
 
     def waiting(self, files: Iterable[WaitingFile]) -> list[WaitingFile]:
-        """Those that are still to be published. Raises if one cannot be; changes nothing that counts."""
-        return [each for each in files if self._waits(each)]
+        """The files still to be published. Raises if one cannot be; publishes none."""
+        return [file for file in files if self._waits(file)]
 
     def _waits(self, file: WaitingFile) -> bool:
-        """Its old name is looked at first, for another process may rename it between two looks."""
+        """Look at the old name first: another process may rename it between two looks."""
         staged = self._folder.staged / file.staged
         try:
             size = os.lstat(staged).st_size
@@ -62,7 +62,7 @@ class Publisher:
         if os.path.lexists(self._final(file)):
             self._require_published(file)
             with suppress(FileNotFoundError):
-                os.unlink(staged)  # `link_new` did not come to its second step
+                os.unlink(staged)  # `link_new` died before its second step
             return False
         if size != file.size:
             raise StoreError(
@@ -72,17 +72,17 @@ class Publisher:
         return True
 
     def publish_all(self, body: StagedList, files: Sequence[WaitingFile]) -> None:
-        """Publish *files*, which *body* lists, without the ledger."""
+        """Publish the *files* of *body*, without the ledger."""
         self.publish(files, self.waiting(files))
         self.forget(body)
 
     def publish(self, files: Sequence[WaitingFile], waiting: Iterable[WaitingFile]) -> None:
-        """Rename those of *files* that are *waiting*; all are durable then, whoever renamed them."""
-        for each in files:
-            self._tree.make(self._final(each).parent)
-        for each in waiting:
-            self._rename(each)
-        for folder in {self._final(each).parent for each in files}:
+        """Rename the *waiting* ones of *files*; then all are durable, whoever renamed them."""
+        for file in files:
+            self._tree.make(self._final(file).parent)
+        for file in waiting:
+            self._rename(file)
+        for folder in {self._final(file).parent for file in files}:
             folders.sync_folder(folder)
 
     def _rename(self, file: WaitingFile) -> None:
@@ -93,11 +93,11 @@ class Publisher:
             self._require_published(file)
         except FileNotFoundError:
             if os.path.lexists(staged):
-                raise  # it is the new name's folder that is gone
+                raise  # the new name's folder is gone
             self._require_published(file)
 
     def _require_published(self, file: WaitingFile) -> None:
-        """Raise `WaitingFileGone` if it is not where it is to be, `StoreError` if something else is."""
+        """Raise `WaitingFileGone` if it is not published, `StoreError` if another file has its name."""
         final = self._final(file)
         try:
             same = os.lstat(final).st_size == file.size and _sha256(final) == file.sha256
@@ -105,7 +105,7 @@ class Publisher:
             raise WaitingFileGone(self._folder.staged / file.staged) from None
         if not same:
             raise StoreError(
-                f"{final} exists, and is not the file that is to be published there: another program has made or "
+                f"{final} exists, and is not the file that is to be published there: another program has created or "
                 f"changed it. Nothing was overwritten: move it away, and run again."
             )
 

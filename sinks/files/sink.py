@@ -1,11 +1,11 @@
-"""A folder of files as a sink: what to write, how, and where. It opens nothing."""
+"""A folder of files as a sink: the description. It opens nothing."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,50 +40,37 @@ ROLL_BYTES_MIN = 1 << 10
 class FileSink(Sink[T]):
     """Writes files into a folder, exactly once: a file appears whole, after its checkpoint was decided, and once.
 
-    - *path*: the folder, from the root on. It is made if what it lies in exists. All processes of the pipeline see it.
+    - *path*: the folder, as an absolute path. It is made if its parent exists. All processes of the pipeline see it.
     - *format*: "parquet", whose columns are the fields of the record's type, or "jsonl", a JSON object per line.
-    - *partition_by*: fields whose values are the names of folders (`day=2026-11-22/`), and are not in the files.
-    - *roll_bytes*: a file that is so large is closed, and another one begun.
-    - *roll_interval*: a file that is so old is closed when the next row comes, as "10m". The barrier of a checkpoint
-      closes all of them, so this says something only where it is shorter than the checkpoint interval.
+    - *partition_by*: fields whose values are in the names of folders (`day=2026-11-22/`), and not in the files.
+    - *roll_bytes*: the size at which a file is closed, and another one begun.
+    - *roll_interval*: the age, as "10m", at which a file is closed when the next row comes. A barrier closes all files,
+      so only one shorter than the checkpoint interval has an effect.
     - *delivery*: "exactly_once"; "at_least_once": files appear at the barrier, and after a failure rows come again;
       "at_most_once": a crash while files are published loses those that are not.
     """
 
-    path: str
+    path: str | os.PathLike[str]
+    _: KW_ONLY
     format: str = "parquet"
     partition_by: tuple[str, ...] = ()
     roll_bytes: int = 128 << 20
     roll_interval: str | None = None
     delivery: str = "exactly_once"
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "parquet",
-        partition_by: tuple[str, ...] = (),
-        roll_bytes: int = 128 << 20,
-        roll_interval: str | None = None,
-        delivery: str = "exactly_once",
-    ) -> None:
-        fields = {
-            "path": os.fspath(path), "format": format, "partition_by": partition_by, "roll_bytes": roll_bytes,
-            "roll_interval": roll_interval, "delivery": delivery,
-        }  # fmt: skip
-        for field, content in fields.items():
-            object.__setattr__(self, field, content)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
 
     @property
     def transactional(self) -> bool:
-        """False: its files need no transaction to wait in."""
+        """False: files wait in no Kafka transaction."""
         return False
 
-    # --- what is wrong ----------------------------------------------------------------------------------------------
+    # --- problems ---------------------------------------------------------------------------------------------------
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with the folder, the options, or the type for the format."""
-        yield from _path_problems(self.path)
+        """The problems of the folder and the options, and of the type for the format."""
+        yield from _path_problems(os.fspath(self.path))
         if self.format == "avro":
             yield 'format="avro" is not there yet: write "parquet" or "jsonl"'
         elif self.format not in FORMATS:
@@ -120,12 +107,12 @@ class FileSink(Sink[T]):
 
     @property
     def shown(self) -> str:
-        """Folder, format, and what it is partitioned by."""
+        """Folder, format and partitions."""
         by = f" by {', '.join(self.partition_by)}" if self.partition_by else ""
         return f"{self.path} {self.format}{by}"
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Folder, format, partitions, and the records' schema; when a file is closed is not part of what it is."""
+        """Folder, format, partitions, and the records' schema, without the rolling of files."""
         return {
             "sink": "files",
             "path": self.path,
@@ -135,20 +122,19 @@ class FileSink(Sink[T]):
             "value": schema.describe(type_),
         }
 
-    # --- what it is made of -----------------------------------------------------------------------------------------
+    # --- committer and writer ---------------------------------------------------------------------------------------
 
     @property
     def stages(self) -> bool:
-        """Unless it is at least once: at most once, the ledger has what is published next."""
+        """True unless it is at least once: at most once, the ledger entry precedes publication."""
         return self.delivery != "at_least_once"
 
     def open_committer(self, context: CommitterContext) -> FilesCommitter:
-        """Who publishes its files."""
         self._format(context.type)
         return FilesCommitter(self._folder(context), ledger_first=self.delivery == "at_most_once")
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask. Where no committer cleans behind a crash, it does so first."""
+        """See `Writable`. Without a committer that cleans up after a crash, this does so."""
         folder = self._folder(context)
         if not self.stages:
             with explained(folder.target):
@@ -164,7 +150,7 @@ class FileSink(Sink[T]):
         )
         publisher = Publisher(folder)
         publish = publisher.publish_all if self.delivery == "at_least_once" else None
-        encoder = PartitionedEncoder(self._partition_fields(context.type), format_, self.path)
+        encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))
         return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
 
     def _folder(self, context: CommitterContext | WriterContext) -> SinkFolder:
@@ -184,7 +170,7 @@ class FileSink(Sink[T]):
         return Parquet([column for column in columns_of(type_) if column.field.name not in self.partition_by])
 
     def _fields_of_lines(self, type_: Any) -> list[RowField] | None:
-        """None: all, in msgspec's own way, which writes an array for what has only positions."""
+        """The fields of a line; None: all, as msgspec writes them. It would write an array for positional records."""
         info: Any = inspect.type_info(type_)
         positions = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
         if not (positions or self.partition_by):
@@ -193,7 +179,7 @@ class FileSink(Sink[T]):
 
 
 def _tag_of(type_: Any) -> dict[str, Any]:
-    """What says on the wire which of several types a record has."""
+    """The tag of a record's type on the wire."""
     info: Any = inspect.type_info(type_)
     name = getattr(info, "tag_field", None)
     return {} if name is None else {name: info.tag}

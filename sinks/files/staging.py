@@ -1,7 +1,7 @@
-"""The files of one writer that are not published yet: one for each folder, a new one when it is large or old enough.
+"""The unpublished files of one writer: one for each folder, a new one when it is large or old enough.
 
-Invariants: a file holds rows of one interval; when `cut` returns, the files of the interval and the list of them are
-durable under names that nobody else uses. For one thread, which may wait for the disk.
+Invariants: a file holds rows of one interval; when `cut` returns, the files of the interval and their list are durable
+under names that nobody else uses. For one thread, which may wait for the disk.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from exactlyonce.sinks.files.format import EncodedPart, FileFormat, RowsFile
 from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, WriterId, encode_staged
 
 GROUP_BYTES = 16 << 20
-"""Held back of one folder, before they are written together."""
+"""Rows of one folder in memory, before they are written together."""
 HELD_BYTES_MAX = 64 << 20
-"""Held back of all folders, in memory: a half is joined contents, a quarter loose ones, the rest for copying those."""
+"""Rows of all folders in memory: half for joined contents, a quarter for loose ones, the rest to copy those."""
 OPEN_MAX = 128
-"""Files that are open at once: a sink that writes to more folders than that gets more and smaller files."""
+"""Open files: a sink that writes to more folders gets more and smaller files."""
 SYNCED_AT_ONCE = 16
 
 
 def remove_older(folder: SinkFolder, incarnation: int, attempt: int) -> None:
-    """Remove what writers of older attempts than that one have left, none of which is to be published any more. What
-    another program has put there stays."""
+    """Remove the files of older attempts than that one, none of which is to be published. Files of other programs
+    stay."""
     for name in names_in(folder.staged):
         writer = WriterId.parsed(name)
         if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
@@ -41,14 +41,14 @@ def remove_older(folder: SinkFolder, incarnation: int, attempt: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rolling:
-    """When a file is closed before its interval ends."""
+    """The limits at which a file is closed before its interval ends."""
 
     size: int
     interval_ms: int | None
 
 
 class _HashedFile:
-    """A file that is written from its beginning to its end, and knows the SHA-256 of that."""
+    """A file that is written sequentially, and its SHA-256."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -69,7 +69,7 @@ class _HashedFile:
         return self.size
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Nothing is buffered."""
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
@@ -89,10 +89,10 @@ class _Held:
     rows: int = 0
     size: int = 0
     joined: int = 0
-    """So many of the first contents are joined ones, of their own memory; the others are loose."""
+    """The number of contents, from the first on, that are joined in memory of their own; the others are loose."""
     joined_size: int = 0
     memory: int = 0
-    """That joined contents take, with what they take beside their rows."""
+    """The bytes of joined contents, overhead included."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class _OpenFile:
 
 @dataclass
 class StagedFiles:
-    """Of one writer. A file is opened once enough rows of its folder are held back: many folders cost little."""
+    """The files of one writer. A file is opened once enough rows of its folder are held: many folders cost little."""
 
     folder: SinkFolder
     writer: WriterId
@@ -116,13 +116,13 @@ class StagedFiles:
     _held: dict[str, _Held] = field(default_factory=dict)
     """By folder."""
     _joined_bytes: int = 0
-    """That joined contents take."""
+    """The memory of joined contents."""
     _loose_bytes: int = 0
-    """That all parts take that have come since the last join: one that is held may keep the others."""
+    """The memory of all parts since the last join: one that is held may keep the others."""
     _open: dict[str, _OpenFile] = field(default_factory=dict)
-    """By folder, that written to last at the end."""
+    """By folder, in the order of their last writes."""
     _closed: list[tuple[str, WaitingFile]] = field(default_factory=list)
-    """With the folder of each; where it is published is known when the interval is."""
+    """Each with its folder; its `path` is set at the cut."""
     _number: int = 0
 
     @property
@@ -130,7 +130,7 @@ class StagedFiles:
         return self.folder.staged / str(self.writer)
 
     def write(self, parts: Iterable[EncodedPart]) -> None:
-        """Write rows, each part in its folder, now or later."""
+        """Take rows, and write them now or later."""
         now_ms = self.clock.monotonic_ms()
         group = min(GROUP_BYTES, self.rolling.size)
         for part in parts:
@@ -147,7 +147,7 @@ class StagedFiles:
             self._join()
 
     def _join(self) -> None:
-        """Copy what is loose, which lets go of all that it was a part of; then write the largest folders."""
+        """Copy loose contents, which frees the batches they are slices of; then write the largest folders."""
         for held in self._held.values():
             if loose := held.contents[held.joined :]:
                 held.contents[held.joined :] = [self.format.joined(loose)]
@@ -166,7 +166,7 @@ class StagedFiles:
         return interval_ms is not None and first is not None and now_ms - first.since_ms >= interval_ms
 
     def _flush(self, folder: str) -> None:
-        """Write what is held back of *folder*, as one group of rows."""
+        """Write the held rows of *folder*, as one group."""
         held = self._held.pop(folder)
         self._joined_bytes -= held.memory
         if not self._held:
@@ -191,13 +191,13 @@ class StagedFiles:
         return _OpenFile(name, since_ms, hashed, self.format.open(hashed))
 
     def _close(self, folders: Iterable[str]) -> None:
-        """Write all of *folders*, and make their files durable together: a disk does that faster than one by one."""
+        """Write all rows of *folders*, and sync their files together, which is faster than one by one."""
         closing = []
         for folder in folders:
             if folder in self._held:
                 self._flush(folder)
             file = self._open.pop(folder, None)
-            if file is not None:  # else it was large enough to be closed
+            if file is not None:  # else the flush has closed it
                 file.rows_file.finish()
                 closing.append((folder, file))
         if len(closing) == 1:
@@ -217,7 +217,7 @@ class StagedFiles:
             self._closed.append((folder, staged))
 
     def cut(self, checkpoint: int) -> tuple[StagedList, tuple[WaitingFile, ...]]:
-        """End the interval: its files, and the list of them, which is durable as they are."""
+        """End the interval; -> its files, and the list of them, all durable."""
         self._close(list(self._open))
         folders = list(self._held)
         for start in range(0, len(folders), OPEN_MAX):
@@ -240,7 +240,7 @@ class StagedFiles:
             yield msgspec.structs.replace(file, path=f"{folder}/{name}" if folder else name)
 
     def abandon(self) -> None:
-        """Let go of all files as they are."""
+        """Close all files as they are."""
         for file in self._open.values():
             file.hashed.close()
         self._open.clear()

@@ -1,5 +1,4 @@
 """The Kafka sink: its description, the writer of one subtask, and the pool of its transactional ids.
 
-The writer pre-commits and never commits: that is the protocol's (`checkpoint.transactions`). May import what `sinks`
-may import.
+The writer pre-commits; the protocol commits (`checkpoint.transactions`). May import what `sinks` may import.
 """

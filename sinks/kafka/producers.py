@@ -1,7 +1,7 @@
-"""The producers of a sink's writer, as it asks for them, and those of confluent-kafka.
+"""The producers of a sink's writer: the seam, and those of confluent-kafka.
 
-Invariants: `make`, `flush` and `drop` return at once, and what they begin runs elsewhere; a producer is never closed:
-that would abort its transaction. A flush sends at once, whatever `linger.ms` says.
+Invariants: `make`, `flush` and `drop` return at once, and their work runs elsewhere; a producer is never closed: that
+would abort its transaction. A flush sends at once, whatever `linger.ms` says.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from exactlyonce.sinks.writer import SinkFailed
 
 PREPARE_TIMEOUT_S = 60.0
 TRANSACTION_LINGER_MS = 20
-"""Unless settings say otherwise, how long a record of a transaction may wait for more: nobody sees it before its
-checkpoint completes, and many small batches cost the broker and us more than few. Where others see records at once, the
-library's own default counts."""
+"""The default in a transaction: nobody sees its records before their checkpoint completes, and few large batches cost
+less. Without a transaction the library's own default counts."""
 LINGER_MAX_MS = 100
-"""A longer one counts as so much: what lingers the broker has not taken, and writers pause where it takes little."""
+"""The upper bound: a lingering record waits for the broker, and writers pause if the broker takes little."""
 _LINGER = ("linger.ms", "queue.buffering.max.ms")
 FLUSH_SLICE_S = 0.2
-"""How soon a flush notices that it was abandoned."""
+"""The interval at which a flush notices that it was abandoned."""
 
 _NOT_ALLOWED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-_BEHIND_ANOTHER = {
+_SECONDARY = {
     KafkaError._FATAL,
     KafkaError._PURGE_INFLIGHT,
     KafkaError._PURGE_QUEUE,
     KafkaError._STATE,
 }
-"""What a producer says that has failed before."""
+"""Errors of a producer that has failed before."""
 _OF_A_BATCH = {KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD}
-"""A broker has refused a batch: the client tells this of each record, whatever was wrong with some of them."""
+"""Errors that the client gives for each record of a refused batch, even if only some were wrong."""
 _INVALID = (
     "Is topic {topic!r} compacted? Then it takes no record without a key: give the sink key=, or the topic another "
     "cleanup.policy, and run again. If it is not, timestamp= of the sink gives a time that the topic refuses: see its "
@@ -62,41 +61,44 @@ _GRANT = (
 T_co = TypeVar("T_co", covariant=True)
 
 
-class OnFailure(Protocol):
-    """Is told why a record was not delivered, or a producer can go on no more, and what of error that is.
+class Failure(NamedTuple):
+    """A record was not delivered, or a producer has failed."""
 
-    *of_times*: the broker has refused the timestamp of a record, and does not say of which.
-    """
+    reason: str
+    kind: type[ExactlyOnceError] = SinkFailed
+    of_times: bool = False
+    """Whether the broker has refused the timestamp of some record."""
 
-    def __call__(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None: ...
+
+OnFailure = Callable[[Failure], None]
 
 
 class Pending(Protocol[T_co]):
-    """Something that was begun elsewhere."""
+    """The result of work on another thread."""
 
     def done(self) -> bool: ...
     def result(self) -> T_co:
-        """Its result, once it is done; raises what it raised."""
+        """The result, once done; raises the error of the work."""
 
 
 class SinkProducer(Protocol):
-    """A producer that is ready: if it has a transaction, that has begun."""
+    """An initialised producer, whose transaction has begun, if it has one."""
 
     @property
     def produce(self) -> Callable[..., None]:
-        """``produce(topic, value, key, timestamp=..., headers=...)``; BufferError: it holds all that it may."""
+        """``produce(topic, value, key, partition, timestamp=..., headers=...)``; BufferError: its queue is full."""
 
     @property
     def poll(self) -> Callable[[float], int]:
-        """Let it tell of failed deliveries, for so many seconds."""
+        """Let it report failed deliveries, for so many seconds."""
 
     def __len__(self) -> int:
-        """How many records it holds that are not delivered."""
+        """The number of records that it holds and has not delivered."""
 
 
 @dataclass
 class Transaction:
-    """A producer that writes one transaction."""
+    """A producer with its one transaction."""
 
     transactional_id: str
     producer: SinkProducer
@@ -108,27 +110,27 @@ class Transaction:
 
 
 class Producers(Protocol):
-    """Of one sink subtask."""
+    """The producers of one sink subtask."""
 
     def make(self, transactional_id: str | None, failed: OnFailure) -> Pending[SinkProducer]:
-        """Initialise a producer, whose transaction has begun, unless it is to have none (None); it has written nothing.
-        *failed* is called while it is polled or flushed."""
+        """Initialise a producer and begin its transaction, if it has an id. *failed* is called while it is polled or
+        flushed."""
 
     def flush(self, producer: SinkProducer) -> Pending[int]:
-        """-> how much is outstanding, which is more than 0 only after `abandon`. Failures are told before."""
+        """-> the number of outstanding records, more than 0 only after `abandon`. Failures are reported before."""
 
     def wait(self, pending: Pending[Any], timeout_s: float) -> None:
-        """Until it is done, at most so long."""
+        """Wait until it is done, at most so long."""
 
     def drop(self, transaction: Transaction) -> None:
-        """Let go of its producer, without closing it."""
+        """Drop its producer, without closing it."""
 
     def abandon(self) -> None:
-        """A flush that is under way need not end."""
+        """Give up a flush in progress."""
 
 
 class KafkaProducers:
-    """Producers of confluent-kafka: made and dropped on the thread of *executor*, flushed on one of their own."""
+    """Producers of confluent-kafka: made and dropped on the thread of *executor*, flushed on a thread of their own."""
 
     def __init__(
         self, topic: str, config: dict[str, str], transaction_timeout_ms: int, executor: ThreadPoolExecutor
@@ -143,19 +145,18 @@ class KafkaProducers:
 
     def _make(self, transactional_id: str | None, failed: OnFailure) -> Producer:
         """Runs on the executor's thread."""
-
-        told = False
+        reported = False
 
         def undelivered(error: KafkaError | None, message: Message) -> None:
-            nonlocal told
-            if error is not None and not told:  # what else is not delivered follows from it
-                told = True
+            nonlocal reported
+            if error is not None and not reported:  # further failures follow from the first
+                reported = True
                 what = f"a record for {self._topic}[{message.partition()}] was not delivered"
-                failed(*failure(self._topic, what, why(reference(), error)))
+                failed(failure(self._topic, what, why(reference(), error)))
 
         def broken(error: KafkaError) -> None:
             if error.fatal():
-                failed(*failure(self._topic, "the producer failed", error))
+                failed(failure(self._topic, "the producer failed", error))
 
         too_long = [name for name in _LINGER if float(self._config.get(name, 0)) > LINGER_MAX_MS]
         transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": self._timeout_ms}
@@ -170,7 +171,7 @@ class KafkaProducers:
                 "error_cb": broken,
             }
         )
-        reference = weakref.ref(producer)  # of the callback: whoever polls or flushes the producer holds it
+        reference = weakref.ref(producer)  # for the callback, while a poll or a flush holds the producer
         connect(producer, self._topic, PREPARE_TIMEOUT_S)
         if transactional_id is not None:
             producer.init_transactions(PREPARE_TIMEOUT_S)
@@ -198,43 +199,35 @@ class KafkaProducers:
         self._abandoned = True
 
 
-class Undelivered(NamedTuple):
-    """As `OnFailure` is told of it."""
-
-    reason: str
-    kind: type[ExactlyOnceError]
-    of_times: bool = False
-
-
-def failure(topic: str, what: str, error: KafkaError) -> Undelivered:
-    """*what* has happened, because of *error*: a failure for good where another attempt would meet it again."""
+def failure(topic: str, what: str, error: KafkaError) -> Failure:
+    """The failure *what*, caused by *error*; its kind is final if another attempt would meet it again."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return Undelivered(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
+        return Failure(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
     if error.code() in _OF_A_BATCH:
-        return Undelivered(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
+        return Failure(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
     if error.code() == KafkaError.INVALID_TIMESTAMP:
-        return Undelivered(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
+        return Failure(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
     if error.code() in _NOT_ALLOWED:
-        return Undelivered(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
-    return Undelivered(f"{what}: {error.str()}", SinkFailed)
+        return Failure(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
+    return Failure(f"{what}: {error.str()}", SinkFailed)
 
 
 def why(producer: Any, error: KafkaError) -> KafkaError:
-    """*error*, or the one behind it, where *producer* only says that its transaction, or the batch, has failed.
+    """The cause of *error*, if that only says that the transaction or the batch has failed; else *error*.
 
-    The client tells it to whoever asks for the next transaction, which it refuses. No call of it may be made within a
-    callback, hence the thread.
+    The client gives the cause when it refuses the next transaction. It must not be called within a callback, hence the
+    thread.
     """
-    if error.code() not in _BEHIND_ANOTHER | _OF_A_BATCH:
+    if error.code() not in _SECONDARY | _OF_A_BATCH:
         return error
-    with ThreadPoolExecutor(1, "why") as asking:
-        found = asking.submit(producer.begin_transaction).exception()
-    first = found.args[0] if isinstance(found, KafkaException) else error
-    return error if first.code() in _BEHIND_ANOTHER | {KafkaError._NOT_CONFIGURED} else first
+    with ThreadPoolExecutor(1, "why") as thread:
+        refusal = thread.submit(producer.begin_transaction).exception()
+    cause = refusal.args[0] if isinstance(refusal, KafkaException) else error
+    return error if cause.code() in _SECONDARY | {KafkaError._NOT_CONFIGURED} else cause
 
 
 def too_large(topic: str, what: str) -> str:
-    """What is said where the client, or the topic, does not take *what* for its size."""
+    """The error text if *what* is larger than the client or the topic allows."""
     return (
         f"{what} is too large for topic {topic!r}. The job has stopped before it; nothing is lost. Raise "
         "max.message.bytes of the topic, and message.max.bytes of the client (1 MB unless set; [kafka] in the "

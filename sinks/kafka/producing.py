@@ -1,9 +1,9 @@
-"""The producing loop that writers to Kafka share: outputs go out in their order, and a barrier waits for all before it.
+"""The producing loop of writers to Kafka: outputs are produced in their order, and a barrier waits for all before it.
 
-Invariants: what was written before a barrier is flushed before anything behind it is produced (order within a
-partition); a delivery error poisons the writer, which then raises and acknowledges nothing. Writing never blocks: what
-cannot be produced now waits in a backlog. A flush waits for all that the broker has not taken: so `room` asks the
-caller to pause where more waits than it took lately, be it in the client or in the backlog.
+Invariants: outputs before a barrier are flushed before any after it is produced (order within a partition); after a
+delivery error the writer raises and acknowledges nothing. Writing never blocks: outputs that cannot be produced yet
+wait in a backlog. A flush waits for the broker, so `room` asks the caller to pause if more records wait, in client and
+backlog, than the broker took lately.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from operator import length_hint
 from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.connectors.confluent import ANY_PARTITION, NOW
 from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
-from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
+from exactlyonce.sinks.kafka.producers import Failure, Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import IntervalWriter, SinkFailed
+from exactlyonce.sinks.writer import IntervalWriter
 
 WAITING_S = 1.0
-"""What may wait is what the broker took in the last so many seconds,"""
+"""As many records may wait as the broker took in the last so many seconds,"""
 WAITING_MIN = 100
-"""and so many records at least: what it takes doubles with each round trip from there."""
+"""and so many at least: from there, what the broker takes doubles with each round trip."""
 BACKLOG_BYTES_MAX = 32 << 20
 
 
@@ -49,72 +50,80 @@ class ProducingWriter(IntervalWriter, ABC):
     _backlog_bytes: int = 0
     _error: ExactlyOnceError | None = None
     _times_ms: tuple[int, int] | None = None
-    """The earliest and the latest that `timestamp=` has given."""
+    """The earliest and the latest timestamp of its outputs."""
     _departures: Departures = field(default_factory=lambda: Departures(WAITING_S))
     _delivered: int = 0
-    """Of `records`, as of the last look."""
+    """The number of `records` delivered at the last look."""
     _since_s: float = 0.0
-    """When records left last, or nothing waited."""
+    """The last time that records left, or none waited."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make producers, as many as are wanted."""
+        """Make the wanted producers."""
 
     @abstractmethod
     def _activate(self) -> bool:
-        """Make sure that there is a producer to write with."""
+        """Whether there is a producer to write with; takes the next one if there is none."""
 
     @property
     @abstractmethod
     def _producer(self) -> SinkProducer | None:
-        """The one to write with, if there is one now."""
+        """The producer to write with now."""
 
     @property
     @abstractmethod
     def _undelivered(self) -> int:
-        """How many records of those that were produced the broker has not taken."""
+        """The number of produced records that the broker has not taken."""
 
     @abstractmethod
     def _produced(self, count: int) -> None:
-        """So many more records were taken by it."""
+        """Count records that the producer took."""
 
     @abstractmethod
     def _cut(self, checkpoint: int) -> None:
-        """All that belongs to *checkpoint* was produced: begin to flush it."""
+        """Begin to flush the interval of *checkpoint*, all of which was produced."""
 
     @abstractmethod
     def _drained(self) -> None:
-        """The flush that `_cut` began is done: tell the interval."""
+        """Finish the interval whose flush is done."""
 
     def _drain(self, wait_s: float) -> bool:
-        """Whether a flush that was under way is done."""
+        """Whether a flush has ended now."""
         flushing = self._flushing
         if flushing is None:
             return False
         if wait_s:
             self.producers.wait(flushing, wait_s)
-        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
+        if not flushing.done() or self._error:  # an error is reported before its flush is done
             return False
         require(flushing.result() == 0, "nothing is outstanding after a flush")
         self._flushing = None
         self._drained()
         return True
 
-    def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None:
-        if of_times and self._times_ms is not None:
+    def _failed(self, failure: Failure) -> None:
+        reason = failure.reason
+        if failure.of_times and self._times_ms is not None:
             earliest, latest = map(_shown_time, self._times_ms)
-            reason = f"{reason} The times that it has given so far are from {earliest} to {latest}."
-        self._error = self._error or kind(f"sink {self.sink!r}: {reason}")
+            reason = f"{reason} The times so far are from {earliest} to {latest}."
+        self._error = self._error or failure.kind(f"sink {self.sink!r}: {reason}")
+
+    def _initialised(self, pending: Pending[SinkProducer]) -> SinkProducer:
+        """The producer that `make` has made."""
+        try:
+            return pending.result()
+        except KafkaException as error:
+            raise self._error_of("no producer could be made", error.args[0]) from None
 
     def _error_of(self, what: str, error: KafkaError) -> ExactlyOnceError:
-        """The first failure that was told of, which may be this one: *what* has happened."""
-        self._failed(*failure(self.topic, what, error))
+        """The first reported failure, which may be *what*, caused by *error*."""
+        self._failed(failure(self.topic, what, error))
         assert self._error is not None
         return self._error
 
     @property
     def room(self) -> int:
-        """How many records more may wait for the broker."""
+        """The number of further records that may wait for the broker."""
         if self._backlog_bytes > BACKLOG_BYTES_MAX:
             return 0
         may_wait = max(WAITING_MIN, self._departures.lately(self._now_s()))
@@ -122,7 +131,7 @@ class ProducingWriter(IntervalWriter, ABC):
 
     @property
     def held_up(self) -> str:
-        """The broker, where more records wait for it than it has taken lately."""
+        """See `SinkWriter`: the broker, if more records wait than it took lately."""
         waiting, lately = self.records - self._delivered, self._departures.lately(self._now_s())
         if waiting <= lately:
             return ""
@@ -145,25 +154,26 @@ class ProducingWriter(IntervalWriter, ABC):
             self._backlog_bytes += outputs.size
 
     def barrier(self, checkpoint: int) -> None:
-        """What was written before belongs to *checkpoint*; `take_flushed` tells when it is flushed."""
         if self._backlog:
             self._backlog.append(_Barrier(checkpoint))
         else:
             self._cut(checkpoint)
 
     def _produce(self, outputs: Outputs) -> bool:
-        """Produce until librdkafka's queue is full; True if all went."""
+        """Produce until librdkafka's queue is full; True if all were produced."""
         assert self._producer is not None
         produce, topic, begin = self._producer.produce, self.topic, outputs.done
         values = iter(outputs.values[begin:])
         keys = repeat(None, outputs.left) if outputs.keys is None else outputs.keys[begin:]
         full = False
         try:
-            if outputs.timestamps is not None:
-                times = outputs.timestamps[begin:]
-                more = repeat([], outputs.left) if outputs.headers is None else outputs.headers[begin:]
-                for value, key, headers, time_ms in zip(values, keys, more, times, strict=True):
-                    produce(topic, value, key, timestamp=time_ms, headers=[*headers])
+            if outputs.timestamps is not None or outputs.partitions is not None:
+                count = outputs.left
+                times = repeat(NOW, count) if outputs.timestamps is None else outputs.timestamps[begin:]
+                places = repeat(ANY_PARTITION, count) if outputs.partitions is None else outputs.partitions[begin:]
+                all_headers = repeat([], count) if outputs.headers is None else outputs.headers[begin:]
+                for value, key, place, headers, time_ms in zip(values, keys, places, all_headers, times, strict=True):
+                    produce(topic, value, key, place, timestamp=time_ms, headers=[*headers])
             elif outputs.headers is None:
                 for value, key in zip(values, keys, strict=True):
                     produce(topic, value, key)
@@ -182,17 +192,14 @@ class ProducingWriter(IntervalWriter, ABC):
         return not outputs.left
 
     def abandon(self) -> None:
-        """The worker ends, however: a flush that is under way need not."""
+        """Give up a flush in progress."""
         self.producers.abandon()
 
     def poll(self, wait_s: float = 0.0) -> bool:
-        """Let producers work: prepare, drain, work the backlog off. True if anything moved; raises `SinkFailed`.
-
-        Who has nothing else to do gives the producer *wait_s* for it.
-        """
+        """See `SinkWriter`: prepare producers, drain them, work off the backlog."""
         try:
             moved = self._go_on(wait_s)
-        except KafkaException as error:  # a fatal one, which the client raises from whatever lets it work
+        except KafkaException as error:  # a fatal one, which any call of the client may raise
             raise self._error_of("the producer failed", error.args[0]) from None
         if self._error is not None:
             raise self._error
@@ -215,7 +222,7 @@ class ProducingWriter(IntervalWriter, ABC):
         return moved
 
     def _look(self) -> None:
-        """Note what the broker has taken meanwhile."""
+        """Note the records that the broker has taken since."""
         now_s, waiting = self._now_s(), self._backlog_records + self._undelivered
         delivered = self.records - waiting
         if delivered > self._delivered:
@@ -238,7 +245,7 @@ class ProducingWriter(IntervalWriter, ABC):
 
 
 def _shown_time(time_ms: int) -> str:
-    """A time in ms since 1970 as people read it, if a calendar has it."""
+    """A time in ms since 1970 in ISO format, if the calendar has it."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""A Kafka topic as a sink: what to write and how to encode it. It opens nothing."""
+"""A Kafka topic as a sink: the description, and the encoder. It opens nothing."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
+from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
-from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink, mapped
 from exactlyonce.sinks.deferred import DeferredWriter
+from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ class KafkaSink(Sink[T], Generic[T]):
     - *headers*: a function from the output to (name, bytes) pairs; text for bytes is written in UTF-8.
     - *timestamp*: a function from the output to its time, as milliseconds since 1970 from 1 on, or as a datetime with a
       time zone; None: the time when it is written. A topic with message.timestamp.type=LogAppendTime does not keep it.
-    - *create_partitions*: how many partitions the topic is created with if it is missing; None makes that an error.
-    - *delivery*: "exactly_once", or what is weaker and needs no transactions: "at_least_once", whose outputs come at
-      once, and again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
+    - *partition*: a function from the output to its partition, from 0 to before the topic's number of partitions; None:
+      the client chooses it by the key, or at random without one.
+    - *create_partitions*: the partition count with which a missing topic is created; None makes that an error.
+    - *delivery*: "exactly_once", or a weaker one without transactions: "at_least_once", whose outputs come at once, and
+      again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
 
     A stream of `Record[T]` is written with each record's own value, key and headers; so a tombstone with a key is
     ``Record(key="ann", value=None)``. *key* and *headers*, where given, win. To keep the time of a record as well, give
@@ -52,6 +55,7 @@ class KafkaSink(Sink[T], Generic[T]):
     key: Callable[[T], object] | None = None
     headers: Callable[[T], Headers] | None = None
     timestamp: Callable[[T], int | datetime] | None = None
+    partition: Callable[[T], int] | None = None
     create_partitions: int | None = 4
     delivery: str = EXACTLY_ONCE
 
@@ -63,12 +67,13 @@ class KafkaSink(Sink[T], Generic[T]):
         key: Callable[[T], object] | None = None,
         headers: Callable[[T], Headers] | None = None,
         timestamp: Callable[[T], int | datetime] | None = None,
+        partition: Callable[[T], int] | None = None,
         create_partitions: int | None = 4,
         delivery: Delivery = EXACTLY_ONCE,
     ) -> None:
         fields = {
             "topic_name": topic, "value": value, "key": key, "headers": headers, "timestamp": timestamp,
-            "create_partitions": create_partitions, "delivery": delivery,
+            "partition": partition, "create_partitions": create_partitions, "delivery": delivery,
         }  # fmt: skip
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -80,37 +85,44 @@ class KafkaSink(Sink[T], Generic[T]):
 
     @property
     def needs_type(self) -> bool:
-        """Unless a codec is given."""
+        """True unless a codec is given."""
         return self.value is None
 
     def codec(self, type_: Any) -> Codec[Any]:
-        """How values are encoded when the stream has this type."""
-        return codec_for(_value_type(type_) if self.value is None else self.value)
+        """The codec of values if the stream has this type."""
+        return codec_for(value_type(type_) if self.value is None else self.value)
 
-    def encoder(self, type_: Any) -> KafkaEncoder:
-        """The encoder that turns a batch of this type into keys, values, headers and timestamps."""
-        records = _holds_records(type_)
+    def encoder(self, type_: Any, partitions: int | None = None) -> KafkaEncoder:
+        """The encoder of records of this type, for a topic with so many *partitions*; ``partition=`` needs them."""
+        require(self.partition is None or partitions is not None, "the partitions of a topic are counted before output")
+        records = holds_records(type_)
         key = self.key or (attrgetter("key") if records else None)
         headers = self.headers or (attrgetter("headers") if records else None)
-        return KafkaEncoder(self.codec(type_), records, key, headers, self.timestamp)
+        placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
+        return KafkaEncoder(self.codec(type_), records, key, headers, self.timestamp, placing)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
-        from exactlyonce.sinks.kafka import plain, writer
+        from exactlyonce.sinks.kafka.plain import PlainWriter
+        from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
+        from exactlyonce.sinks.kafka.writer import KafkaWriter
 
-        encoder = self.encoder(context.type)
+        encoder = self.encoder(context.type, context.partitions)
+        clock, producers = context.clients.clock, context.clients.producers(self.topic)
         if self.delivery == EXACTLY_ONCE:
-            return Opened(writer.open_writer(self.topic, context), encoder)
-        made = plain.open_writer(self.topic, context)
-        if self.delivery == AT_LEAST_ONCE:
-            return Opened(made, encoder)
-        return Opened(DeferredWriter(made, Outputs), encoder)
+            writer = KafkaWriter(
+                sink=context.sink, topic=self.topic, producers=producers, clock=clock, subtask=context.subtask,
+                pool=TransactionPool(map(str, _transactional_ids(context))), prepared=context.prepared,
+            )  # fmt: skip
+            return Opened(writer, encoder)
+        plain = PlainWriter(sink=context.sink, topic=self.topic, producers=producers, clock=clock)
+        return Opened(plain if self.delivery == AT_LEAST_ONCE else DeferredWriter(plain, Outputs), encoder)
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with the topic, the functions, or the type for the codec."""
+        """The problems of the topic and the functions, and of the type for the codec."""
         if problem := topic_problem(self.topic):
             yield problem
-        for name in ("key", "headers", "timestamp"):
+        for name in ("key", "headers", "timestamp", "partition"):
             function = getattr(self, name)
             if function is not None and not callable(function):
                 yield f"{name}={function!r} must be a function of the output"
@@ -118,45 +130,50 @@ class KafkaSink(Sink[T], Generic[T]):
         if count is not None and not (isinstance(count, int) and count > 0):
             yield f"create_partitions={count!r} must be a number from 1 on, or None"
         if self.value is not None or type_ is not UNKNOWN:
-            yield from self._codec_problems(type_)
-
-    def _codec_problems(self, type_: Any) -> Iterator[str]:
-        try:
-            encoded = hints.without_none(self.codec(type_).type)
-        except schema.UnsupportedType as error:
-            yield str(error)
-            return
-        given = hints.without_none(_value_type(type_))
-        if isinstance(encoded, type) and isinstance(given, type) and encoded not in given.__mro__:
-            yield f"value= encodes {schema.type_name(encoded)}, and the stream is of {schema.type_name(given)}"
+            yield from codec_problems(self.codec, type_)
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Topic and codec; functions are not part of what it is."""
+        """Topic and codec, without functions."""
         return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe()}
 
 
 def gives_times(sink: object) -> bool:
-    """Whether the outputs of *sink* have a time of their own: it is a `KafkaSink` with ``timestamp=``."""
+    """Whether *sink* is a `KafkaSink` with ``timestamp=``."""
     return isinstance(sink, KafkaSink) and sink.timestamp is not None
 
 
+def gives_partitions(sink: object) -> bool:
+    """Whether *sink* is a `KafkaSink` with ``partition=``."""
+    return isinstance(sink, KafkaSink) and sink.partition is not None
+
+
+def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:
+    """The transactional ids of one sink subtask in an attempt."""
+    for slot in range(context.slots):
+        yield TransactionalId(
+            context.pipeline, context.sink, context.subtask, context.incarnation, str(context.attempt), str(slot)
+        )
+
+
 class Outputs(msgspec.Struct, array_like=True):
-    """Encoded outputs in order; those before `done` have been produced. As long as what is left."""
+    """Encoded outputs in order; those before `done` have been produced. The length is the number of the rest."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
     headers: Sequence[list[tuple[str, Any]]] | None
-    """Their values are bytes, text or None."""
+    """The values are bytes, text or None."""
     timestamps: Sequence[int] | None = None
-    """In ms since 1970; None: the client's own time."""
+    """In ms since 1970; None: the client's time."""
     done: int = 0
+    partitions: Sequence[int] | None = None
+    """None: the client chooses them."""
 
     def __len__(self) -> int:
         return self.left
 
     @property
     def left(self) -> int:
-        """How many are still to be produced."""
+        """The number of outputs still to be produced."""
         return len(self.values) - self.done
 
     @property
@@ -165,8 +182,36 @@ class Outputs(msgspec.Struct, array_like=True):
         return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))
 
 
+@dataclass(frozen=True)
+class Placing:
+    """The user's choice of partitions."""
+
+    function: Callable[[Any], int]
+    topic: str
+    count: int
+    """The number of the topic's partitions when the work began."""
+
+    def partitions(self, outputs: Sequence[Any]) -> list[int]:
+        """The partition of each output; TypeError or ValueError if the topic has none such."""
+        partitions: list[Any] = mapped("partition", self.function, outputs)
+        if set(map(type, partitions)) == {int} and min(partitions) >= 0 and max(partitions) < self.count:
+            return partitions
+        return list(map(self._partition, partitions))
+
+    def _partition(self, partition: object) -> int:
+        expected = f"topic {self.topic!r} has partitions 0 to {self.count - 1}"
+        if not isinstance(partition, int) or isinstance(partition, bool):
+            raise TypeError(f"partition= has given {partition!r:.100}, which must be an int; {expected}")
+        if not 0 <= partition < self.count:
+            raise ValueError(
+                f"partition= has given {partition}, and {expected}. If it has got more since, run again; else correct "
+                f"the function, or add partitions to the topic"
+            )
+        return int(partition)
+
+
 class KafkaEncoder:
-    """Encodes batches for one topic. Each list has one entry per output; None there is Kafka's null."""
+    """Encodes batches for one topic. Each list has one entry per output; None in it is Kafka's null."""
 
     def __init__(
         self,
@@ -175,16 +220,24 @@ class KafkaEncoder:
         key: Callable[[Any], object] | None,
         headers: Callable[[Any], Headers] | None,
         timestamp: Callable[[Any], int | datetime] | None,
+        placing: Placing | None,
     ) -> None:
         self.codec = codec
         self._records = records
         self._key = key
         self._headers = headers
         self._timestamp = timestamp
+        self._placing = placing
 
     def encode(self, records: Sequence[Any]) -> Outputs:
-        """What the writer takes."""
-        return Outputs(self.values(records), self.keys(records), self.headers(records), self.timestamps(records))
+        """The encoded batch."""
+        return Outputs(
+            self.values(records),
+            self.keys(records),
+            self.headers(records),
+            self.timestamps(records),
+            partitions=self.partitions(records),
+        )
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""
@@ -224,9 +277,13 @@ class KafkaEncoder:
             return times
         return list(map(_timestamp_ms, times))
 
+    def partitions(self, outputs: Sequence[Any]) -> list[int] | None:
+        """The partitions; None if the client chooses them."""
+        return self._placing.partitions(outputs) if self._placing is not None else None
+
 
 def _or_tombstone(value: bytes | None, output: object) -> bytes | None:
-    """A value in JSON; Kafka's null is for None alone, for it deletes."""
+    """A value in JSON; None alone becomes Kafka's null, which deletes."""
     if value != b"null":
         return value
     if output is not None:
@@ -244,7 +301,7 @@ def _no_value(codec: Codec[Any], value: object) -> str:
 
 
 def _are_plain(headers: Sequence[Any]) -> bool:
-    """Whether the headers of all records are such that the client takes them as they are."""
+    """Whether the client takes the headers of all records as they are."""
     if not set(map(type, headers)) <= {list, tuple}:
         return False
     pairs = list(chain.from_iterable(headers))
@@ -261,27 +318,27 @@ def _are_plain(headers: Sequence[Any]) -> bool:
 
 
 def _is_utf8(text: str) -> bool:
-    """The client ends the process where a name is none."""
+    """The client would end the process over a name that is not UTF-8."""
     return text.isascii() or text.encode(errors="ignore").decode() == text
 
 
 def _header_list(headers: Any) -> list[tuple[str, bytes | None]]:
-    """The headers of one record, with text as UTF-8; TypeError where they are none."""
+    """The headers of one record, with text as UTF-8; TypeError if they are not pairs."""
     if isinstance(headers, str | bytes | Mapping) or not isinstance(headers, Iterable):
-        raise TypeError(f"headers= has given {type(headers).__name__}; it is to give (name, bytes) pairs, as a list")
+        raise TypeError(f"headers= has given {type(headers).__name__}; it must give (name, bytes) pairs, as a list")
     return list(map(_header, headers))
 
 
 def _header(pair: Any) -> tuple[str, bytes | None]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise TypeError(f"headers= has given {pair!r:.100} among its pairs; each is to be (name, bytes)")
+        raise TypeError(f"headers= has given {pair!r:.100} among its pairs; each must be (name, bytes)")
     name, value = pair
     if not isinstance(name, str) or not _is_utf8(name):
-        raise TypeError(f"headers= has given {name!r:.100} as a name, which is to be text")
+        raise TypeError(f"headers= has given {name!r:.100} as a name, which must be text")
     if isinstance(value, str):
         value = str.encode(value)
     if value is not None and not isinstance(value, bytes):
-        raise TypeError(f"headers= has given {type(value).__name__} as the value of {name!r}, which is to be bytes")
+        raise TypeError(f"headers= has given {type(value).__name__} as the value of {name!r}, which must be bytes")
     return str.__str__(name), value
 
 
@@ -290,23 +347,23 @@ _TIMESTAMP_MAX_MS = (1 << 63) - 1
 
 
 def _timestamp_ms(time: object) -> int:
-    """One time as ms; TypeError or ValueError where it is none. The client takes 0 for its own time."""
-    wanted = "it is to give milliseconds since 1970, as an int from 1 on, or a datetime with a time zone"
+    """A timestamp as ms; TypeError or ValueError if it is not one. 0 would be the client's own time."""
+    expected = "it must give milliseconds since 1970, as an int from 1 on, or a datetime with a time zone"
     if isinstance(time, datetime):
         if time.utcoffset() is None:
-            raise ValueError(f"timestamp= has given {time!r}, which has no time zone; {wanted}")
+            raise ValueError(f"timestamp= has given {time!r}, which has no time zone; {expected}")
         time = (time - _EPOCH) // timedelta(milliseconds=1)
     if not isinstance(time, int) or isinstance(time, bool):
-        raise TypeError(f"timestamp= has given {time!r:.100}; {wanted}")
+        raise TypeError(f"timestamp= has given {time!r:.100}; {expected}")
     if not 0 < time <= _TIMESTAMP_MAX_MS:
-        raise ValueError(f"timestamp= has given {time}; {wanted}")
+        raise ValueError(f"timestamp= has given {time}; {expected}")
     return int(time)
 
 
 def encode_key(key: object) -> bytes | None:
-    """A key as Kafka gets it: text in UTF-8, bytes as they are, None as null, all else JSON."""
+    """A key for Kafka: text in UTF-8, bytes as they are, None as null, all else JSON."""
     if isinstance(key, str):
-        return str.encode(key)  # of an enumeration's member, too, its text
+        return str.encode(key)  # also the text of an enumeration's member
     if key is None or type(key) is bytes:
         return key
     if isinstance(key, bytes | bytearray):
@@ -317,13 +374,3 @@ def encode_key(key: object) -> bytes | None:
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
-
-
-def _holds_records(type_: Any) -> bool:
-    return type_ is Record or get_origin(type_) is Record
-
-
-def _value_type(type_: Any) -> Any:
-    if not _holds_records(type_):
-        return type_
-    return (get_args(type_) or (Any,))[0]

@@ -2,7 +2,7 @@
 
 Invariants: a slot's transactional id is not used again before the checkpoint that used it is finalized; a producer
 writes one transaction and is dropped, never closed (closing would abort it); nothing is written before the coordinator
-has read the producer's id and epoch. Pure: whoever uses the pool makes the producers.
+has read the producer's id and epoch. Pure: the writer makes the producers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from exactlyonce.pipeline.errors import require
 
 
 class SlotState(enum.Enum):
-    """Where the transactional id of a slot stands."""
+    """The state of a slot's transactional id."""
 
     FREE = "free"
     PREPARING = "preparing"
@@ -36,7 +36,7 @@ SLOT_TRANSITIONS: dict[SlotState, SlotState] = {
 }
 
 AHEAD = 2
-"""Producers kept ready or in use: the one that is written with, and the one after it."""
+"""Producers kept ready or in use: the current one, and the next."""
 _AHEAD = (SlotState.PREPARING, SlotState.PREPARED, SlotState.READY, SlotState.WRITING)
 _OPEN = (SlotState.WRITING, SlotState.DRAINING, SlotState.PRECOMMITTED)
 
@@ -48,9 +48,9 @@ class TransactionPool:
         self._states = dict.fromkeys(transactional_ids, SlotState.FREE)
         self._checkpoints: dict[str, int] = {}
         self._ahead = 0
-        """How many producers are kept ready or in use."""
+        """The number of producers kept ready or in use."""
         self.open = 0
-        """How many transactions are open on the broker."""
+        """The number of transactions open on the broker."""
 
     def move(self, transactional_id: str, state: SlotState) -> None:
         """Change the state of a slot, as the table allows."""
@@ -61,12 +61,12 @@ class TransactionPool:
         self.open += (state in _OPEN) - (before in _OPEN)
 
     def precommitted(self, transactional_id: str, checkpoint: int) -> None:
-        """The slot's transaction is flushed for *checkpoint*; it waits for its finalization."""
+        """Let the slot, whose transaction is flushed for *checkpoint*, wait for its finalization."""
         self.move(transactional_id, SlotState.PRECOMMITTED)
         self._checkpoints[transactional_id] = checkpoint
 
     def finalized(self, checkpoint: int) -> None:
-        """*checkpoint* is finalized, and with it everything flushed before: those ids are free."""
+        """Free the ids used up to *checkpoint*."""
         for name, used in list(self._checkpoints.items()):
             if used <= checkpoint:
                 del self._checkpoints[name]

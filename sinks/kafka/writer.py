@@ -10,13 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaException
-
-from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
+from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
-from exactlyonce.sinks.writer import FlushedInterval, WriterContext
+from exactlyonce.sinks.writer import FlushedInterval
 
 
 @dataclass(kw_only=True)
@@ -35,14 +33,13 @@ class KafkaWriter(ProducingWriter):
     # --- producers ----------------------------------------------------------------------------------------------
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        """The coordinator has read whose the id is: it may be written with."""
         transaction = self._waiting.pop(transactional_id)
         transaction.producer_id, transaction.epoch = producer_id, epoch
         self.pool.move(transactional_id, SlotState.READY)
         self._ready.append(transaction)
 
     def finalized(self, checkpoint: int) -> None:
-        """Ids used up to *checkpoint* are free."""
+        """Free the ids used up to *checkpoint*."""
         self.pool.finalized(checkpoint)
 
     def _prepare(self) -> None:
@@ -53,10 +50,7 @@ class KafkaWriter(ProducingWriter):
         for name, pending in list(self._preparing.items()):
             if pending.done():
                 del self._preparing[name]
-                try:
-                    self._waiting[name] = Transaction(name, pending.result())
-                except KafkaException as error:
-                    raise self._error_of("no producer could be made", error.args[0]) from None
+                self._waiting[name] = Transaction(name, self._initialised(pending))
                 self.pool.move(name, SlotState.PREPARED)
                 self.prepared(name)
 
@@ -68,7 +62,6 @@ class KafkaWriter(ProducingWriter):
         return self.pool.open
 
     def _activate(self) -> bool:
-        """Make sure that there is a transaction to write with."""
         if self._current is not None:
             return True
         if self._draining is not None or not self._ready:
@@ -117,22 +110,3 @@ class KafkaWriter(ProducingWriter):
         )
         self._flushed[transaction.checkpoint] = FlushedInterval(precommit)
         self.producers.drop(transaction)
-
-
-def open_writer(topic: str, context: WriterContext) -> KafkaWriter:
-    """The writer of one sink subtask in an attempt, and its transactional ids."""
-    ids = (
-        TransactionalId(
-            context.pipeline, context.sink, context.subtask, context.incarnation, str(context.attempt), str(slot)
-        )
-        for slot in range(context.slots)
-    )
-    return KafkaWriter(
-        sink=context.sink,
-        subtask=context.subtask,
-        topic=topic,
-        pool=TransactionPool(map(str, ids)),
-        producers=context.clients.producers(topic),
-        prepared=context.prepared,
-        clock=context.clients.clock,
-    )

@@ -1,6 +1,6 @@
 """The address of a server: a URL, ``mysql://user:password@host:3306/database?ssl_mode=verify_identity``.
 
-Invariant: no part of the URL is in an error or a repr, for where it is written wrongly any part may be of the password.
+Invariant: no part of the URL is in an error or a repr: in a malformed one, any part may be of the password.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from exactlyonce.pipeline.secrets import masked
 FORM = "mysql://user:password@host:3306/database, with %40 for an @ in the password, %2F for a /, and so on"
 SCHEMES = ("mysql", "mariadb")
 SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
-"""As MySQL's own clients call them; the default is preferred, and with *ssl_ca* verify_identity."""
+"""The names of MySQL's clients; the default is preferred, and with *ssl_ca* verify_identity."""
 OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
 PORT = 3306
 
 
 @dataclass(frozen=True, kw_only=True)
 class MySQLAddress:
-    """Where the server is, who connects, and how far it is to be trusted."""
+    """The address of a server, the login, and the TLS settings."""
 
     host: str
     port: int
@@ -34,23 +34,16 @@ class MySQLAddress:
 
     @classmethod
     def parse(cls, url: str) -> MySQLAddress:
-        """The address that *url* is; raises `ConfigError` that holds nothing of it."""
+        """The address in *url*; the `ConfigError` of a wrong one has nothing of it."""
         try:
             parts = urlsplit(url.strip())
-            host, port, options = (
-                parts.hostname,
-                parts.port,
-                dict(parse_qsl(parts.query, strict_parsing=bool(parts.query))),
-            )
+            host, port = parts.hostname, parts.port
+            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError:
             raise ConfigError(f"The dsn is no URL. Write {FORM}.") from None
         database = unquote(parts.path[1:])
-        if (
-            parts.scheme not in SCHEMES
-            or parts.fragment
-            or not parts.username
-            or not (host or "unix_socket" in options)
-        ):
+        has_place = bool(host) or "unix_socket" in options
+        if parts.scheme not in SCHEMES or parts.fragment or not parts.username or not has_place:
             raise ConfigError(f"The dsn is not of the form {FORM}.")
         if not database or "/" in parts.path[1:]:
             raise ConfigError(f"The dsn names no database. Write {FORM}.")
@@ -75,21 +68,21 @@ class MySQLAddress:
 
     @property
     def place(self) -> str:
-        """The server, as errors name it."""
+        """The server, for error texts."""
         return self.options.get("unix_socket") or f"{self.host}:{self.port}"
 
     def arguments(self) -> dict[str, Any]:
-        """The driver's arguments for it. The password is bytes: of text the driver would make Latin-1."""
-        found: dict[str, Any] = {
+        """The driver's arguments. The password is bytes: the driver would encode text as Latin-1."""
+        arguments: dict[str, Any] = {
             "host": self.host, "port": self.port, "user": self.user, "password": self.password.encode(),
             "database": self.database, "unix_socket": self.options.get("unix_socket"),
         }  # fmt: skip
         mode = self.options.get("ssl_mode") or ("verify_identity" if "ssl_ca" in self.options else None)
         if mode == "disabled":
-            found["ssl_disabled"] = True
+            arguments["ssl_disabled"] = True
         elif mode in ("required", "verify_ca", "verify_identity") or "ssl_cert" in self.options:
-            found["ssl"] = self._tls(mode or "required")
-        return found
+            arguments["ssl"] = self._tls(mode or "required")
+        return arguments
 
     def redact(self, text: str) -> str:
         """*text* without the password."""
@@ -98,7 +91,7 @@ class MySQLAddress:
     def _tls(self, mode: str) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cafile=self.options.get("ssl_ca"))
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the certificates that servers make for themselves fail it
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # servers' own certificates fail it
             context.check_hostname = mode == "verify_identity"
             context.verify_mode = ssl.CERT_NONE if mode == "required" else ssl.CERT_REQUIRED
             if "ssl_cert" in self.options:

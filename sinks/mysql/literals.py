@@ -1,12 +1,12 @@
 r"""Values of columns as SQL literals, and rows of them.
 
-Invariants: no literal holds a backslash or a form feed, and a quote within one is doubled: so what a literal means does
-not depend on any sql_mode, and a form feed ends a row and nothing else. Texts that hold either, and all bytes, are
-written in hexadecimal. A literal is UTF-8, which the session's character set is. A value that the column would change
-or refuse, as far as its type tells, is refused here, with the field, the column, and why.
+Invariants: no literal has a backslash or a form feed, and a quote in it is doubled, so its meaning does not depend on
+any sql_mode, and a form feed only ends a row. Texts with either, and all bytes, are written in hexadecimal. A literal
+is UTF-8, the session's character set. A value that the column would change or refuse, as far as its type tells, is
+refused here, with the field, the column, and the reason.
 
-A row is ``(1,'a',NULL),`` and a form feed, which is white space in SQL: rows behind one another are what follows
-VALUES, but for the last comma. Of a delete it is ``1,`` where the key is one column, and else ``(`a`=1 AND `b`='x'),``.
+A row is ``(1,'a',NULL),`` and a form feed, which is white space in SQL: rows follow VALUES, without the last comma. For
+a delete it is ``1,`` if the key is one column, and else ``(`a`=1 AND `b`='x'),``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Literal = Callable[[Any], str]
 
 
 def column_literals(field: RowField, table: str, column: MySQLColumn, *, in_key: bool, depth_max: int) -> ColumnTexts:
-    """Writes the values of one field for one column. *depth_max*: how deep JSON may be nested for this server."""
+    """The literals of one field for one column. *depth_max*: the server's limit for nested JSON."""
     literal = _literal_of(field.kind, column, depth_max)
     return ColumnTexts(
         field=field, table=table, type=column.type, nullable=column.nullable and not in_key, null="NULL",
@@ -49,17 +49,16 @@ def column_literals(field: RowField, table: str, column: MySQLColumn, *, in_key:
 
 
 class MySQLRowEncoder:
-    """Turns records into rows of SQL; see `RowEncoder`."""
+    """Encodes records as rows of SQL; see `RowEncoder`."""
 
     def __init__(self, columns: Sequence[ColumnTexts], mark: str, template: str, bytes_max: int) -> None:
-        """*mark*: see `mark_of`. *template*: of a row, see `values_template` and `found_template`. *bytes_max*: of a
+        """*mark*: see `mark_of`. *template*: see `values_template` and `key_template`. *bytes_max*: the limit of a
         row."""
         self._columns = columns
         self._template = mark + template + ROW_END
         self._bytes_max = bytes_max
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
-        """One row for each record."""
         literals = [column.encode(records) for column in self._columns]
         rows = [(self._template % values).encode() for values in zip(*literals, strict=True)]
         if rows and (longest := max(map(len, rows))) > self._bytes_max:
@@ -71,23 +70,23 @@ class MySQLRowEncoder:
 
 
 def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], columns: Mapping[str, MySQLColumn]) -> str:
-    """A comment before each row, which is the same only for rows of the same fields, mode and columns."""
+    """The comment before each row, equal only for rows of the same fields, mode and columns."""
     meanings = [(field.name, field.kind.value, columns[field.name].meaning) for field in fields]
     return f"/*{sha256(msgspec.json.encode((mode, key, meanings))).hexdigest()[:8]}*/"
 
 
 def values_template(names: Sequence[str]) -> str:
-    """Where the literals of these columns go, in a row that is inserted."""
+    """A row to insert, with %s for the literals of these columns."""
     return f"({','.join(['%s'] * len(names))})"
 
 
-def found_template(names: Sequence[str]) -> str:
-    """Where the literals of these columns go, in what finds a row that is deleted.
+def key_template(names: Sequence[str]) -> str:
+    """The condition of a row to delete, with %s for the literals of these columns.
 
-    No list of pairs: for `(a,b) IN ((..),(..))` MariaDB compares bytes of UTF-8 with those of a latin1 column, and
-    finds no row, or another one.
+    It is no list of pairs: with `(a,b) IN ((..),(..))` MariaDB compares bytes of UTF-8 with those of a latin1 column,
+    and finds no row, or another one.
 
-    >>> found_template(["shop"]), found_template(["shop", "10%"])
+    >>> key_template(["shop"]), key_template(["shop", "10%"])
     ('%s', '(`shop`=%s AND `10%%`=%s)')
     """
     if len(names) == 1:
@@ -106,7 +105,7 @@ def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal
     if kind is FieldKind.INT and column.data_type == "decimal":
         decimals = _decimals(column)
         return lambda value: decimals(Decimal(value))
-    made: dict[FieldKind, Callable[[MySQLColumn], Literal]] = {
+    literals: dict[FieldKind, Callable[[MySQLColumn], Literal]] = {
         FieldKind.BOOL: lambda _: lambda value: "1" if value else "0",
         FieldKind.INT: _integers,
         FieldKind.FLOAT: _doubles,
@@ -117,7 +116,7 @@ def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal
         FieldKind.TIME: _times,
         FieldKind.TIMEDELTA: _intervals,
     }
-    return made[kind](column)
+    return literals[kind](column)
 
 
 def _integers(column: MySQLColumn) -> Literal:
@@ -162,7 +161,7 @@ def _decimals(column: MySQLColumn) -> Literal:
         text = format(value, "f") if value.adjusted() >= -scale else ""
         text = text.rstrip("0").rstrip(".") if "." in text else text
         if not text or len(text.partition(".")[2]) > scale:
-            raise ValueError(f"it has more than {scale} digits behind the point")
+            raise ValueError(f"it has more than {scale} digits after the point")
         return text
 
     return literal
@@ -205,11 +204,11 @@ def _require_encodable(value: str, charset: str | None) -> None:
 
 
 def _binaries(column: MySQLColumn) -> Literal:
-    fits, exact = column.bytes_max, column.data_type == "binary"
+    size, exact = column.bytes_max, column.data_type == "binary"
 
     def literal(value: bytes) -> str:
-        if fits is not None and (len(value) > fits or (exact and len(value) != fits)):
-            raise ValueError(f"it has {len(value)} bytes, and {'exactly ' if exact else ''}{fits} fit")
+        if size is not None and (len(value) > size or (exact and len(value) != size)):
+            raise ValueError(f"it has {len(value)} bytes, and {'exactly ' if exact else ''}{size} fit")
         return f"X'{value.hex()}'"
 
     return literal
@@ -224,7 +223,7 @@ def _uuid_as_bytes(value: UUID) -> str:
 
 
 def _uuid_of_mariadb(value: UUID) -> str:
-    if value.bytes[6] & -value.bytes[8] & 0x80:  # MariaDB's rule, for the order in which it keeps them
+    if value.bytes[6] & -value.bytes[8] & 0x80:  # MariaDB's rule, because of its byte order
         raise ValueError("it is of no variant that the type UUID takes: use CHAR(36)")
     return f"'{value}'"
 

@@ -1,7 +1,7 @@
-"""MySQL's or MariaDB's store with transactions that are prepared: XA.
+"""MySQL's or MariaDB's store with prepared transactions: XA.
 
-Invariant: the connection of a transaction that is prepared is given up. "XAER_NOTA: unknown XID" says nothing: it is
-the answer for what was committed, for what is lost, and for what a connection holds that is still there.
+Invariant: the connection of a prepared transaction is closed. "XAER_NOTA: unknown XID" proves nothing: it is the answer
+for a committed transaction, for a lost one, and for one that another open connection holds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from exactlyonce.sinks.mysql.refusals import UnknownTransaction
 from exactlyonce.sinks.mysql.session import quoted
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.mysql.store import TEXT, MySQLStore
-from exactlyonce.sinks.mysql.table import ENGINE, MySQLTable, check_own_table, read_table
+from exactlyonce.sinks.mysql.table import ENGINE, MySQLOwnTable, MySQLTable
 from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, TransactionName
-from exactlyonce.sinks.sql.ledger import Row
 from exactlyonce.sinks.sql.prepared import COLUMNS, PreparingSqlStore
 
 OWNER_LENGTH_MAX = 30
 """The first part of a name has 64 bytes at most."""
 FORMAT_ID = 25967
-"""Of our XIDs: "eo"."""
+"""The format of our XIDs: "eo"."""
 SILENCE_S = 600
-"""A writer shows more often than that that it lives; what the worker runs between may take long."""
+"""A live writer shows itself more often, even if the worker is busy for long."""
 TRIES, TRIES_IN_PEACE = 60, 10
 PAUSE = "DO SLEEP(0.05)"
 _VERSION_MIN = {True: (10, 5), False: (8, 0)}
-"""By whether it is MariaDB; before, what was prepared was rolled back when its connection ended."""
+"""By whether it is MariaDB; older ones roll back a prepared transaction when its connection ends."""
 _CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
   name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   pipeline VARCHAR(255) {TEXT},
@@ -46,38 +45,23 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
     owner_length_max = OWNER_LENGTH_MAX
     _open: TransactionName | None = None
 
-    def _ask(self, statement: str, *values: object) -> list[Row]:
-        return self._session.ask(statement, *values)
-
     @property
     def _place(self) -> str:
         return self._session.address.database
 
-    @property
-    def _prepared_name(self) -> str:
-        return TABLE
-
-    def _has_prepared_table(self) -> bool:
-        return read_table(self._session, TABLE) is not None
-
-    def _create_prepared_table(self) -> None:
-        self._make(_CREATE)
-
-    def _check_prepared_table(self) -> None:
-        check_own_table(self._session, TABLE, COLUMNS, COLUMNS[:1])
-        self._explain(
-            TABLE,
-            "SELECT, INSERT, DELETE",
-            f"INSERT INTO {TABLE} VALUES ('', '', '', 0, 0, 0)",
-            f"DELETE FROM {TABLE} WHERE name = ''",
-        )
+    def _prepared_table(self) -> MySQLOwnTable:
+        return MySQLOwnTable(
+            session=self._session, name=TABLE, columns=COLUMNS, key=COLUMNS[:1], statement=_CREATE,
+            rights="SELECT, INSERT, DELETE",
+            uses=(f"INSERT INTO {TABLE} VALUES ('', '', '', 0, 0, 0)", f"DELETE FROM {TABLE} WHERE name = ''"),
+        )  # fmt: skip
 
     def _require_that_it_prepares(self) -> None:
         session = self._session
-        found, minimum = session.variables["version"], _VERSION_MIN[session.is_mariadb]
-        if tuple(map(int, re.findall(r"\d+", found)[:2])) < minimum:
+        version, minimum = session.variables["version"], _VERSION_MIN[session.is_mariadb]
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
             raise StoreError(
-                f"commit='xa' needs MariaDB 10.5 or MySQL 8.0, and the server at {session.address.place} is {found}: "
+                f"commit='xa' needs MariaDB 10.5 or MySQL 8.0, and the server at {session.address.place} is {version}: "
                 f"older ones roll back what is prepared when its connection ends. Use commit='write_ahead'."
             )
         try:
@@ -91,8 +75,8 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
     # --- for a writer -------------------------------------------------------------------------------------------
 
     def begin(self, name: TransactionName) -> None:
-        """See `PreparingStore`. The connection is a new one, for the server ends those that are idle; it holds a lock
-        of the transaction's name, by which others find it."""
+        """See `PreparingStore`. The connection is a new one, since the server ends idle ones. It holds a lock of the
+        transaction's name, by which others find it."""
         session = self._session
         session.close()
         self._require_transactional()
@@ -104,18 +88,17 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
         self._open = name
 
     def keep(self) -> None:
-        """See `PreparingStore`."""
         self._session.require_transaction()
         self._session.ask("SELECT 1")
 
     def prepare(self, row: PreparedRow) -> None:
-        """See `PreparingStore`. A connection that was lost has lost the transaction, too."""
+        """See `PreparingStore`. A lost connection has lost the transaction, too."""
         self._session.require_transaction()
         super().prepare(row)
 
     def _prepare(self, name: str) -> None:
-        """A connection that has prepared can do nothing else, and nobody else can end what it holds: so it is
-        closed."""
+        """After PREPARE the connection is closed: it can do nothing else, and keeps others from ending the
+        transaction."""
         assert self._open is not None
         for verb in ("END", "PREPARE"):
             self._session.send(f"XA {verb} {_xid(self._open)}".encode())
@@ -125,16 +108,16 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
     # --- for a committer ----------------------------------------------------------------------------------------
 
     def end(self, name: TransactionName, *, commit: bool) -> None:
-        """See `PreparingStore`. The connection that has prepared it is given a moment to end, and is then ended."""
-        for tried in range(TRIES):
+        """See `PreparingStore`. The connection that prepared it has a moment to end, and is then killed."""
+        for attempt in range(TRIES):
             try:
                 self._session.ask(f"XA {'COMMIT' if commit else 'ROLLBACK'} {_xid(name)}")
                 return
             except UnknownTransaction:
                 if name not in self._listed():
                     return
-            if tried >= TRIES_IN_PEACE:
-                self._end_owner(name)
+            if attempt >= TRIES_IN_PEACE:
+                self._kill_owner(name)
             self._session.ask(PAUSE)
         raise StoreUnavailable(
             f"The prepared transaction {name} at {self._session.address.place} cannot be ended: the connection that "
@@ -142,7 +125,7 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
             f"is tried again."
         )
 
-    def _end_owner(self, name: TransactionName) -> None:
+    def _kill_owner(self, name: TransactionName) -> None:
         ((connection,),) = self._session.ask("SELECT IS_USED_LOCK(%s)", lock_of(name))
         if connection is not None:
             try:
@@ -151,7 +134,7 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
                 return
 
     def _listed(self) -> dict[TransactionName, int | None]:
-        """No server of this kind tells when."""
+        """See `PreparingSqlStore`; without times, which MySQL does not tell."""
         convert = "" if self._session.is_mariadb else " CONVERT XID"
         names = []
         for format_id, length, _, data in self._session.ask(f"XA RECOVER{convert}"):
@@ -167,5 +150,5 @@ def _xid(name: TransactionName) -> str:
 
 
 def lock_of(name: TransactionName) -> str:
-    """The user lock that the connection holds which writes and prepares the transaction."""
+    """The user lock of the connection that writes and prepares the transaction."""
     return f"exactlyonce {sha256(str(name).encode()).hexdigest()[:32]}"

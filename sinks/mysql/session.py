@@ -1,9 +1,8 @@
-"""A connection to the server, with every setting pinned that rows or transactions depend on.
+"""A connection to the server, with all settings pinned that rows or transactions depend on.
 
-Invariants: it is made when first asked, and made again after it was lost; but never within a transaction, and nothing
-is asked twice. A transaction that has not been committed is rolled back by whatever ends it: an error, this process,
-the connection; and the server ends a connection that has been silent for twice the time limit, so that nobody's locks
-outlive that. Nothing but COMMIT ends a transaction with effect.
+Invariants: it is made again after it was lost, but never within a transaction, and no request is repeated. Only COMMIT
+ends a transaction with effect; an error, the end of this process or of the connection rolls it back. The server ends a
+connection that has been silent for twice the time limit, so that no locks outlive that.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.mysql.refusals import LOST, as_ours, number_of, timed_out
 
 TIMEOUT_S = 30.0
-"""How long a server may give no sign of life before it counts as away."""
+"""The limit for an answer, after which the server counts as away."""
 SQL_MODE = frozenset((
     "STRICT_TRANS_TABLES", "STRICT_ALL_TABLES", "NO_ZERO_IN_DATE", "NO_ZERO_DATE", "ERROR_FOR_DIVISION_BY_ZERO",
     "NO_ENGINE_SUBSTITUTION", "NO_AUTO_VALUE_ON_ZERO",
 ))  # fmt: skip
-"""Values that do not fit are errors, 0 is 0 also where numbers are given out, and a backslash is as it always was."""
+"""Values that do not fit are errors, 0 is 0 also in AUTO_INCREMENT columns, and a backslash escapes."""
 CHARSET = "utf8mb4"
 _PINNED = {
     "autocommit": "ON", "character_set_client": CHARSET, "character_set_connection": CHARSET, "time_zone": "+00:00",
     "completion_type": "NO_CHAIN",
 }  # fmt: skip
 _ISOLATION = ("transaction_isolation", "tx_isolation")
-"""What MySQL and MariaDB call it."""
+"""The names of MySQL and MariaDB."""
 _READ = (*_PINNED, *_ISOLATION, "sql_mode", "max_allowed_packet", "version")
 Row = tuple[Any, ...]
 
 
 def quoted(identifier: str) -> str:
-    """An identifier, as SQL. The driver has no means of its own; in backticks nothing but a backtick has a meaning.
+    """An identifier, as SQL. In backticks only a backtick is special.
 
     >>> quoted("order totals"), quoted("a`b")
     ('`order totals`', '`a``b`')
@@ -47,22 +46,22 @@ def quoted(identifier: str) -> str:
 
 
 class MySQLSession:
-    """One connection at a time, used by one thread at a time."""
+    """See `Session`. For one thread at a time."""
 
     def __init__(self, address: Callable[[], MySQLAddress], timeout_s: float = TIMEOUT_S) -> None:
-        """*address* is asked for each connection: a secret that has changed is taken up."""
+        """*address* is called for each connection, so that a changed secret is used."""
         self._address_now = address
         self._timeout_s = timeout_s
         self._connection: pymysql.Connection[Any] | None = None
         self._address: MySQLAddress | None = None
         self.variables: dict[str, str] = {}
-        """The server's, as they were when the connection was made."""
+        """The server's, as of the connection."""
         self.connections = 0
-        """How many have been made."""
+        """The number made so far."""
 
     @property
     def address(self) -> MySQLAddress:
-        """Of the present connection, or of the next one."""
+        """The address of the present connection, or of the next one."""
         return self._address or self._address_now()
 
     @property
@@ -72,28 +71,26 @@ class MySQLSession:
 
     @property
     def is_mariadb(self) -> bool:
-        """Whether it is MariaDB."""
+        """Whether the server is MariaDB."""
         return "MariaDB" in self.variables["version"]
 
     def ask(self, sql: str | bytes, *values: object) -> list[Row]:
-        """Run one statement; -> its rows. Outside of a transaction it is one by itself."""
         if self._connection is None:
             self._connect()
         return self._ask(sql, values)
 
     def send(self, sql: bytes) -> None:
-        """Run a statement that has no rows for an answer, within a transaction; it goes as it is."""
+        """Run a statement without rows in its answer, within a transaction, without substitution of values."""
         self._ask(sql, ())
 
     def changed_by(self, sql: str, *values: object) -> int:
-        """Run one statement; -> how many rows it has inserted or changed; a row set to what it was does not count."""
+        """See `Session`; a row set to its old values does not count."""
         self.ask(sql, *values)
         return int(self._open.affected_rows())
 
     @contextmanager
     def transaction(self, name: str = "", lock_s: float | None = None) -> Iterator[None]:
-        """What is asked within is committed at its end, unless an error ends it: then it is rolled back. The server
-        does not name sessions."""
+        """See `Session`; the server does not name sessions."""
         self._begin()
         try:
             yield
@@ -102,12 +99,12 @@ class MySQLSession:
         except Exception:
             self._roll_back()
             raise
-        except BaseException:  # an interrupt may have come within a packet: no further word would be understood
+        except BaseException:  # an interrupt may have cut a packet: the connection is unusable
             self.close()
             raise
 
     def require_transaction(self) -> None:
-        """Raise unless the server still says that a transaction is open, and that a backslash means what it should."""
+        """Raise `StoreError` unless a transaction is still open on the server, in which a backslash escapes."""
         status = self._open.server_status
         if (
             not status & SERVER_STATUS.SERVER_STATUS_IN_TRANS
@@ -119,7 +116,6 @@ class MySQLSession:
             )
 
     def close(self) -> None:
-        """Let go of the connection; the server rolls back what is open."""
         connection, self._connection, self._address = self._connection, None, None
         if connection is not None and connection.open:
             with suppress(pymysql.MySQLError, OSError):
@@ -132,7 +128,7 @@ class MySQLSession:
         return self._connection
 
     def _begin(self) -> None:
-        """Begin a transaction, over a new connection where the last one turns out to be gone: nothing was asked yet."""
+        """Begin a transaction; a lost connection is replaced, since nothing was asked in it yet."""
         if self._connection is not None:
             try:
                 self._open.query("START TRANSACTION READ WRITE")
@@ -146,7 +142,7 @@ class MySQLSession:
         self._ask("START TRANSACTION READ WRITE", ())
 
     def _roll_back(self) -> None:
-        """So that locks are free before anybody is told of the error; of a lost connection the server does it."""
+        """Roll back, so that locks are free before the error is seen; after a lost connection the server does so."""
         if self._connection is None or not self._connection.open:
             self.close()
             return
@@ -186,7 +182,7 @@ class MySQLSession:
             )
         except pymysql.MySQLError as error:
             raise as_ours(error, address, self._timeout_s) from None
-        except RuntimeError as error:  # the driver's, for a way to authenticate that needs a library more
+        except RuntimeError as error:  # the driver's, for an authentication that needs another library
             raise StoreError(
                 f"PyMySQL cannot log in: {address.redact(str(error))}. Run pip install 'PyMySQL[rsa]'."
             ) from None
@@ -195,8 +191,8 @@ class MySQLSession:
         self._pin()
 
     def _pin(self) -> None:
-        """Set what the session depends on, and look whether it is set."""
-        lock_s = max(1, int(self._timeout_s * 2 / 3))  # so that the server's answer comes before the client's limit
+        """Set the session's settings, and check them."""
+        lock_s = max(1, int(self._timeout_s * 2 / 3))  # below the client's limit for an answer
         self._ask(
             "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', unique_checks = 1, sql_safe_updates = 0, "
             "innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, wait_timeout = %s, net_read_timeout = %s",
@@ -204,10 +200,10 @@ class MySQLSession:
         )
         self._ask("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", ())
         rows = self._ask(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({', '.join(['%s'] * len(_READ))})", _READ)
-        self.variables = found = {str(name).lower(): str(value) for name, value in rows}
-        wrong = [name for name, value in _PINNED.items() if found.get(name) != value]
-        wrong += ["sql_mode"] if set(found.get("sql_mode", "").split(",")) != SQL_MODE else []
-        isolation = {found[name] for name in _ISOLATION if name in found}
+        self.variables = variables = {str(name).lower(): str(value) for name, value in rows}
+        wrong = [name for name, value in _PINNED.items() if variables.get(name) != value]
+        wrong += ["sql_mode"] if set(variables.get("sql_mode", "").split(",")) != SQL_MODE else []
+        isolation = {variables[name] for name in _ISOLATION if name in variables}
         wrong += ["transaction isolation"] if isolation != {"READ-COMMITTED"} else []
         if wrong:
             place = self.address.place

@@ -1,4 +1,4 @@
-"""A table of MySQL or MariaDB as a sink: what to write, and how. It opens nothing."""
+"""A table of MySQL or MariaDB as a sink: the description. It opens nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
 NAME_LENGTH_MAX = 64
-"""Of tables and columns, in characters."""
+"""For tables and columns, in characters."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,13 +26,13 @@ class MySQLSink(TableSink[T], Generic[T]):
     """Writes records as rows of a table, exactly once: they become visible with their checkpoint, once.
 
     - *table*: in the database of the dsn; its columns are the fields of the record's type.
-    - *dsn*: where the URL ``mysql://user:password@host:3306/database`` is: ``env:ORDERS_DSN``, ``file:/run/dsn``. One
+    - *dsn*: the place of a URL ``mysql://user:password@host:3306/database``: ``env:ORDERS_DSN``, ``file:/run/dsn``. One
       without a password may be written out.
     - *mode*: "append" inserts a row for each record; "upsert" inserts it or changes the row with its key, the last
       record of a key wins; "delete" removes the row with its key.
     - *key*: the columns by which an upsert or a delete finds a row; "append" has none.
     - *create*: whether the table is created if it is missing.
-    - *delivery*: "exactly_once", or what is weaker: "at_least_once", "at_most_once".
+    - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
     - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "xa": in prepared
       transactions of the server, for *mode* "append" alone.
     """
@@ -56,7 +56,6 @@ class MySQLSink(TableSink[T], Generic[T]):
         return shown.replace(", ", ", dsn='***', ", 1)
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with the arguments, or with the type as rows of a table."""
         problems = list(super().problems(type_))
         yield from problems
         if not problems and type_ is not UNKNOWN:
@@ -65,12 +64,10 @@ class MySQLSink(TableSink[T], Generic[T]):
                     yield f"the field {field.name!r} {problem}"
 
     def name_problems(self) -> Iterator[str]:
-        """See `TableSink`."""
         if problem := _identifier_problem(self.table):
             yield f"table={self.table!r} {problem}"
 
     def dsn_problems(self) -> Iterator[str]:
-        """See `TableSink`."""
         try:
             address = MySQLAddress.parse(self.dsn)
         except ConfigError as error:
@@ -80,29 +77,27 @@ class MySQLSink(TableSink[T], Generic[T]):
             yield PASSWORD_WRITTEN
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Table, mode, key, and the columns; where the server is is not part of what it is."""
+        """Table, mode, key and the columns, without the server."""
         columns = [[field.name, field.kind.value] for field in row_fields(type_, self.mode, self.key)]
         return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
 
     def address(self) -> MySQLAddress:
-        """Where the server is, looked up now."""
+        """The server's address, looked up now."""
         return MySQLAddress.parse(look_up("dsn", self.dsn))
 
     def store(self, type_: Any) -> Store:
-        """See `WriteAheadSink`. The driver is an extra: `ConfigError` where it is missing."""
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
             from exactlyonce.sinks.mysql.store import MySQLStore
         return MySQLStore(self, type_)
 
     def preparing_store(self, type_: Any) -> PreparingStore:
-        """See `TableSink`. The driver is an extra: `ConfigError` where it is missing."""
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
             from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
         return PreparingMySQLStore(self, type_)
 
 
 def _identifier_problem(name: object) -> str | None:
-    """What is wrong with the name of a table or a column."""
+    """The problem of a table's or a column's name."""
     if not isinstance(name, str) or not name:
         return "must be a name"
     if len(name) > NAME_LENGTH_MAX:

@@ -1,8 +1,8 @@
-"""The store: rows of a sink, and the ledger, in one transaction of MySQL or MariaDB."""
+"""The MySQL store: rows and their ledger row, in one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from exactlyonce.sinks.mysql.literals import (
     ROW_END,
     MySQLRowEncoder,
     column_literals,
-    found_template,
+    key_template,
     mark_of,
     values_template,
 )
@@ -20,27 +20,30 @@ from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.mysql.table import (
     ENGINE,
     MySQLColumn,
+    MySQLOwnTable,
     MySQLTable,
-    check_own_table,
     column_types,
+    create,
     create_statement,
+    grant,
     read_table,
+    require_rights,
     table_problems,
+    type_problem,
 )
 from exactlyonce.sinks.sql import ledger
-from exactlyonce.sinks.sql.ledger import Ledger
+from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.store import SqlStore
-from exactlyonce.sinks.sql.table import column_problems
 
 STATEMENT_BYTES_MAX = 1 << 20
-"""More is several statements: each has to be answered within the time limit."""
+"""The size of a statement, each of which has to be answered within the time limit."""
 DELETED_AT_ONCE = 500
-"""Keys of one DELETE. Servers look up so many by the index; of long lists some make a scan of the whole table."""
+"""Keys of one DELETE. Servers look up so many by the index; for longer lists some scan the whole table."""
 _JSON_DEPTH_MAX = {True: 31, False: 100}
 """By whether it is MariaDB."""
 _END = ROW_END.encode()
 _OR = b"OR"
-"""Between conditions in brackets. It is no longer than what ends a row."""
+"""Between conditions in brackets. It is no longer than the end of a row."""
 _RIGHTS = {"append": "INSERT", "upsert": "INSERT, UPDATE", "delete": "SELECT, DELETE"}
 """On the table, by mode."""
 TEXT = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
@@ -56,18 +59,17 @@ _CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {ledger.TABLE} (
 
 
 class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
-    """See `SqlStore`. Tables are made outside of transactions, for making one ends a transaction."""
+    """See `SqlStore`. Tables are created outside of transactions, since that ends one."""
+
+    unless_there = "ON DUPLICATE KEY UPDATE subtask = subtask"
+    shared = "LOCK IN SHARE MODE"
+    _session: MySQLSession
 
     def __init__(self, sink: MySQLSink[Any], type_: Any, timeout_s: float = TIMEOUT_S) -> None:
-        super().__init__(sink, type_)
+        super().__init__(sink, type_, MySQLSession(sink.address, timeout_s))
         self._name, self._mode, self._key = sink.table, sink.mode, sink.key
-        self._session = MySQLSession(sink.address, timeout_s)
-        self._looked_at: int | None = None
-        """The connection by which the engines of both tables have been looked at."""
-
-    def close(self) -> None:
-        """See `Store`."""
-        self._session.close()
+        self._engines_checked: int | None = None
+        """The number of the connection on which the engines of both tables were checked."""
 
     @property
     def _shown(self) -> str:
@@ -75,62 +77,48 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     @property
     def _how_to_see(self) -> str:
-        return f"or {self._grant(_RIGHTS[self._mode], self._name)}"
+        return f"or {grant(self._session, _RIGHTS[self._mode], self._name)}"
 
     def _find(self) -> MySQLTable | None:
         table = read_table(self._session, self._name)
         return table if table is not None and table.columns else None
 
     def _create(self) -> MySQLTable:
-        self._make(create_statement(self._session, self._name, self._fields, self._key))
+        create(self._session, create_statement(self._session, self._name, self._fields, self._key))
         if (table := self._find()) is None:
             raise self._missing()
         return table
 
     def _check_table(self, table: MySQLTable) -> None:
-        self._require_none(table_problems(table, self._fields, self._mode, self._key))
-        before, behind = self._around
+        self._require_none(table_problems(table, self._mode, self._fields, self._key, self._column_problems(table)))
+        before, after = self._around
         row = self._template % (("NULL",) * len(self._fields))
-        self._explain(self._name, _RIGHTS[self._mode], f"{before.decode()}{row}{behind.decode()}")
+        require_rights(self._session, _RIGHTS[self._mode], self._name, f"{before.decode()}{row}{after.decode()}")
+
+    def _type_problem(self, field: RowField, column: MySQLColumn) -> str | None:
+        return type_problem(self._name, field, column)
 
     def _encoder(self, table: MySQLTable) -> MySQLRowEncoder:
-        columns = table.columns
-        mark = self._mark(columns)
         depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
         literals = [
-            column_literals(field, self._name, columns[field.name], in_key=field.name in self._key, depth_max=depth_max)
+            column_literals(
+                field, self._name, table.columns[field.name], in_key=field.name in self._key, depth_max=depth_max
+            )
             for field in self._fields
         ]
-        return MySQLRowEncoder(literals, mark, self._template, self._rows_bytes_max)
+        return MySQLRowEncoder(literals, self._mark(table), self._template, self._rows_bytes_max)
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 
-    def _ledger(self) -> Ledger:
-        shown = f"{ledger.TABLE} at {self._session.address.place}"
-        return Ledger(
-            session=self._session, name=ledger.TABLE, shown=shown, shared="LOCK IN SHARE MODE",
-            unless_there="ON DUPLICATE KEY UPDATE subtask = subtask",
+    def _ledger_table(self) -> MySQLOwnTable:
+        return MySQLOwnTable(
+            session=self._session, name=ledger.TABLE, columns=ledger.COLUMNS, key=ledger.KEY, statement=_CREATE_LEDGER,
+            rights="SELECT, INSERT, UPDATE",
+            uses=(
+                f"UPDATE {ledger.TABLE} SET origin = '' WHERE pipeline = '' AND sink = '' AND subtask = -1",
+                f"INSERT INTO {ledger.TABLE} VALUES ('', '', -1, 0, 0, '')",
+            ),
         )  # fmt: skip
-
-    def _has_ledger(self) -> bool:
-        return read_table(self._session, ledger.TABLE) is not None
-
-    def _create_ledger(self) -> None:
-        self._make(_CREATE_LEDGER)
-
-    def _check_ledger(self) -> None:
-        check_own_table(self._session, ledger.TABLE, ledger.COLUMNS, ledger.KEY)
-        self._explain(
-            ledger.TABLE,
-            "SELECT, INSERT, UPDATE",
-            f"UPDATE {ledger.TABLE} SET origin = '' WHERE pipeline = '' AND sink = '' AND subtask = -1",
-            f"INSERT INTO {ledger.TABLE} VALUES ('', '', -1, 0, 0, '')",
-        )
-
-    @contextmanager
-    def _transaction(self, session: str = "") -> Iterator[None]:
-        with self._session.transaction(session):
-            yield
 
     @contextmanager
     def _transaction_with_ledger(self, pipeline: str, sink: str) -> Iterator[None]:
@@ -138,30 +126,11 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
             self._require_transactional()
             yield
 
-    def _make(self, sql: str) -> None:
-        try:
-            self._session.ask(sql)
-        except StoreError as error:
-            raise StoreError(f"{error} Or let an administrator run, in the dsn's database: {sql};") from None
-
-    def _explain(self, table: str, rights: str, *statements: str) -> None:
-        """Raise `StoreError` with the SQL to run unless the user has *rights* on *table*. Explaining the statements
-        that will be run takes the same rights, and changes nothing."""
-        try:
-            for statement in statements:
-                self._session.ask(f"EXPLAIN {statement}")
-        except StoreError as error:
-            raise StoreError(f"{error} For the table {table}: {self._grant(rights, table)}") from None
-
-    def _grant(self, rights: str, table: str) -> str:
-        address = self._session.address
-        return f"GRANT {rights} ON {quoted(address.database)}.{quoted(table)} TO {quoted(address.user)}@'%'"
-
     # --- rows -------------------------------------------------------------------------------------------------------
 
     @property
     def _around(self) -> tuple[bytes, bytes]:
-        """What stands before and behind the rows of a statement."""
+        """The parts of a statement before and after its rows."""
         columns = ",".join(quoted(field.name) for field in self._fields)
         if self._mode == "delete":
             deletes = f"DELETE FROM {quoted(self._name)} WHERE ".encode()
@@ -175,7 +144,7 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     @property
     def _of_no_row(self) -> str:
-        """A statement that takes the same rights, and the lock by which the table stays as it is in a transaction."""
+        """A statement that takes the same rights, and locks the table against ALTER in a transaction."""
         if self._mode == "delete":
             return f"DELETE FROM {quoted(self._name)} WHERE FALSE"
         columns = ",".join(quoted(field.name) for field in self._fields)
@@ -184,44 +153,43 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     @property
     def _template(self) -> str:
-        """Of a row."""
+        """The template of a row."""
         names = [field.name for field in self._fields]
-        return found_template(names) if self._mode == "delete" else values_template(names)
+        return key_template(names) if self._mode == "delete" else values_template(names)
 
     @property
     def _rows_bytes_max(self) -> int:
-        """How long the rows of a statement may be for the server: a byte of a packet says that it is one."""
+        """The server's limit for the rows of a statement; one byte of a packet is its kind."""
         return self._session.max_allowed_packet - sum(map(len, self._around)) - 1
 
     def _write(self, chunks: Iterable[bytes]) -> None:
-        """Part of a transaction: the rows. What they go into is looked at when it is locked: before, MariaDB shows no
-        columns of a table that is just being altered."""
-        before, behind = self._around
+        """Read the columns only once the table is locked: MariaDB shows none while it is being altered."""
+        before, after = self._around
         self._session.ask(self._of_no_row)
-        mark = self._written_to()
+        mark = self._mark(self._current_table()).encode()
         for chunk in chunks:
             if chunk.count(_END + mark) + chunk.startswith(mark) != chunk.count(_END):
                 raise self._encoded_otherwise()
             for rows in self._parts(chunk):
                 self._session.require_transaction()
-                self._session.send(before + rows + behind)
+                self._session.send(before + rows + after)
 
-    def _mark(self, columns: Mapping[str, MySQLColumn]) -> str:
-        """Of rows that are encoded for these columns of the table; `StoreError` where one is missing."""
-        self._require_none(column_problems(self._fields, columns, inserts=self._mode != "delete"))
-        return mark_of(self._mode, self._key, self._fields, columns)
+    def _mark(self, table: MySQLTable) -> str:
+        """The mark of rows that are encoded for the table."""
+        return mark_of(self._mode, self._key, self._fields, table.columns)
 
-    def _written_to(self) -> bytes:
-        """The mark of rows for the columns as they are now."""
+    def _current_table(self) -> MySQLTable:
+        """The table as it is now."""
         table, types = self._table, column_types(self._session, self._name)
         if table is None or types != {name: column.type for name, column in table.columns.items()}:
             table = self._table = self._find()
         if table is None:
             raise self._missing()
-        return self._mark(table.columns).encode()
+        self._require_columns(table)
+        return table
 
     def _parts(self, chunk: bytes) -> Iterator[bytes]:
-        """The rows of a chunk, as many at a time as a statement takes, without what ends the last one."""
+        """The rows of a chunk, as many at a time as a statement takes, without the end of the last one."""
         require(not chunk or chunk.endswith(_END), "Chunks consist of whole rows")
         size = min(self._rows_bytes_max, STATEMENT_BYTES_MAX)
         start = 0
@@ -241,7 +209,7 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
             yield between.join(keys[start : start + DELETED_AT_ONCE])
 
     def _require_that_it_fits(self, size: int) -> None:
-        """The server would cut the connection, which looks as if it were away."""
+        """Raise `StoreError` for a row that is too long: the server would cut the connection."""
         if size > self._rows_bytes_max:
             raise StoreError(
                 f"A row of {size} bytes of SQL for the table {self._shown} is longer than the server now takes: its "
@@ -250,8 +218,8 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
             )
 
     def _require_transactional(self) -> None:
-        """Look once for each connection whether both tables have transactions still, whatever was altered since."""
-        if self._looked_at == self._session.connections:
+        """Check once for each connection that both tables still have transactions."""
+        if self._engines_checked == self._session.connections:
             return
         engines: dict[str, str] = dict(
             self._session.ask(
@@ -261,9 +229,9 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
         )  # fmt: skip
         for name in (self._name, ledger.TABLE):
             if engines.get(name) != ENGINE:
-                what = f"has the engine {engines[name]}" if name in engines else "is gone"
+                problem = f"has the engine {engines[name]}" if name in engines else "is gone"
                 raise StoreError(
-                    f"The table {name} at {self._session.address.place} {what}; it is to be one of {ENGINE}. "
+                    f"The table {name} at {self._session.address.place} {problem}; it must have {ENGINE}. "
                     f"Restore it, or ALTER TABLE {quoted(name)} ENGINE={ENGINE}, and run again: the start checks it."
                 )
-        self._looked_at = self._session.connections
+        self._engines_checked = self._session.connections

@@ -1,20 +1,20 @@
-"""The target table as the server has it, and the SQL that makes one."""
+"""Tables in the server: read, created, and compared with a sink."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.mysql.session import MySQLSession, quoted
 from exactlyonce.sinks.sql.fields import FieldKind, RowField
-from exactlyonce.sinks.sql.table import TableColumn, column_problems
+from exactlyonce.sinks.sql.table import TableColumn
 
 ENGINE = "InnoDB"
-"""The one engine whose transactions are what the ledger stands on."""
+"""The one engine with the transactions that the ledger needs."""
 CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii")
-"""Those of which it is known what fits in."""
+"""The character sets with a known repertoire."""
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
@@ -34,7 +34,7 @@ TAKES: Mapping[FieldKind, tuple[str, ...]] = {
     FieldKind.JSON: _DOCUMENTS,
     FieldKind.LIST: _DOCUMENTS,
 }
-"""By kind of field: the types of columns that give every value back as it was, or refuse it."""
+"""By kind of field: the types of columns that keep every value as it is, or refuse it."""
 CREATED: Mapping[FieldKind, str] = {
     FieldKind.BOOL: "BOOLEAN",
     FieldKind.INT: "BIGINT",
@@ -55,11 +55,11 @@ _CREATED_IN_KEY = {
     FieldKind.BYTES: "VARBINARY(255)",
 }
 _EXACT_COLLATIONS = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin", "utf8mb4_bin")
-"""Of MariaDB, of MySQL, of old ones, where blanks at the end do not count: keys are one only if they are equal."""
+"""Those of MariaDB, of MySQL, and of old servers, which ignore blanks at the end: only equal keys are one."""
 
 
 class MySQLColumn(TableColumn, frozen=True, kw_only=True):
-    """A column, with what tells whether a value fits in."""
+    """A column, with its type in detail."""
 
     data_type: str
     characters_max: int | None = None
@@ -67,7 +67,7 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
     charset: str | None = None
     digits: int | None = None
     scale: int | None = None
-    """Digits behind the point."""
+    """Digits after the point."""
     fraction: int | None = None
     """Digits of a second's fraction."""
 
@@ -78,9 +78,9 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
 
     @property
     def meaning(self) -> tuple[str, int | None]:
-        """What decides which value it makes of a literal that it takes at all: two columns of one meaning make the same
-        of it, however wide they are, but for blanks at the end, which a narrower VARCHAR drops. It rounds to a number
-        of digits, or fills up to a number of bytes."""
+        """The part of its type that decides the value of an accepted literal: the family, and the digits to which it
+        rounds or the bytes to which it fills up. Two columns of one meaning give the same value, however wide they are,
+        except that a narrower VARCHAR drops blanks at the end."""
         kind = self.data_type
         family = "integer" if kind in _INTEGERS else "text" if kind in _TEXTS[1:] else kind
         size = self.scale if kind in ("decimal", "double") else self.bytes_max if kind == "binary" else self.fraction
@@ -88,23 +88,23 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
 
 
 class MySQLTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, or a view, as the server has it now."""
+    """A table, or a view."""
 
     name: str
     kind: str
     engine: str | None
     columns: dict[str, MySQLColumn]
     unique: dict[str, tuple[str | None, ...]]
-    """The columns of each unique index; None for what is only a part of a column, or computed."""
+    """The columns of each unique index; None for a part of a column, or an expression."""
     numbered: str | None
-    """The column whose numbers the server gives out."""
+    """The column with AUTO_INCREMENT."""
 
 
 def read_table(session: MySQLSession, name: str) -> MySQLTable | None:
-    """The table of this name in the connection's database; None if there is none, or none that the user may see."""
+    """The table of this name in the connection's database; None if there is none, or the user may not see it."""
     of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
-    found = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", name)
-    if not found:
+    tables = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", name)
+    if not tables:
         return None
     rows = session.ask(
         "SELECT column_name, column_type, is_nullable, column_default, extra, data_type, character_maximum_length, "
@@ -135,13 +135,12 @@ def read_table(session: MySQLSession, name: str) -> MySQLTable | None:
     ):  # fmt: skip
         unique[index] = (*unique.get(index, ()), column if part is None else None)
     numbered = next((row[0] for row in rows if "auto_increment" in row[4]), None)
-    return MySQLTable(
-        name=name, kind=found[0][0], engine=found[0][1], columns=columns, unique=unique, numbered=numbered
-    )
+    ((kind, engine),) = tables
+    return MySQLTable(name=name, kind=kind, engine=engine, columns=columns, unique=unique, numbered=numbered)
 
 
 def column_types(session: MySQLSession, name: str) -> dict[str, str]:
-    """What `MySQLColumn.type` is of each of a table's columns, told sooner than all about them; of none: empty."""
+    """The `MySQLColumn.type` of each column of a table, by a quick query; empty if there is no table."""
     rows = session.ask(
         "SELECT column_name, column_type FROM information_schema.columns "
         "WHERE table_schema = DATABASE() AND table_name = %s", name,
@@ -149,42 +148,42 @@ def column_types(session: MySQLSession, name: str) -> dict[str, str]:
     return {column: _text(type_) for column, type_ in rows}
 
 
-def table_problems(table: MySQLTable, fields: Sequence[RowField], mode: str, key: Sequence[str]) -> Iterator[str]:
-    """What is in the way of rows, each with what to do about it."""
-    name = quoted(table.name)
+def table_problems(
+    table: MySQLTable, mode: str, fields: Sequence[RowField], key: Sequence[str], of_columns: Iterable[str]
+) -> Iterator[str]:
+    """The reasons why the table cannot take rows, each with its remedy; *of_columns*: those of its columns."""
     if table.kind == "VIEW":
         yield "it is a view: name the table"
         return
     if table.engine != ENGINE:
         yield (
             f"its engine is {table.engine}, which has no transactions that the ledger could be part of: "
-            f"ALTER TABLE {name} ENGINE={ENGINE}"
+            f"ALTER TABLE {quoted(table.name)} ENGINE={ENGINE}"
         )
-    yield from column_problems(fields, table.columns, inserts=mode != "delete")
-    for field in fields:
-        if field.name in table.columns:
-            yield from _type_problems(name, field, table.columns[field.name])
+    yield from of_columns
     if mode == "upsert":
         yield from _key_problems(table, {field.name for field in fields}, set(key))
 
 
-def _type_problems(table: str, field: RowField, column: MySQLColumn) -> Iterator[str]:
-    alter = f"ALTER TABLE {table} MODIFY {quoted(column.name)}"
+def type_problem(table: str, field: RowField, column: MySQLColumn) -> str | None:
+    """The reason why a column of *table* cannot take a field, with its remedy."""
+    alter = f"ALTER TABLE {quoted(table)} MODIFY {quoted(column.name)}"
     if column.data_type not in TAKES[field.kind] or (field.kind is FieldKind.UUID and not _holds_uuid(column)):
-        takes = ", ".join(each.upper() for each in TAKES[field.kind])
-        made = CREATED[field.kind].format(text=_EXACT_COLLATIONS[-1])
-        yield (
+        takes = ", ".join(type_.upper() for type_ in TAKES[field.kind])
+        created = CREATED[field.kind].format(text=_EXACT_COLLATIONS[-1])
+        return (
             f"its column {column.name!r} is {column.type}, and a field of {field.kind.value} needs one of {takes}: "
-            f"{alter} {made}"
+            f"{alter} {created}"
         )
-    elif column.data_type == "double" and column.scale is not None:
+    if column.data_type == "double" and column.scale is not None:
         double = "DOUBLE UNSIGNED" if column.unsigned else "DOUBLE"
-        yield f"its column {column.name!r} is {column.type}, which rounds: {alter} {double}"
-    elif column.charset is not None and column.charset not in CHARSETS:
-        yield (
+        return f"its column {column.name!r} is {column.type}, which rounds: {alter} {double}"
+    if column.charset is not None and column.charset not in CHARSETS:
+        return (
             f"its column {column.name!r} has the character set {column.charset}: "
             f"{alter} {column.type} CHARACTER SET utf8mb4"
         )
+    return None
 
 
 def _holds_uuid(column: MySQLColumn) -> bool:
@@ -194,24 +193,24 @@ def _holds_uuid(column: MySQLColumn) -> bool:
 
 
 def _key_problems(table: MySQLTable, written: set[str], key: set[str]) -> Iterator[str]:
-    """An upsert changes the row that *any* unique index finds: only one by the key may find one."""
+    """An upsert changes the row that *any* unique index finds: only one on the key may find it."""
     name = quoted(table.name)
     if not any(set(columns) == key for columns in table.unique.values()):
         columns = ", ".join(map(quoted, sorted(key)))
         yield f"mode='upsert' needs a unique key on {columns}: ALTER TABLE {name} ADD UNIQUE KEY ({columns})"
     for index, indexed in table.unique.items():
-        given_out = table.numbered in indexed and table.numbered not in written
-        if not key <= set(indexed) and not given_out:
+        is_numbered = table.numbered in indexed and table.numbered not in written
+        if not key <= set(indexed) and not is_numbered:
             yield (
-                f"its unique index {quoted(index)} is not on the key, and MySQL would change the row that it finds, "
-                f"which is another key's: ALTER TABLE {name} DROP INDEX {quoted(index)}"
+                f"its unique index {quoted(index)} is not on the key, and MySQL would change the row that it finds, of "
+                f"another key: ALTER TABLE {name} DROP INDEX {quoted(index)}"
             )
 
 
 def create_statement(session: MySQLSession, name: str, fields: Sequence[RowField], key: Sequence[str]) -> str:
-    """The SQL that makes the table for these fields, with *key* as its primary key."""
+    """The SQL that creates the table for these fields, with *key* as its primary key."""
     known = {row[0] for row in session.ask("SELECT collation_name FROM information_schema.collations")}
-    text = next(each for each in _EXACT_COLLATIONS if each in known)
+    text = next(collation for collation in _EXACT_COLLATIONS if collation in known)
     lines = []
     for field in fields:
         types = {**CREATED, **_CREATED_IN_KEY} if field.name in key else CREATED
@@ -222,19 +221,69 @@ def create_statement(session: MySQLSession, name: str, fields: Sequence[RowField
     return f"CREATE TABLE IF NOT EXISTS {quoted(name)} (\n" + ",\n".join(lines) + f"\n) ENGINE={ENGINE}"
 
 
-def check_own_table(session: MySQLSession, name: str, columns: Sequence[str], key: Sequence[str]) -> None:
-    """Raise `StoreError` unless a table of exactlyonce has transactions, and the columns that it should have."""
-    table = read_table(session, name)
-    if table is None or tuple(table.columns) != tuple(columns) or set(table.unique.get("PRIMARY", ())) != set(key):
-        raise StoreError(
-            f"The table {name} at {session.address.place} is not that of exactlyonce: its columns must be "
-            f"{', '.join(columns)}, its primary key {', '.join(key)}. Rename it; it is then made anew."
-        )
-    if table.engine != ENGINE:
-        raise StoreError(
-            f"The table {name} at {session.address.place} has the engine {table.engine}, which has no transactions: "
-            f"ALTER TABLE {name} ENGINE={ENGINE}"
-        )
+def create(session: MySQLSession, statement: str) -> None:
+    """Create a table; `StoreError` says what an administrator can run instead."""
+    try:
+        session.ask(statement)
+    except StoreError as error:
+        raise StoreError(f"{error} Or let an administrator run, in the dsn's database: {statement};") from None
+
+
+def require_rights(session: MySQLSession, rights: str, table: str, *statements: str) -> None:
+    """Raise `StoreError` with the SQL to run unless the user has *rights* on *table*. Explaining *statements* takes the
+    same rights as running them, and changes nothing."""
+    try:
+        for statement in statements:
+            session.ask(f"EXPLAIN {statement}")
+    except StoreError as error:
+        raise StoreError(f"{error} For the table {table}: {grant(session, rights, table)}") from None
+
+
+def grant(session: MySQLSession, rights: str, table: str) -> str:
+    """The SQL that grants *rights* on *table* to the user."""
+    address = session.address
+    return f"GRANT {rights} ON {quoted(address.database)}.{quoted(table)} TO {quoted(address.user)}@'%'"
+
+
+class MySQLOwnTable(msgspec.Struct, frozen=True, kw_only=True):
+    """See `OwnTable`."""
+
+    session: MySQLSession
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    statement: str
+    """Creates it."""
+    rights: str
+    uses: tuple[str, ...]
+    """Statements that need the rights."""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name} at {self.session.address.place}"
+
+    @property
+    def exists(self) -> bool:
+        return read_table(self.session, self.name) is not None
+
+    def create(self) -> None:
+        if not self.exists:
+            create(self.session, self.statement)
+
+    def check(self) -> None:
+        table = read_table(self.session, self.name)
+        key = None if table is None else set(table.unique.get("PRIMARY", ()))
+        if table is None or tuple(table.columns) != self.columns or key != set(self.key):
+            raise StoreError(
+                f"The table {self.shown} is not that of exactlyonce: its columns must be {', '.join(self.columns)}, "
+                f"its primary key {', '.join(self.key)}. Rename it; it is then made anew."
+            )
+        if table.engine != ENGINE:
+            raise StoreError(
+                f"The table {self.shown} has the engine {table.engine}, which has no transactions: "
+                f"ALTER TABLE {self.name} ENGINE={ENGINE}"
+            )
+        require_rights(self.session, self.rights, self.name, *self.uses)
 
 
 def _text(value: str | bytes) -> str:

@@ -1,25 +1,24 @@
-"""A table as PostgreSQL's catalogue has it: found, created where the sink says so, and compared with the sink."""
+"""Tables in PostgreSQL's catalogue: found, created, and compared with a sink."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from psycopg import sql
 
 from exactlyonce.pipeline.errors import StoreError, require
-from exactlyonce.sinks.postgres.column_types import PostgresColumn, created_type, type_problem
+from exactlyonce.sinks.postgres.column_types import PostgresColumn, created_type
 from exactlyonce.sinks.postgres.connection import PostgresConnection
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.fields import RowField, fields_of
-from exactlyonce.sinks.sql.table import column_problems
 
 _VERSION_MIN = 120_000
 
 
 Shape = list[tuple[Any, ...]]
-"""Of a table: its identity, and names and types of its columns, which the server tells sooner than all about them."""
+"""The identity of a table, and names and types of its columns: a quick query."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,27 +29,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     oid: int
     columns: dict[str, PostgresColumn]
     shape: Shape
-    """What it had when its columns were looked at."""
+    """The shape when its columns were read."""
 
     @property
     def name(self) -> sql.Identifier:
-        """For statements."""
+        """The name for statements."""
         return sql.Identifier(self.schema, self.table)
 
     @property
     def shown(self) -> str:
-        """For people, and for SQL that they run."""
+        """The name as text, for people and for SQL that they run."""
         return self.name.as_string(None)
 
 
 def find(connection: PostgresConnection, schema: str | None, table: str) -> Target | None:
-    """The table, None if there is none; without a *schema* it is looked for along the search_path."""
+    """The table, None if there is none; without a *schema*, along the search_path."""
     rows = connection.rows(_FIND, (schema, table))
     if not rows:
         return None
-    found_schema, found_table, oid = rows[0]
-    name = sql.Identifier(found_schema, found_table).as_string(None)
-    shape = connection.rows(_SHAPE, (name,))
+    schema, table, oid = rows[0]
+    shape = connection.rows(_SHAPE, (sql.Identifier(schema, table).as_string(None),))
     rows = connection.rows(_COLUMNS, (oid,))
     columns = {
         name: PostgresColumn(
@@ -59,16 +57,16 @@ def find(connection: PostgresConnection, schema: str | None, table: str) -> Targ
         )
         for name, shown, not_null, default, generated, base, modifier, array, labels in rows
     }  # fmt: skip
-    return Target(schema=found_schema, table=found_table, oid=oid, columns=columns, shape=shape)
+    return Target(schema=schema, table=table, oid=oid, columns=columns, shape=shape)
 
 
-def has_its_shape(connection: PostgresConnection, target: Target) -> bool:
-    """Whether the table is still what was found."""
+def is_unchanged(connection: PostgresConnection, target: Target) -> bool:
+    """Whether the table has still the same shape."""
     return connection.rows(_SHAPE, (target.shown,)) == target.shape
 
 
 def schema_of(connection: PostgresConnection, sink: PostgresSink[Any]) -> str:
-    """Where a table of the sink is made; raises `StoreError` where the search_path names no schema that is there."""
+    """The schema in which a table of the sink is created; `StoreError` if the search_path names no existing one."""
     schema, table = sink.place
     if schema is None:
         schema = connection.rows("SELECT current_schema()")[0][0]
@@ -86,7 +84,7 @@ def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) 
     )
     try:
         connection.rows(statement)
-    except StoreError as error:  # of two that create it at the same time, one may fail
+    except StoreError as error:  # if two sessions create it at once, one may fail
         if (target := find(connection, schema, table)) is not None:
             return target
         if "[42501]" in str(error):
@@ -106,8 +104,8 @@ def _definitions(fields: Sequence[RowField], key: Sequence[str]) -> Iterator[sql
         yield sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key)))
 
 
-class OwnTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of exactlyonce beside the target."""
+class PostgresOwnTable(msgspec.Struct, frozen=True, kw_only=True):
+    """See `OwnTable`."""
 
     connection: PostgresConnection
     schema: str
@@ -116,70 +114,64 @@ class OwnTable(msgspec.Struct, frozen=True, kw_only=True):
     """Their types by name."""
     key: tuple[str, ...]
     rights: tuple[str, ...]
-    """Those that are needed on it."""
 
     @property
-    def shown(self) -> str:
-        """For people, and for SQL."""
+    def name(self) -> str:
         return sql.Identifier(self.schema, self.table).as_string(None)
 
     @property
+    def shown(self) -> str:
+        return self.name
+
+    @property
     def exists(self) -> bool:
-        """Whether there is such a table."""
-        return self._found() is not None
+        return bool(self._read())
 
     def create(self) -> None:
-        """Make the table, unless it is there, or another session makes it at the same time."""
         if self.exists:
             return
         columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in self.columns.items())
-        statement = f"CREATE TABLE IF NOT EXISTS {self.shown} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
-        role, may = self.connection.rows(
+        statement = f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+        role, may_create = self.connection.rows(
             "SELECT quote_ident(current_user), has_schema_privilege($1::text, 'CREATE')", (self.schema,)
         )[0]
-        if not may:
+        if not may_create:
             raise StoreError(
-                f"The table {self.shown} is missing, and the role {role} may not create it. Let an administrator run: "
-                f"{statement}; GRANT {', '.join(self.rights)} ON {self.shown} TO {role};"
+                f"The table {self.name} is missing, and the role {role} may not create it. Let an administrator run: "
+                f"{statement}; GRANT {', '.join(self.rights)} ON {self.name} TO {role};"
             )
         try:
             self.connection.ask(statement)
-        except StoreError:  # of two that create it at the same time, one may fail
+        except StoreError:  # if two sessions create it at once, one may fail
             if not self.exists:
                 raise
 
     def check(self) -> None:
-        """Raise `StoreError` unless the table is as it was made, outlives a crash, and may be written to."""
-        found = self._found()
-        require(found is not None, "A table that was created is found")
-        assert found is not None
-        persistence, role, missing, columns = found
+        rows = self._read()
+        require(bool(rows), "A table that was created is found")
+        persistence, role, missing, columns = rows[0]
         if columns != self.columns:
             raise StoreError(
-                f"The table {self.shown} is not that of exactlyonce: its columns are {', '.join(columns)}, and not "
+                f"The table {self.name} is not that of exactlyonce: its columns are {', '.join(columns)}, and not "
                 f"{', '.join(self.columns)}. Rename it, or write to a table in another schema."
             )
         if persistence != "p":
             raise StoreError(
-                f"The table {self.shown} is UNLOGGED: a crash would empty it, and rows would come twice. Run: "
-                f"ALTER TABLE {self.shown} SET LOGGED"
+                f"The table {self.name} is UNLOGGED: a crash would empty it, and rows would come twice. Run: "
+                f"ALTER TABLE {self.name} SET LOGGED"
             )
         if missing:
             raise StoreError(
-                f"The role lacks rights on {self.shown}. Run: GRANT {', '.join(missing)} ON {self.shown} TO {role}"
+                f"The role lacks rights on {self.name}. Run: GRANT {', '.join(missing)} ON {self.name} TO {role}"
             )
 
-    def _found(self) -> tuple[str, str, list[str], dict[str, str]] | None:
-        """Persistence, the role, the rights that it lacks, and the columns; None if there is no such table."""
-        rows = self.connection.rows(_OWN, (self.schema, self.table, list(self.rights)))
-        if not rows:
-            return None
-        persistence, role, missing, columns = rows[0]
-        return persistence, role, missing or [], columns
+    def _read(self) -> list[tuple[Any, ...]]:
+        """One row of persistence, role, the rights that it lacks, and the columns; empty if there is no such table."""
+        return self.connection.rows(_OWN, (self.schema, self.table, list(self.rights)))
 
 
 def check_server(connection: PostgresConnection) -> None:
-    """Raise `StoreError` unless the server and its database are such as are written to."""
+    """Raise `StoreError` unless the server and its database can be written to."""
     version, shown, encoding = connection.rows(
         "SELECT current_setting('server_version_num')::int, current_setting('server_version'),"
         " current_setting('server_encoding')"
@@ -194,52 +186,53 @@ def check_server(connection: PostgresConnection) -> None:
 
 
 def target_problems(
-    connection: PostgresConnection, sink: PostgresSink[Any], fields: Sequence[RowField], target: Target
+    connection: PostgresConnection,
+    sink: PostgresSink[Any],
+    fields: Sequence[RowField],
+    target: Target,
+    of_columns: Iterable[str],
 ) -> list[str]:
-    """All that keeps rows of the sink from the table."""
-    wrong = list(_kind_problems(connection, target))
-    wrong += column_problems(fields, target.columns, inserts=sink.mode != "delete")
-    pairs = [(field, target.columns[field.name]) for field in fields if field.name in target.columns]
-    wrong += filter(None, (type_problem(field, column) for field, column in pairs))
-    wrong += _rule_problems(connection, sink, target)
+    """The reasons why the table cannot take rows of the sink; *of_columns*: those of its columns."""
+    wrong = [*_kind_problems(connection, target), *of_columns, *_rule_problems(connection, sink, target)]
     if not wrong and sink.mode == "upsert":
         wrong += _index_problems(connection, target, sink.key)
     return wrong or list(_right_problems(connection, sink, fields, target))
 
 
 def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[str]:
-    """What the table is, that is not kept as the ledger is: rows and ledger would not come and go together."""
-    kinds = {kind for kind, _ in connection.rows(_PARTS, (target.oid,))}
-    if not kinds <= {"r", "p"}:
-        what = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
-        found = ", ".join(what.get(kind, kind) for kind in sorted(kinds - {"r", "p"}))
-        yield f"it is, or has as a partition, {found}: name a table of this database"
-    if any(persistence != "p" for _, persistence in connection.rows(_PARTS, (target.oid,))):
+    """The reasons why the table is not kept together with the ledger."""
+    parts = connection.rows(_PARTS, (target.oid,))
+    if others := sorted({kind for kind, _ in parts} - {"r", "p"}):
+        names = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+        shown = ", ".join(names.get(kind, kind) for kind in others)
+        yield f"it is, or has as a partition, {shown}: name a table of this database"
+    if any(persistence != "p" for _, persistence in parts):
         yield f"it is temporary or UNLOGGED, and loses rows in a crash: ALTER TABLE {target.shown} SET LOGGED"
     if connection.rows("SELECT row_security_active($1::oid)", (target.oid,))[0][0]:
         yield "row-level security applies to the role, and may hide rows: ALTER ROLE ... BYPASSRLS, or use another role"
 
 
 def _rule_problems(connection: PostgresConnection, sink: PostgresSink[Any], target: Target) -> Iterator[str]:
-    """COPY passes rules by, an upsert is refused where there are some, and a delete does what they say."""
+    """COPY ignores rules, an upsert is refused with any, and a delete follows them."""
     events = {"append": "3", "upsert": "23", "delete": "4"}[sink.mode]
     for rule, event in connection.rows(_RULES, (target.oid, list(events))):
         drop = sql.SQL("DROP RULE {} ON {}").format(sql.Identifier(rule), target.name).as_string(None)
-        yield f"it has the rule {rule} on {event}, by which rows would not come as they are: use a trigger: {drop}"
+        yield f"it has the rule {rule} on {event}, which would change or drop rows: use a trigger: {drop}"
 
 
 def _index_problems(connection: PostgresConnection, target: Target, key: Sequence[str]) -> Iterator[str]:
-    indexes = connection.rows(_UNIQUE, (target.oid,))
-    found = {shown: as_columns for shown, as_columns, columns in indexes if set(columns) == set(key)}
-    if not any(found.values()):
+    rows = connection.rows(_UNIQUE, (target.oid,))
+    indexes = {shown: as_columns for shown, as_columns, columns in rows if set(columns) == set(key)}
+    if not any(indexes.values()):
         columns = sql.SQL(", ").join(map(sql.Identifier, key))
         create = sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(target.name, columns).as_string(None)
         yield f"it has no unique index on exactly ({', '.join(key)}), all rows, not deferrable: {create}"
-    for shown in (shown for shown, as_columns in found.items() if not as_columns):
-        yield (
-            f"its unique index {shown} has another collation than its column, by which it takes other texts for one "
-            f"key, and an upsert would change another key's row: DROP INDEX {shown}"
-        )
+    for shown, as_columns in indexes.items():
+        if not as_columns:
+            yield (
+                f"its unique index {shown} has another collation than its column, by which it takes other texts for "
+                f"one key, and an upsert would change another key's row: DROP INDEX {shown}"
+            )
 
 
 def _right_problems(
@@ -268,7 +261,7 @@ def _right_problems(
         yield f"the role lacks rights on it: GRANT {', '.join(missing)} ON {target.shown} TO {grantee}"
     if sink.mode != "append" and not temporary:
         grant = f"GRANT TEMPORARY ON DATABASE {sql.Identifier(database).as_string(None)} TO {grantee}"
-        yield f"the role may make no temporary table, through which rows come in this mode: {grant}"
+        yield f"the role may create no temporary table, which this mode needs: {grant}"
 
 
 _FIND = """
@@ -309,7 +302,7 @@ SELECT rulename::text, CASE ev_type WHEN '2' THEN 'UPDATE' WHEN '3' THEN 'INSERT
 FROM pg_rewrite WHERE ev_class = $1::oid AND ev_type::text = ANY ($2::text[]) AND (ev_enabled <> 'D' OR ev_type = '2')
 ORDER BY 1
 """
-"""An upsert is refused for a rule on UPDATE that is disabled, too."""
+"""An upsert is refused even for a disabled rule on UPDATE."""
 _OWN = """
 SELECT c.relpersistence::text, quote_ident(current_user),
     (SELECT array_agg(action) FROM unnest($3::text[]) action
@@ -335,4 +328,5 @@ FROM pg_index i
 WHERE i.indrelid = $1::oid AND i.indisunique AND i.indisvalid AND i.indisready AND i.indimmediate
     AND i.indpred IS NULL AND i.indexprs IS NULL
 """
-"""Each index, and whether it takes for equal what its columns do: of deterministic collations only what is the same."""
+"""Each index, whether it finds the same texts equal as its columns do, and the columns. Deterministic collations find
+only identical texts equal."""

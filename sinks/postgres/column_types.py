@@ -1,4 +1,4 @@
-"""The types of PostgreSQL's columns that a field's values go into, unchanged. Pure."""
+"""The types of PostgreSQL's columns that take a field's values unchanged. Pure."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ CREATED: Mapping[FieldKind, str] = {
     FieldKind.UUID: "uuid",
     FieldKind.JSON: "jsonb",
 }
-"""By kind: the type of a column that we create. A list is an array of its items'."""
+"""By kind: the type of a column that is created. A list is an array of its items' type."""
 
 _INTEGERS = {"int2": 15, "int4": 31, "int8": 63}
 _DIGITS_MAX = 4000
-"""Of an int that goes into numeric: what Python turns into text."""
+"""In an int for numeric: the limit of Python's conversion to text."""
 
 
 class PostgresColumn(TableColumn, frozen=True, kw_only=True):
-    """A column as the catalogue has it, with what decides which values it takes."""
+    """A column in the catalogue, with its type in detail."""
 
     base: str
-    """The name of its type, of a domain the type below, of an array that of its items."""
+    """The name of its type; for a domain the underlying type, for an array the items' type."""
     modifier: int
     """The type's length or precision, as the catalogue keeps it; -1 for none."""
     array: bool
     labels: tuple[str, ...]
-    """Of an enum."""
+    """The values of an enum."""
 
 
 def created_type(field: RowField) -> str:
@@ -65,7 +65,7 @@ def created_type(field: RowField) -> str:
 
 
 def type_problem(field: RowField, column: PostgresColumn) -> str | None:
-    """Why a column cannot take a field, or None."""
+    """The reason why a column cannot take a field, or None."""
     if _texts(field, column) is not None:
         return None
     wanted = WANTED[field.kind]
@@ -73,8 +73,8 @@ def type_problem(field: RowField, column: PostgresColumn) -> str | None:
 
 
 def meaning(column: PostgresColumn) -> tuple[str, bool, int]:
-    """What decides, of a column's type, which value it makes of a text that it takes at all: two columns of one meaning
-    make the same of it, however wide they are, but for blanks at the end, which a narrower varchar drops."""
+    """The part of a column's type that decides the value of an accepted text. Two columns of one meaning give the same
+    value, however wide they are, except that a narrower varchar drops blanks at the end."""
     family, modifier = _FAMILIES.get(column.base, column.base), column.modifier
     if column.base == "numeric" and modifier >= 4:
         modifier = (modifier - 4) & 0x7FF  # its scale
@@ -83,11 +83,11 @@ def meaning(column: PostgresColumn) -> tuple[str, bool, int]:
 
 _FAMILIES = dict.fromkeys(("int2", "int4", "int8"), "integer") | dict.fromkeys(("text", "varchar", "citext"), "text")
 _ROUNDED = {"numeric", "timestamp", "timestamptz", "time", "interval"}
-"""Types that round to a number of digits, or cut, which is part of the type."""
+"""Types that round to a number of digits, or cut."""
 
 
 def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnTexts:
-    """How a field becomes text of a column of *table* that has no `type_problem`."""
+    """The conversion of a field to text for a column of *table* without a `type_problem`."""
     texts = _texts(field, column)
     assert texts is not None
     plain = column.base in _PLAIN and not column.array
@@ -98,19 +98,9 @@ def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnTe
 
 
 _PLAIN = {
-    "bool",
-    *_INTEGERS,
-    "float4",
-    "float8",
-    "numeric",
-    "timestamp",
-    "timestamptz",
-    "date",
-    "time",
-    "interval",
-    "uuid",
-}
-"""The types in whose texts there is no backslash, tab or end of a line."""
+    "bool", *_INTEGERS, "float4", "float8", "numeric", "timestamp", "timestamptz", "date", "time", "interval", "uuid"
+}  # fmt: skip
+"""Types whose texts have no backslash, tab or end of a line."""
 
 
 def _texts(field: RowField, column: PostgresColumn) -> Texts | None:
@@ -123,7 +113,7 @@ def _texts(field: RowField, column: PostgresColumn) -> Texts | None:
 
 
 def _scalar(kind: FieldKind, column: PostgresColumn) -> Texts | None:
-    """The texts of one scalar kind for a column's type; None where they do not go together."""
+    """The texts of one scalar kind for a column's type; None if the column does not take it."""
     base, modifier = column.base, column.modifier
     if kind is FieldKind.INT and base in _INTEGERS:
         return copy_text.integers(-(1 << _INTEGERS[base]), (1 << _INTEGERS[base]) - 1)
@@ -153,10 +143,10 @@ _UNRESTRICTED: Mapping[tuple[FieldKind, str], Texts] = {
 
 
 def _numeric(kind: FieldKind, modifier: int) -> Texts:
-    """Numbers for numeric(precision, scale), which the catalogue keeps as one number."""
+    """The texts for numeric(precision, scale), which the catalogue keeps as one number."""
     if modifier < 4:
         bound = 10**_DIGITS_MAX - 1
         return copy_text.integers(-bound, bound) if kind is FieldKind.INT else copy_text.decimals(None, 0)
     precision, scale = (modifier - 4) >> 16 & 0xFFFF, ((modifier - 4) & 0x7FF ^ 1024) - 1024
-    fitted = copy_text.decimals(precision, scale)
-    return fitted if kind is FieldKind.DECIMAL else lambda values: fitted(list(map(Decimal, values)))
+    texts = copy_text.decimals(precision, scale)
+    return texts if kind is FieldKind.DECIMAL else lambda values: texts(list(map(Decimal, values)))

@@ -1,8 +1,8 @@
-"""A connection to PostgreSQL on which no call waits without end, and which is dropped after any fault.
+"""A connection to PostgreSQL whose calls have time limits, and which is dropped after any fault.
 
-Invariants: every error of the driver leaves as `StoreError` or `StoreUnavailable`, without a secret; after one the
-connection is closed, so that the server ends what was under way as soon as it learns of it; nothing is repeated here.
-Settings hold for a transaction, not a session: a pooler that shares sessions between clients may stand in between.
+Invariants: the driver's errors become `StoreError` or `StoreUnavailable`, without secrets; after one the connection is
+closed, so that the server ends the transaction once it learns of it; no request is repeated here. Settings hold for a
+transaction, not a session, since a pooler may share sessions between clients.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ _KEEPALIVE = {
     "keepalives_count": "4",
     "tcp_user_timeout": "30000",
 }
-"""How soon the client's side learns that nobody is there. What the connection string says wins."""
+"""The client's limits for a dead peer; the connection string may override them."""
 IDLE_S = 60
-"""How long a client may be silent within a transaction before the server ends it."""
+"""The limit for a silent client within a transaction, after which the server ends it."""
 _SLOW = (
     "See whether the server is overloaded, stopped or unreachable; if it is at work for so long, as where triggers or "
     "indexes make rows slow, set answer_timeout= of the sink."
 )
 _BYTES_PER_SECOND_MIN = 1 << 20
-"""The server is given a second more for so many bytes that it has to store."""
+"""The server gets a second more for each so many bytes of rows."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long what is waited for, in seconds."""
+    """Time limits, in seconds."""
 
     connect: int = 10
     """For one address of the server."""
     answer: float = 30
-    """Without any progress."""
+    """For any progress of an answer."""
     lock: float = 20
-    """For a lock that another session holds."""
+    """For a lock of another session."""
     grace: float = 5
     """For an apply of an older incarnation, before its session is ended."""
 
 
 class _Waiting(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that gives up on a server which is silent for too long."""
+    """A connection that gives up on a silent server."""
 
     answer_s: float = 30
     silent = False
 
     def wait(self, gen: PQGen[Any], *_args: Any, **_options: Any) -> Any:
-        """Run what the driver does until it is done; whenever the socket is ready the time begins anew."""
+        """Run the driver's work; the time limit starts again whenever the socket is ready."""
         socket, poll = self.pgconn.socket, select.poll()
         try:
             wanted = next(gen)
             while True:
                 events = select.POLLIN * bool(wanted & 1) | select.POLLOUT * bool(wanted & 2)
                 poll.register(socket, events)
-                found = poll.poll(self.answer_s * 1000)
-                if not found:
+                polled = poll.poll(self.answer_s * 1000)
+                if not polled:
                     self.silent = True
                     self.pgconn.finish()
                     raise psycopg.OperationalError("no answer")
-                happened = found[0][1]
-                broken = happened & ~(select.POLLIN | select.POLLOUT)
-                ready = (1 if happened & select.POLLIN or broken else 0) | (2 if happened & select.POLLOUT else 0)
+                state = polled[0][1]
+                broken = state & ~(select.POLLIN | select.POLLOUT)
+                ready = (1 if state & select.POLLIN or broken else 0) | (2 if state & select.POLLOUT else 0)
                 wanted = gen.send(ready & wanted or wanted)
         except StopIteration as stop:
             return stop.value
@@ -98,24 +98,23 @@ class PostgresConnection:
         """Whether a transaction is open: a new connection would know nothing of it."""
 
     def rows(self, query: LiteralString | sql.Composed, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """What a statement answers; by itself it is a transaction of its own."""
+        """The rows of one statement; outside of a transaction it is one by itself."""
         with self._translated() as connection:
             cursor = connection.execute(query, values or None)
             return cursor.fetchall() if cursor.description else []
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """See `Session.ask`: the same, with %s for a value."""
+        """See `Session`: the same, with %s for a value."""
         with self._translated() as connection:
             cursor = psycopg.Cursor(connection).execute(query.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
     def changed_by(self, query: str, *values: object) -> int:
-        """See `Session`."""
         with self._translated() as connection:
             return psycopg.Cursor(connection).execute(query.encode(), values).rowcount
 
     def copy(self, statement: sql.Composed, chunks: Iterable[bytes]) -> None:
-        """Send *chunks* to a COPY of the transaction that is open. What reading them raises goes through."""
+        """Send *chunks* to a COPY in the open transaction. Errors of reading them pass through."""
         with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
             size = 0
             for chunk in chunks:
@@ -125,11 +124,8 @@ class PostgresConnection:
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
-        """A transaction, committed unless its body raises; *name* is what its session is called meanwhile.
-
-        Whether it was committed when `StoreUnavailable` is raised nobody but the server knows.
-        """
-        self._begin(name, IDLE_S, lock_s)
+        """See `Session`. After `StoreUnavailable` it may have been committed."""
+        self.begin(name, IDLE_S, lock_s)
         try:
             yield
         except Exception:
@@ -145,18 +141,15 @@ class PostgresConnection:
             connection.answer_s = self._limits.answer
             require(answer == "COMMIT", f"A transaction that raised nothing is committed, not {answer}")
 
-    def begin(self, name: str, idle_s: int) -> None:
-        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for longer."""
-        self._begin(name, idle_s)
-
     def prepare(self, name: str) -> None:
-        """Prepare the transaction that was begun: from now on the server keeps it under *name*."""
+        """Prepare the open transaction: from now on the server keeps it under *name*."""
         with self._translated(new=False) as connection:
             answer = connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(name))).statusmessage
             require(answer == "PREPARE TRANSACTION", f"A transaction that raised nothing is prepared, not {answer}")
         self._within = False
 
-    def _begin(self, name: str, idle_s: int, lock_s: float | None = None) -> None:
+    def begin(self, name: str, idle_s: int, lock_s: float | None = None) -> None:
+        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*."""
         with self._translated() as connection:
             connection.answer_s = self._limits.answer
             lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
@@ -167,14 +160,14 @@ class PostgresConnection:
         self._within = True
 
     def close(self) -> None:
-        """Close it; without effect if it is closed."""
+        """See `Session`; without effect if it is closed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.close()
 
     def _roll_back(self) -> None:
-        """Undo what is open, and wait for the answer, so that its locks are gone; or else drop the connection."""
+        """Roll back and wait for the answer, so that the locks are free; or else drop the connection."""
         if self._connection is not None:
             with suppress(StoreError, StoreUnavailable), self._translated() as connection:
                 connection.answer_s = self._limits.answer
@@ -182,7 +175,7 @@ class PostgresConnection:
 
     @contextmanager
     def _translated(self, new: bool = True) -> Iterator[_Waiting]:
-        """The open connection, or a *new* one; what the driver raises is one of our errors, and its end."""
+        """The open connection, or a *new* one; an error of the driver becomes one of ours, and closes it."""
         require(self._connection is not None or (new and not self._within), "A transaction has one connection")
         connection = self._connection or self._connect()
         try:
@@ -200,18 +193,18 @@ class PostgresConnection:
     def _connect(self) -> _Waiting:
         text = look_up("dsn", self._dsn)
         try:
-            given = conninfo.conninfo_to_dict(text)
+            written = conninfo.conninfo_to_dict(text)
         except psycopg.Error:
             raise self._refusals.of_dsn() from None
-        if not text.strip() or is_misread(text, given):
+        if not text.strip() or is_misread(text, written):
             raise self._refusals.of_dsn()
-        self._refusals.learn(text, given)
-        ours: dict[str, Any] = {
+        self._refusals.learn(text, written)
+        defaults: dict[str, Any] = {
             **_KEEPALIVE,
             "connect_timeout": self._limits.connect,
             "application_name": "exactlyonce",
         }
-        settings = conninfo.make_conninfo("", **{**ours, **given})
+        settings = conninfo.make_conninfo("", **{**defaults, **written})
         try:
             connection = _Waiting.connect(
                 settings, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
@@ -224,8 +217,8 @@ class PostgresConnection:
 
 
 def _login_code(settings: str, limit_s: float) -> str:
-    """The SQLSTATE with which the server refuses a login, empty if it is not told: of a connection that does not come
-    about libpq has it in its trace alone, which is kept in memory, for there are secrets in it."""
+    """The SQLSTATE of a refused login, or empty. Before a connection is made libpq shows it only in its trace, which is
+    kept in memory because of the secrets in it."""
     with open(os.memfd_create("trace"), "rb", buffering=0) as trace:
         connection = pq.PGconn.connect_start(settings.encode())
         connection.trace(trace.fileno())
@@ -256,6 +249,6 @@ SELECT set_config(name, value, true)
 FROM (VALUES ('client_connection_check_interval', '10s'), ('transaction_timeout', '0')) AS newer (name, value)
 WHERE current_setting(name, true) IS NOT NULL
 """
-"""Locks are waited for briefly, and statements as long as the client does; a dead client's transaction ends soon; what
-is committed is durable. What texts mean is as they were written; and where row-level security would hide rows, the
-server raises instead. The last two settings came with later versions."""
+"""Locks have a time limit, statements that of the client; a dead client's transaction ends soon; a commit is durable.
+Texts are read as they were written, and row-level security raises where it would hide rows. The last two settings came
+with later versions."""

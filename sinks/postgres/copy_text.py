@@ -1,8 +1,8 @@
-r"""Rows as lines of PostgreSQL's COPY text: tabs between values, `\N` for NULL, a backslash before what means more.
+r"""Rows as lines of PostgreSQL's COPY text: tabs between values, `\N` for NULL, a backslash before special characters.
 
-Pure. A line begins with the mark of the columns that it was written for: whoever sends it to the server looks at the
-mark, and takes it away. Invariants: a newline ends a line and stands nowhere else; what would be refused or changed by
-the column is refused here, with the name of the field, as far as the column tells.
+Pure. A line begins with the mark of the columns that it was written for, which is checked and removed before it is
+sent. Invariants: a newline stands only at the end of a line; values that the column would refuse or change are refused
+here, with the name of the field, as far as the column's type tells.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from exactlyonce.pipeline.codec import require_finite
 from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField, shown
 
 MARK_BYTES = 8
-"""So many ASCII characters before each line."""
+"""ASCII characters before each line."""
 INDEXED_BYTES_MAX = 2600
-"""Of the texts and bytes of a key: an entry of a btree has 2,704, and other columns of the key are short."""
+"""In the texts and bytes of a key: an entry of a btree has 2,704, and other columns of the key are short."""
 
 Texts = Callable[[list[Any]], Sequence[str]]
-"""From values of a column, none of them None, to the texts that its type reads; ValueError for what it would refuse."""
+"""Converts values of a column, none of them None, to text; ValueError if the column would refuse one."""
 
 _FLOAT4_MAX = 3.4028235677973366e38
-"""From here on a real would be infinite: its largest value and half a step."""
+"""The least number that is infinite as a real: its largest value and half a step."""
 _FLOAT4_MIN = 2.0**-150
-"""Up to here a real would be zero."""
+"""The largest number that is zero as a real."""
 _OFFSET_MAX = timedelta(hours=15)
 _NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -42,7 +42,7 @@ class CopyEncoder:
     """Encodes records as marked lines."""
 
     def __init__(self, columns: Sequence[ColumnTexts], mark: str, indexed: Collection[str] = ()) -> None:
-        """*indexed*: the names of the columns that a unique index holds together."""
+        """*indexed*: the names of the columns in a unique index."""
         self._columns = columns
         self._mark = mark
         self._indexed = [
@@ -76,13 +76,13 @@ def _size(value: str | bytes) -> int:
 
 
 def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], meanings: Sequence[Any]) -> str:
-    """The mark of lines that were written for these columns, each with its `column_types.meaning`, in this mode."""
+    """The mark of lines for these columns, each with its `column_types.meaning`, in this mode."""
     kinds = [(field.name, field.kind.value, field.item.value if field.item else "") for field in fields]
     return sha256(msgspec.json.encode(("copy text 2", mode, key, kinds, meanings))).hexdigest()[:MARK_BYTES]
 
 
 def unmarked(chunk: bytes, mark: bytes) -> bytes | None:
-    """The lines of *chunk* without their marks; None if one of them has another mark, or the last one no end."""
+    """The lines of *chunk* without marks; None if one has another mark, or the last one no end."""
     if not chunk:
         return b""
     lines = chunk[len(mark) :].replace(b"\n" + mark, b"\n")
@@ -91,7 +91,7 @@ def unmarked(chunk: bytes, mark: bytes) -> bytes | None:
 
 
 def escape(texts: Sequence[str]) -> list[str]:
-    """Each text with a backslash before what COPY would take for more than itself. Refuses the null character."""
+    """Each text with a backslash before COPY's special characters. Refuses the null character."""
     joined = "\0".join(texts)
     if joined.count("\0") != len(texts) - 1:
         text = next(text for text in texts if "\0" in text)
@@ -119,7 +119,7 @@ def integers(low: int, high: int) -> Texts:
                 raise ValueError(f"{shown(value)} is out of range, {low} to {high}")
         return _encode_json(values).decode()[1:-1].split(",") if machine else list(map(str, values))
 
-    machine = low >= -(1 << 63) and high < 1 << 63  # msgspec writes all of these at once in less than half the time
+    machine = low >= -(1 << 63) and high < 1 << 63  # msgspec writes them all in less than half the time
     return texts
 
 
@@ -134,7 +134,7 @@ def doubles(values: list[float]) -> list[str]:
 
 
 def reals(values: list[float]) -> list[str]:
-    """Floats, refused where they are too large or too small for four bytes; digits are lost, as the column has it."""
+    """Floats for four bytes: too large or too small ones are refused, and digits are lost."""
     for value in values:
         size = abs(value)
         if (_FLOAT4_MAX <= size < float("inf")) or 0 < size <= _FLOAT4_MIN:
@@ -171,7 +171,7 @@ def _fitted(value: Decimal, precision: int, scale: int, context: Context) -> str
 def _any_decimals(values: list[Decimal]) -> list[str]:
     if all(map(Decimal.is_finite, values)) and all(-8000 < value.adjusted() < 131072 for value in values):
         texts = list(map(str, values))
-        if max(map(len, texts)) < 8000:  # so few digits from there on do not come to the 16,383rd behind the point
+        if max(map(len, texts)) < 8000:  # so few digits do not reach the 16,383rd after the point
             return texts
     return [_any_decimal(value) for value in values]
 
@@ -186,7 +186,7 @@ def _any_decimal(value: Decimal) -> str:
 
 
 def strings(limit: int | None, padded: bool = False) -> Texts:
-    """Text of at most *limit* characters. *padded*: of a column in which blanks at the end do not count."""
+    """Text of at most *limit* characters. *padded*: the column ignores blanks at the end."""
 
     def texts(values: list[str]) -> list[str]:
         if limit is not None and max(map(len, values)) > limit:
@@ -216,7 +216,7 @@ def binary(values: list[bytes]) -> list[str]:
 
 
 def timestamps(aware: bool, digits: int) -> Texts:
-    """Moments with a time zone, or without one; *digits* of a second's fraction are kept."""
+    """Timestamps with a time zone, or without one; *digits* of a second's fraction are kept."""
     fits = _fraction(digits)
 
     def texts(values: list[datetime]) -> list[str]:
@@ -293,12 +293,12 @@ def json_text(binary_form: bool) -> Texts:
 
 
 def arrays(items: Texts) -> Texts:
-    """Lists, whose values *items* makes text of."""
+    """Lists, whose values *items* converts."""
 
     def array(values: list[Any]) -> str:
         present = [value for value in values if value is not None]
-        found = iter(items(present) if present else ())
-        quoted = ("NULL" if value is None else _quoted(next(found)) for value in values)
+        texts = iter(items(present) if present else ())
+        quoted = ("NULL" if value is None else _quoted(next(texts)) for value in values)
         return f"{{{','.join(quoted)}}}"
 
     return lambda values: list(map(array, values))

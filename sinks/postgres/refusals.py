@@ -1,6 +1,6 @@
-"""The errors of PostgreSQL as ours: who has to do something, and what; or that it is to be asked again.
+"""The errors of PostgreSQL as ours: what has to be done, and by whom, or that a retry helps.
 
-Invariant: no text that leaves has a password or an unreadable connection string in it.
+Invariant: no error text has a password or an unreadable connection string in it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _AGAIN = {
     "53": "the server is short of something",
     "53100": "the server's disk is full: make room",
     "53300": "the server has no connection left: raise max_connections, or close others",
-    "55": "what is needed is in use",
+    "55": "the object is in use",
     "55P03": "another session holds a lock that was waited for: see pg_stat_activity",
-    "57": "the server, or whoever looks after it, has ended the request",
+    "57": "the server, or its administrator, has ended the request",
     "57P03": "the server is starting up or shutting down",
     "58": "the server cannot read or write its files: see its log",
     "25P": "the transaction lasted too long",
@@ -32,7 +32,7 @@ _AGAIN = {
     "all hosts in the dsn, with target_session_attrs=read-write",
     "XX000": "the server has met an error of its own: see its log",
 }
-"""By SQLSTATE or its beginning, the longest one that fits: what passes."""
+"""Errors that pass, by SQLSTATE or its beginning, the longest one that fits."""
 _FATAL = {
     "0A": "PostgreSQL cannot do this with this table",
     "22": "a value does not fit its column. It passed the sink's own checks, so a domain, a trigger or a changed "
@@ -50,14 +50,14 @@ _FATAL = {
     "XX001": "the database is damaged: restore it",
     "XX002": "an index is damaged: REINDEX it",
 }
-"""By SQLSTATE or its beginning: what comes again, and what to do."""
+"""Errors that come again, by SQLSTATE or its beginning, with the remedy."""
 _FATAL_BY_FUNCTION = {
     "check_enable_rls": "row-level security would hide rows from the role: ALTER ROLE ... BYPASSRLS, ALTER TABLE ... "
     "DISABLE ROW LEVEL SECURITY, or use another role; a function of a trigger may SET row_security = on",
     "CheckCmdReplicaIdentity": "the publication has to tell rows apart: ALTER TABLE ... ADD PRIMARY KEY, or "
     "ALTER TABLE ... REPLICA IDENTITY USING INDEX the unique index on the key",
 }
-"""By the function of the server that raised it, where the SQLSTATE says too little: the same."""
+"""Likewise by the server's function that raised it, if the SQLSTATE says too little."""
 _LOGIN_PASSES = re.compile(
     r"starting up|shutting down|not (yet )?accepting connections|recovery mode|too many (clients|connections)|"
     r"remaining connection slots|connection limit|refused|timeout|timed out|reset by peer|closed the connection|"
@@ -73,19 +73,19 @@ _LOGIN_STAYS = {
     r"SSL|certificate": "Correct sslmode and the certificates in the connection string",
     r"invalid|unsupported|unrecognized": "Correct the connection string",
 }
-"""What the server, or libpq, says in English when a login fails."""
+"""The English texts of the server and libpq for failed logins, with the remedy."""
 
 
 class LockHeld(StoreUnavailable):
-    """Another session holds a lock that was waited for."""
+    """Another session has held a lock for too long."""
 
 
 class NoSuchObject(StoreError):
-    """There is nothing of that name."""
+    """There is no object of that name."""
 
 
 class Refusals:
-    """Makes errors of the driver into ours, for one connection string."""
+    """Converts errors of the driver to ours, for one connection string."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn_shown = f"dsn={dsn}" if is_reference(dsn) else "dsn as written in the sink"
@@ -93,7 +93,7 @@ class Refusals:
         self._secrets: set[str] = set()
 
     def learn(self, text: str, settings: Mapping[str, Any]) -> None:
-        """What the connection string holds: from now on no text has its secrets."""
+        """Mask the secrets of a connection string from now on."""
         secrets = {str(value) for name, value in settings.items() if "password" in name and value}
         self._secrets |= {text} | secrets | {quote(secret, safe="") for secret in secrets}
 
@@ -102,44 +102,46 @@ class Refusals:
         return masked(text, self._secrets)
 
     def of_dsn(self) -> StoreError:
-        """For a connection string that libpq cannot read. What it says of it has a part of it, so it is not said."""
+        """The error for a connection string that libpq cannot read, without libpq's text, which quotes the string."""
         return StoreError(
             f"The connection string of PostgreSQL ({self.dsn_shown}) cannot be read. Write it as "
             f"postgresql://user:password@host:5432/database, special characters as %XX, or as name=value pairs."
         )
 
     def of_login(self, error: psycopg.Error, code: Callable[[], str]) -> StoreError | StoreUnavailable:
-        """For a connection that did not come about. Its SQLSTATE is asked for by *code* where the text is not known, as
-        that of a server which does not speak English."""
-        said = self.redact(_one_line(str(error)))
-        if not _LOGIN_PASSES.search(said):
+        """The error for a failed login. *code* asks for the SQLSTATE if the text is unknown, as of a server that does
+        not speak English."""
+        message = self.redact(_one_line(str(error)))
+        if not _LOGIN_PASSES.search(message):
             for pattern, advice in _LOGIN_STAYS.items():
-                if re.search(pattern, said, re.IGNORECASE):
-                    return StoreError(f"{self.server} refuses the login: {said}. {advice}.")
+                if re.search(pattern, message, re.IGNORECASE):
+                    return StoreError(f"{self.server} refuses the login: {message}. {advice}.")
             state = code()
             if stays := _longest(_FATAL, state):
-                return StoreError(f"{self.server} refuses the login: {said} [{state}]. {_sentence(_FATAL[stays])}")
-        return refusals.unreachable(self.server, said)
+                return StoreError(f"{self.server} refuses the login: {message} [{state}]. {_sentence(_FATAL[stays])}")
+        return refusals.unreachable(self.server, message)
 
     def of(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
-        """For a request that failed."""
-        state, said = error.sqlstate, self.redact(_said(error))
+        """The error for a failed request."""
+        state, message = error.sqlstate, self.redact(_message_of(error))
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and state is None:
-            return refusals.cut_off(self.server, said)
-        state = "25006" if state == "0A000" and "recovery" in said else state or ""
-        said = f"{said} [{state}]"
+            return refusals.cut_off(self.server, message)
+        state = "25006" if state == "0A000" and "recovery" in message else state or ""
+        message = f"{message} [{state}]"
         if by_function := _FATAL_BY_FUNCTION.get(error.diag.source_function or ""):
-            return refusals.refused(self.server, said, _sentence(by_function))
+            return refusals.refused(self.server, message, _sentence(by_function))
         fatal, passing = _longest(_FATAL, state), _longest(_AGAIN, state)
         if passing is not None and len(passing) > len(fatal or ""):
             kind = LockHeld if state == "55P03" else StoreUnavailable
-            return refusals.passing(self.server, _AGAIN[passing], said, kind)
+            return refusals.passing(self.server, _AGAIN[passing], message, kind)
         advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
-        return refusals.refused(self.server, said, _sentence(advice), NoSuchObject if state == "42704" else StoreError)
+        return refusals.refused(
+            self.server, message, _sentence(advice), NoSuchObject if state == "42704" else StoreError
+        )
 
 
 def is_misread(text: str, settings: Mapping[str, Any]) -> bool:
-    """Whether libpq takes a part of the password for host, port or database: one with an @ or a / that is not escaped.
+    """Whether libpq reads a part of the password as host, port or database: it has an @ or a / that is not escaped.
 
     >>> dsn = "postgresql://ann:pa@ss@db:5432/shop"
     >>> is_misread(dsn, psycopg.conninfo.conninfo_to_dict(dsn))
@@ -161,10 +163,10 @@ def _longest(table: Mapping[str, str], state: str) -> str | None:
     return max((known for known in table if state.startswith(known)), key=len, default=None)
 
 
-def _said(error: psycopg.Error) -> str:
-    """Message, detail, hint and place of an error, in one line."""
-    found = error.diag
-    parts = (found.message_primary or str(error), found.message_detail, found.message_hint, found.context)
+def _message_of(error: psycopg.Error) -> str:
+    """Message, detail, hint and context of an error, in one line."""
+    diag = error.diag
+    parts = (diag.message_primary or str(error), diag.message_detail, diag.message_hint, diag.context)
     return _one_line("; ".join(part.rstrip(".") for part in parts if part))
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL table as a sink: which rows it gets, and how. It opens nothing."""
+"""A PostgreSQL table as a sink: the description. It opens nothing."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class PostgresSink(TableSink[T], Generic[T]):
-    """Writes rows to a table of PostgreSQL, exactly once: whoever reads the table sees each row once.
+    """Writes rows to a table of PostgreSQL, exactly once: a reader of the table sees each row once.
 
     - *table*: its name, or "schema.table"; with *schema*, the name as it is, dots and all.
-    - *dsn*: where the database is, by reference: ``env:NAME`` or ``file:/path`` of a connection string of libpq. One
-      without a password may be written out.
+    - *dsn*: the place of a connection string of libpq: ``env:NAME`` or ``file:/path``. One without a password may be
+      written out.
     - *mode*: "append" inserts each record, and has no *key*; "upsert" inserts or updates the row that has the record's
       *key*, for which the table needs a unique index; "delete" deletes the rows that have it.
     - *create*: create the table if it is missing, with the fields of the record's type as its columns.
     - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "prepared": in
       prepared transactions of the server, for *mode* "append" alone.
     - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
-    - *answer_timeout*: for how long the server may be at one statement, and a second more for each MiB of rows; then it
-      counts as away. Longer where triggers or indexes make it slow.
+    - *answer_timeout*: the time limit of one statement, with a second more for each MiB of rows; after it the server
+      counts as away. Make it longer if triggers or indexes are slow.
     """
 
     prepares: ClassVar[str] = "prepared"
@@ -57,14 +57,13 @@ class PostgresSink(TableSink[T], Generic[T]):
 
     @property
     def place(self) -> tuple[str | None, str]:
-        """Schema and table; None for the schema that the server finds the table in."""
+        """Schema and table; None: the schema in which the server finds the table."""
         if self.schema is not None:
             return self.schema, self.table
         before, _, name = self.table.rpartition(".")
         return before or None, name
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with the arguments, or with the type as rows."""
         yield from super().problems(type_)
         try:
             if not 0 < duration_ms(self.answer_timeout, "answer_timeout") <= _ANSWER_TIMEOUT_MS_MAX:
@@ -73,12 +72,10 @@ class PostgresSink(TableSink[T], Generic[T]):
             yield str(error).rstrip(".")
 
     def dsn_problems(self) -> Iterator[str]:
-        """See `TableSink`."""
         if _PASSWORD.search(self.dsn):
             yield PASSWORD_WRITTEN
 
     def name_problems(self) -> Iterator[str]:
-        """See `TableSink`."""
         names = (self.table,) if self.schema is None else (self.schema, self.table)
         if not all(isinstance(name, str) for name in names):
             yield f"table={self.table!r} and schema={self.schema!r} must be text"
@@ -91,22 +88,19 @@ class PostgresSink(TableSink[T], Generic[T]):
 
     @property
     def full_name(self) -> str:
-        """Schema and table, as far as they are given."""
         return self.table if self.schema is None else f"{self.schema}.{self.table}"
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Table, mode, key and the type's schema; where the database is may change."""
+        """Table, mode, key and the type's schema, without the database."""
         described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key)}
         return described | {"row": schema.describe(type_)}
 
     def store(self, type_: Any) -> Store:
-        """A connection for rows of this type, not open yet."""
         with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
             from exactlyonce.sinks.postgres.store import PostgresStore  # psycopg is an extra
         return PostgresStore(self, type_)
 
     def preparing_store(self, type_: Any) -> PreparingStore:
-        """A connection for rows of this type that prepares transactions, not open yet."""
         with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
             from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
         return PreparingPostgresStore(self, type_)

@@ -1,13 +1,11 @@
 """The PostgreSQL store: rows and their ledger row, in one transaction.
 
-Invariants: what a COPY is given was written for the columns that it names, as they are then, by the mark of every line;
-after any doubt the next call asks the ledger.
+Invariant: the lines for a COPY were written for the columns that it names, as they are then, by the mark of each line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any
 
@@ -16,35 +14,33 @@ from psycopg import sql
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.postgres import catalogue
-from exactlyonce.sinks.postgres.catalogue import OwnTable, Target
-from exactlyonce.sinks.postgres.column_types import column_text, meaning
+from exactlyonce.sinks.postgres.catalogue import PostgresOwnTable, Target
+from exactlyonce.sinks.postgres.column_types import PostgresColumn, column_text, meaning, type_problem
 from exactlyonce.sinks.postgres.connection import Limits, PostgresConnection
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
 from exactlyonce.sinks.postgres.refusals import LockHeld
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql import ledger
-from exactlyonce.sinks.sql.ledger import Ledger
+from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.store import SqlStore
-from exactlyonce.sinks.sql.table import column_problems
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 
 _STAGE = sql.Identifier("pg_temp", "exactlyonce_rows")
 _LINE = sql.Identifier("exactlyonce_line")
-"""The order of the rows in the stage: of one key, the last one counts."""
+"""The order of the rows in the stage: the last one of a key counts."""
 _LEDGER_TYPES = ("text", "text", "integer", "bigint", "bigint", "text")
 
 
 class PostgresStore(SqlStore[PostgresSink[Any], Target]):
-    """A connection to the table of one sink."""
+    """See `SqlStore`."""
+
+    unless_there = "ON CONFLICT DO NOTHING"
+    shared = "FOR SHARE"
+    _session: PostgresConnection
 
     def __init__(self, sink: PostgresSink[Any], type_: Any, limits: Limits | None = None) -> None:
-        super().__init__(sink, type_)
         self._limits = limits or Limits(answer=duration_ms(sink.answer_timeout) / 1000)
-        self._connection = PostgresConnection(sink.dsn, self._limits)
-
-    def close(self) -> None:
-        """See `Store`."""
-        self._connection.close()
+        super().__init__(sink, type_, PostgresConnection(sink.dsn, self._limits))
 
     @property
     def _shown(self) -> str:
@@ -56,71 +52,58 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
     _how_to_see = "a name in capitals is meant as it is written"
 
     def _find(self) -> Target | None:
-        return catalogue.find(self._connection, *self._sink.place)
+        return catalogue.find(self._session, *self._sink.place)
 
     def _is_there(self) -> bool:
-        """A name may lead to another table by now; rows go to the one beside which the ledger was looked at."""
+        """The name may lead to another table by now: rows go to the one with the ledger."""
         return self._table is not None or super()._is_there()
 
     def _create(self) -> Target:
-        return catalogue.create(self._connection, self._sink, self._type)
+        return catalogue.create(self._session, self._sink, self._type)
 
     def _check_server(self) -> None:
-        catalogue.check_server(self._connection)
+        catalogue.check_server(self._session)
 
     def _check_table(self, table: Target) -> None:
-        problems = catalogue.target_problems(self._connection, self._sink, self._fields, table)
+        of_columns = self._column_problems(table)
+        problems = catalogue.target_problems(self._session, self._sink, self._fields, table, of_columns)
         self._require_none(problems, table.shown)
 
+    def _type_problem(self, field: RowField, column: PostgresColumn) -> str | None:
+        return type_problem(field, column)
+
     def _encoder(self, table: Target) -> RowEncoder:
-        self._check_table(table)
         texts = [column_text(field, table.shown, table.columns[field.name]) for field in self._fields]
         indexed = self._sink.key if self._sink.mode == "upsert" else ()
         return CopyEncoder(texts, self._mark(table), indexed=indexed)
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 
-    def _ledger(self) -> Ledger:
-        table = self._ledger_table()
-        return Ledger(
-            session=self._connection, name=table.shown, shown=table.shown, unless_there="ON CONFLICT DO NOTHING",
-            shared="FOR SHARE",
-        )  # fmt: skip
-
-    def _ledger_table(self) -> OwnTable:
-        """In the schema of the table, or in that in which it would be made."""
-        return OwnTable(
-            connection=self._connection, schema=self._schema(), table=ledger.TABLE,
+    def _ledger_table(self) -> PostgresOwnTable:
+        """See `SqlStore`: in the schema of the table."""
+        return PostgresOwnTable(
+            connection=self._session, schema=self._schema(), table=ledger.TABLE,
             columns=dict(zip(ledger.COLUMNS, _LEDGER_TYPES, strict=True)), key=ledger.KEY,
             rights=("SELECT", "INSERT", "UPDATE"),
         )  # fmt: skip
 
     def _schema(self) -> str:
+        """The schema of the table, or that in which it would be created."""
         table = self._table or self._find()
-        return table.schema if table is not None else catalogue.schema_of(self._connection, self._sink)
-
-    def _has_ledger(self) -> bool:
-        return self._ledger_table().exists
-
-    def _create_ledger(self) -> None:
-        self._ledger_table().create()
-
-    def _check_ledger(self) -> None:
-        self._ledger_table().check()
+        return table.schema if table is not None else catalogue.schema_of(self._session, self._sink)
 
     def _fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """Whoever of an older incarnation applies something has a moment to end; then its session ends: a client that
-        was stopped in the middle of a COPY holds its locks as long as its connection lives, and no timeout of the
-        server counts there. What it had not committed is undone."""
-        session, book = self._session_name(pipeline, sink), self._ledger()
+        """End the sessions of older incarnations that still apply after a grace period. A client stopped in a COPY
+        would hold its locks as long as its connection lives, whatever the server's timeouts."""
+        name, ledger_ = self._session_name(pipeline, sink), self._ledger()
         try:
-            with self._ledger_needed(), self._connection.transaction(session, self._limits.grace):
-                return book.fence(pipeline, sink, incarnation, origin)
+            with self._ledger_needed(), self._session.transaction(name, self._limits.grace):
+                return ledger_.fence(pipeline, sink, incarnation, origin)
         except LockHeld:
-            ended = [str(pid) for pid, _ in self._connection.rows(_END_SESSIONS, (session, book.shown))]
+            ended = [str(pid) for pid, _ in self._session.rows(_END_SESSIONS, (name, ledger_.table.name))]
         try:
-            with self._ledger_needed(), self._connection.transaction(session):
-                return book.fence(pipeline, sink, incarnation, origin)
+            with self._ledger_needed(), self._session.transaction(name):
+                return ledger_.fence(pipeline, sink, incarnation, origin)
         except LockHeld:
             raise StoreUnavailable(
                 f"Another session holds the ledger's row of sink {sink!r}, pipeline {pipeline!r} (sessions of an older "
@@ -128,19 +111,16 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
                 f"pg_terminate_backend(pid). Nothing is lost: it is asked again."
             ) from None
 
-    def _transaction(self, session: str = "") -> AbstractContextManager[None]:
-        return self._connection.transaction(session or "exactlyonce")
-
     def _session_name(self, pipeline: str, sink: str) -> str:
-        """Short, and the same for no two sinks."""
+        """See `SqlStore`: short and unique."""
         digest = sha256(f"{pipeline}\0{sink}".encode()).hexdigest()[:16]
         readable = f"{pipeline}/{sink}".encode("ascii", "replace").decode()[:30]
         return f"exactlyonce {readable} {digest}"
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def _found(self) -> Target:
-        """The table as it was found."""
+    def _known_table(self) -> Target:
+        """The table as of the last look."""
         if self._table is None:
             self._table = self._find()
         if self._table is None:
@@ -148,46 +128,44 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
         return self._table
 
     def _mark(self, target: Target) -> str:
-        """Of rows that are encoded for the table."""
+        """The mark of rows that are encoded for the table."""
         meanings = [meaning(target.columns[field.name]) for field in self._fields]
         return mark_of(self._sink.mode, self._sink.key, self._fields, meanings)
 
-    def _written_to(self) -> Target:
-        """The table as it is now, by the name beside which its ledger is, wherever the search_path leads by now."""
-        target = self._found()
-        if not catalogue.has_its_shape(self._connection, target):
-            self._table = catalogue.find(self._connection, target.schema, target.table)
-            target = self._found()
-        self._require_none(column_problems(self._fields, target.columns, inserts=self._sink.mode != "delete"))
+    def _current_table(self) -> Target:
+        """The table with the ledger as it is now, wherever the search_path leads."""
+        target = self._known_table()
+        if not catalogue.is_unchanged(self._session, target):
+            self._table = catalogue.find(self._session, target.schema, target.table)
+            target = self._known_table()
+        self._require_columns(target)
         return target
 
     def _write(self, chunks: Iterable[bytes]) -> None:
-        """What rows go into is looked at when it is locked, which explaining does, with the same rights, and no trigger
-        is run."""
+        """Read the columns only once the table is locked. EXPLAIN locks it, takes the same rights, and runs no
+        trigger."""
         lock = sql.SQL("EXPLAIN DELETE FROM {}" if self._sink.mode == "delete" else "EXPLAIN INSERT INTO {} SELECT")
-        self._connection.rows(lock.format(self._found().name))
-        target = self._written_to()
+        self._session.rows(lock.format(self._known_table().name))
+        target = self._current_table()
         self._insert(target, self._unmarked(chunks, self._mark(target)))
 
     def _insert(self, target: Target, lines: Iterable[bytes]) -> None:
         columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in self._fields)
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT text, ENCODING 'UTF8')")
         if self._sink.mode == "append":
-            self._connection.copy(copy.format(target.name, columns), lines)
+            self._session.copy(copy.format(target.name, columns), lines)
             return
-        self._connection.rows(
-            sql.SQL(_MAKE_STAGE).format(stage=_STAGE, columns=columns, target=target.name, line=_LINE)
-        )
-        self._connection.copy(copy.format(_STAGE, columns), lines)
+        self._session.rows(sql.SQL(_MAKE_STAGE).format(stage=_STAGE, columns=columns, target=target.name, line=_LINE))
+        self._session.copy(copy.format(_STAGE, columns), lines)
         key = sql.SQL(", ").join(map(sql.Identifier, self._sink.key))
         parts = {"target": target.name, "columns": columns, "key": key, "stage": _STAGE, "line": _LINE}
         if self._sink.mode == "delete":
-            self._connection.rows(sql.SQL(_DELETE).format(**parts))
+            self._session.rows(sql.SQL(_DELETE).format(**parts))
         else:
-            self._connection.rows(sql.SQL(_UPSERT).format(**parts, update=self._update()))
+            self._session.rows(sql.SQL(_UPSERT).format(**parts, update=self._update()))
 
     def _update(self) -> sql.Composable:
-        """What becomes of a row that is there."""
+        """The action for an existing row."""
         names = [sql.Identifier(field.name) for field in self._fields if field.name not in self._sink.key]
         if not names:
             return sql.SQL("NOTHING")
@@ -211,7 +189,7 @@ INSERT INTO {target} ({columns})
 SELECT DISTINCT ON ({key}) {columns} FROM {stage} ORDER BY {key}, {line} DESC
 ON CONFLICT ({key}) DO {update}
 """
-"""In the order of the key, so that two that meet the same rows wait for each other instead of dying of it."""
+"""In the order of the key, so that two transactions with the same rows wait for each other without a deadlock."""
 _DELETE = "DELETE FROM {target} WHERE ({key}) IN (SELECT {key} FROM {stage})"
 _END_SESSIONS = """
 SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity

@@ -1,13 +1,13 @@
 """The seam of a prepared sink: what a store has to be able to do.
 
-Beside the ledger of write-ahead sinks lies a table of prepared transactions. Each transaction inserts its row, under
-its own name, so that none waits for another's; visible, the row proves that the transaction was committed. Whoever
-commits then sets the ledger and deletes the row, in one step. Nothing else proves anything: "there is no such
-transaction" is said of what was committed and of what is lost.
+Beside the ledger lies a table of prepared transactions. Each transaction inserts its row, under its own name, so that
+none waits for another's; a visible row proves that the transaction was committed. The committer then sets the ledger
+and deletes the row, in one step. Nothing else proves anything: "there is no such transaction" is the answer for
+committed and for lost ones.
 
-A name tells whose a transaction is, and which attempt made it. Invariants: no two transactions have the same name, also
-where the same work is done twice; a name is parsed whole, and what is not one is none of ours and is not touched;
-nobody but its sink has its owner.
+A name has the sink of a transaction, and the attempt. Invariants: no two transactions have the same name, even if the
+same work is done twice; a name is parsed whole, and transactions with other names are not touched; only its sink has
+its owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Protocol
 
 import msgspec
 
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, RowEncoder
+from exactlyonce.sinks.ledger import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import LedgerStore
 
 TABLE = "exactlyonce_prepared"
 _PATTERN = re.compile(r"eo:([A-Za-z0-9_.-]*~[0-9a-f]{16}):(\d+):(\d+):(\d+)\.(\d+):([0-9a-f]+)\Z", re.ASCII)
@@ -28,18 +29,18 @@ _PATTERN = re.compile(r"eo:([A-Za-z0-9_.-]*~[0-9a-f]{16}):(\d+):(\d+):(\d+)\.(\d
 class TransactionName(msgspec.Struct, frozen=True):
     """`eo:<owner>:<subtask>:<number>:<incarnation>.<attempt>:<nonce>`.
 
-    MySQL wants the name before the first row, when no barrier has a number yet; so it has a number of its own, and the
-    checkpoint is in the row that the transaction inserts.
+    MySQL needs the name before the first row, when the checkpoint is not known yet: so it has a number of its own, and
+    the checkpoint is in the row that the transaction inserts.
     """
 
     owner: str
     subtask: int
     number: int
-    """Of the subtask's transactions in this attempt."""
+    """Counts the subtask's transactions in this attempt."""
     incarnation: int
     attempt: int
     nonce: str
-    """Of the writer: bounded work may run twice in one attempt."""
+    """The writer's: bounded work may run twice in one attempt."""
 
     @property
     def transaction(self) -> str:
@@ -61,7 +62,7 @@ class TransactionName(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> TransactionName | None:
-        """The name that *text* spells whole, or None.
+        """The name in *text*; None if it is not one as a whole.
 
         >>> TransactionName.parse("eo:totals.out~00112233aabbccdd:0:7:3.1:a0").written_in
         (3, 1)
@@ -76,9 +77,9 @@ class TransactionName(msgspec.Struct, frozen=True):
 
 
 def owner_of(pipeline: str, sink: str, place: str, length_max: int) -> str:
-    """The owner of all transactions of *sink* at *place*: readable as far as there is room, and the same for no other.
+    """The unique owner of all transactions of *sink*, readable as far as there is room.
 
-    *place*: where in the server the ledger is, for the names of transactions are the server's.
+    *place*: that of the ledger in the server, since names of transactions are the server's.
 
     >>> owner_of("totals", "out", "public", 40)
     'totals.out~8ec45f955e54aa85'
@@ -97,28 +98,16 @@ class PreparedRow(msgspec.Struct, frozen=True, kw_only=True):
     sink: str
     subtask: int
     checkpoint: int
-    """At whose barrier the transaction was prepared."""
+    """The one at whose barrier the transaction was prepared."""
     records: int
 
 
-class PreparingStore(Protocol):
-    """A connection to a store, for one sink; errors and connecting are as in `write_ahead.store.Store`, and so is what
-    has the same name there. For a writer, or for a committer."""
-
-    def check(self) -> None:
-        """See `Store`; raise `StoreError` also where the server prepares no transactions."""
-
-    def encoder(self) -> RowEncoder:
-        """See `Store`."""
-
-    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """See `Store`; it keeps no writer from preparing."""
-
-    def close(self) -> None:
-        """See `Store`; the server rolls back what is open, and keeps what is prepared."""
+class PreparingStore(LedgerStore, Protocol):
+    """A store that prepares transactions, for a writer or for a committer. A fence keeps no writer from preparing. When
+    a connection ends, the server rolls back the open transaction, and keeps prepared ones."""
 
     def owner(self, pipeline: str, sink: str) -> str:
-        """Of the sink's transactions."""
+        """The owner of the sink's transactions."""
 
     # --- for a writer -------------------------------------------------------------------------------------------
 
@@ -126,21 +115,19 @@ class PreparingStore(Protocol):
         """Begin a transaction; only one is open at a time."""
 
     def add(self, chunk: bytes) -> None:
-        """Write some encoded rows into the transaction that is open. After an error there is none."""
+        """Write some encoded rows into the open transaction. After an error there is none."""
 
     def keep(self) -> None:
-        """Let the server know that the transaction that is open is still being written."""
+        """Let the server know that the open transaction is still being written."""
 
     def prepare(self, row: PreparedRow) -> None:
-        """Add *row* to the transaction that is open and prepare it: it outlives this connection, and the server."""
+        """Add *row* to the open transaction and prepare it: it outlives this connection, and the server."""
 
     # --- for a committer ----------------------------------------------------------------------------------------
 
-    def prepared(self, owner: str) -> list[TransactionName]:
-        """All transactions of *owner* that wait in the server."""
-
-    def prepared_at(self, owner: str) -> dict[TransactionName, int | None]:
-        """The same, each with when it was prepared, in milliseconds since 1970, where the server tells."""
+    def prepared(self, owner: str) -> Mapping[TransactionName, int | None]:
+        """All transactions of *owner* that wait in the server, with the time of their preparation, in milliseconds
+        since 1970, if the server tells it."""
 
     def end(self, name: TransactionName, *, commit: bool) -> None:
         """Commit or roll back a transaction; returns once the server has none of that name, whoever ended it."""
@@ -149,12 +136,11 @@ class PreparingStore(Protocol):
         """Whether its row is visible."""
 
     def entered(self, entry: LedgerEntry) -> bool:
-        """Whether the ledger has *entry*, or a newer one. Raises `Fenced` where it has a newer incarnation,
-        `LedgerBehind` where it has an older checkpoint than the one before."""
+        """Whether the ledger has *entry*, or a newer one. Raises as `LedgerEntry.is_due` does."""
 
     def enter(self, entry: LedgerEntry, name: TransactionName | None) -> None:
         """Set the ledger to *entry*, and delete the row of *name* (None: those of its subtask and checkpoint), in one
-        transaction. Raises what `entered` raises."""
+        transaction. Raises as `entered` does."""
 
     def left(self, pipeline: str, sink: str) -> list[PreparedRow]:
-        """The rows that are visible: of transactions that were committed, and are not in the ledger."""
+        """The visible rows, of transactions that were committed and are not in the ledger."""

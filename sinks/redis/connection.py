@@ -1,8 +1,8 @@
 """One connection to a Redis server, which sends each request once.
 
-Invariant: whatever it raises is `StoreUnavailable` where the same request may go well later, and `StoreError` where
-somebody has to change something first; neither holds the URL or a password. Of all errors only NOSCRIPT and MOVED,
-which say that nothing was done, are answered by sending again. The library repeats nothing.
+Invariant: an error is `StoreUnavailable` if the same request may succeed later, and `StoreError` if somebody has to
+change something first; neither holds the URL or a password. Only NOSCRIPT and MOVED, which say that nothing was done,
+are answered by sending again. The library repeats nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX, Script
 from exactlyonce.sinks.redis.sink import url_problem
 
 _REDIRECTIONS_MAX = 5
-_OURS = (
+_IGNORED = (
     "decode_responses", "encoding", "encoding_errors", "health_check_interval", "max_connections", "retry_on_error",
     "retry_on_timeout", "timeout",
 )  # fmt: skip
-"""What a URL may hold for other programs' sake, and does not count here."""
+"""Parameters of a URL that are for other programs."""
 _CODES: dict[type[Exception], str] = {
     exceptions.AuthenticationError: "AUTH",
     exceptions.AuthenticationWrongNumberOfArgsError: "AUTH",
@@ -45,7 +45,7 @@ _CODES: dict[type[Exception], str] = {
     exceptions.MasterDownError: "MASTERDOWN",
     exceptions.ClusterCrossSlotError: "CROSSSLOT",
 }
-"""The library takes the code off the text of these."""
+"""The errors whose text the library strips of the code."""
 AWAY = {
     "LOADING": "it still loads its data",
     "OOM": "its memory is full: make room, or raise maxmemory",
@@ -57,15 +57,15 @@ AWAY = {
     "TRYAGAIN": "the slot of the keys is on its way to another server",
     "ASK": "the slot of the keys is on its way to another server",
     "MOVED": "the slot of the keys moves from server to server",
-    "BUSY": "a script of somebody else keeps it busy",
+    "BUSY": "another client's script keeps it busy",
     "CLIENTS": "it has as many clients as it may (maxclients)",
 }
-"""By the code of an error that passes: what it says of the server."""
+"""By the code of an error that passes: the state of the server."""
 _CODE = re.compile(rf"(?:^|[\s-])({'|'.join((*AWAY, 'NOPERM', 'WRONGTYPE'))})\b")
 
 
 class RedisConnection:
-    """A connection, opened when something is sent, and again after it was lost. *timeout_s* is for each answer."""
+    """A connection, opened with the first request, and again after it was lost. *timeout_s* is for each answer."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
@@ -76,11 +76,10 @@ class RedisConnection:
 
     def command(self, *words: str | bytes | int) -> Any:
         """The answer to one command."""
-        sent = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-        return self._once([b"*%d\r\n" % len(sent), *map(argument, sent)])
+        return self._follow([b"*%d\r\n" % len(words), *map(_word, words)])
 
     def optional(self, *words: str | int) -> Any:
-        """The answer to a command that this server, or this user, may not have; None then."""
+        """The answer to a command; None if this server, or this user, does not have it."""
         try:
             return self.command(*words)
         except StoreError as refused:
@@ -88,33 +87,36 @@ class RedisConnection:
                 return None
             raise
 
-    def run(self, script: Script, keys: Sequence[bytes], head: Sequence[object] = ()) -> Any:
-        """The answer of a script to *keys* and the arguments *head*."""
-        sent = [argument(str(each).encode()) for each in head]
-        return self.run_with(script, keys, sent, len(sent))
-
-    def run_with(self, script: Script, keys: Sequence[bytes], arguments: list[bytes], count: int) -> Any:
-        """The answer of a script to *keys* and *count* arguments that are encoded already, in any pieces."""
-        behind = [argument(b"%d" % len(keys)), *map(argument, keys), *arguments]
-        number = b"*%d\r\n" % (3 + len(keys) + count)
-        digest = hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest().encode()
+    def run(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        head: Sequence[str | bytes | int] = (),
+        rows: Sequence[bytes] = (),
+        count: int = 0,
+    ) -> Any:
+        """The answer of a script to *keys*, the arguments *head*, and *rows*: *count* more arguments, which are encoded
+        already, in any pieces."""
+        rest = [_word(len(keys)), *map(argument, keys), *map(_word, head), *rows]
+        number = b"*%d\r\n" % (3 + len(keys) + len(head) + count)
+        digest = hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest()
         try:
-            return self._follow([number, argument(b"EVALSHA"), argument(digest), *behind])
+            return self._follow([number, _word("EVALSHA"), _word(digest), *rest])
         except exceptions.NoScriptError:
-            return self._follow([number, argument(b"EVAL"), argument(script.text.encode()), *behind])
+            return self._follow([number, _word("EVAL"), _word(script.text), *rest])
 
-    def away(self, code: str, said: str = "") -> StoreUnavailable:
+    def away(self, code: str, message: str = "") -> StoreUnavailable:
         """The error of a server that cannot be written to now."""
-        return refusals.passing(self.where, AWAY[code], said or code)
+        return refusals.passing(self.where, AWAY[code], message or code)
 
     def close(self) -> None:
-        """Let go of the connection; the next request makes a new one."""
+        """Close the connection; the next request makes a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
 
     def _follow(self, pieces: list[bytes]) -> Any:
-        """As `_once`, and to the server of the cluster that has the slot."""
+        """The answer of the server that has the slot."""
         for _ in range(_REDIRECTIONS_MAX):
             try:
                 return self._once(pieces)
@@ -140,35 +142,36 @@ class RedisConnection:
             self._refuse(error)
 
     def _was_ended(self) -> bool:
-        """Whether the server has closed the connection since the last answer, or has sent what is no answer to come."""
+        """Whether the server has closed the connection since the last answer, or has sent bytes that nobody asked
+        for."""
         try:
             return bool(self._connection.can_read(0))
         except (exceptions.RedisError, OSError):
             return True
 
     def _opened(self, address: dict[str, Any]) -> Connection:
-        """A connection by the URL as it is now; what the URL says of retries and time does not count."""
+        """A connection by the URL as it is now, without its settings for retries and timeouts."""
         url = look_up("the URL of RedisSink", self._url)
         if problem := url_problem(url):
             raise ConfigError(f"The URL of RedisSink is wrong: {problem}. Write redis://user:password@host:6379/0.")
-        given: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]  # it ships without
-        kind = given.pop("connection_class", Connection)
-        given |= address
-        self._secrets |= {str(given[name]) for name in ("password", "ssl_password") if given.get(name)} | {url}
-        self.where = f"Redis at {given.get('path') or '{host}:{port}'.format(**{'port': 6379, **given})}"
-        for name in _OURS:
-            given.pop(name, None)
-        ours = {"socket_timeout": self._timeout_s, "socket_connect_timeout": self._timeout_s, "protocol": 2}
+        settings: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]  # it ships without
+        kind = settings.pop("connection_class", Connection)
+        settings |= address
+        self._secrets |= {str(settings[name]) for name in ("password", "ssl_password") if settings.get(name)} | {url}
+        self.where = f"Redis at {settings.get('path') or '{host}:{port}'.format(**{'port': 6379, **settings})}"
+        for name in _IGNORED:
+            settings.pop(name, None)
+        limits = {"socket_timeout": self._timeout_s, "socket_connect_timeout": self._timeout_s, "protocol": 2}
         try:
-            connection = kind(**{**given, **ours}, retry=Retry(NoBackoff(), 0))
+            connection = kind(**{**settings, **limits}, retry=Retry(NoBackoff(), 0))
         except (TypeError, ValueError):  # its text has the parameter, which may be part of a password
-            raise ConfigError("The URL of RedisSink has an unknown parameter behind its question mark.") from None
+            raise ConfigError("The URL of RedisSink has an unknown parameter after its question mark.") from None
         connection.connect()
         return connection  # type: ignore[no-any-return]  # its class is in the URL
 
     def _refuse(self, error: Exception) -> NoReturn:
-        """Raise what *error* means to whoever runs the pipeline."""
-        text, code = self._redacted(error), _code(error)
+        """Raise *error* as one of ours."""
+        text, code = masked(str(error).rstrip(".\r\n "), self._secrets) or type(error).__name__, _code(error)
         if code in AWAY:
             raise self.away(code, text) from None
         if code == "AUTH" or isinstance(error, exceptions.AuthorizationError):
@@ -189,18 +192,20 @@ class RedisConnection:
             raise refusals.silent(self.where, self._timeout_s) from None
         raise refusals.unreachable(self.where, text) from None
 
-    def _redacted(self, error: Exception) -> str:
-        return masked(str(error).rstrip(".\r\n "), self._secrets) or type(error).__name__
+
+def _word(word: str | bytes | int) -> bytes:
+    """A word of a command, encoded."""
+    return argument(word if isinstance(word, bytes) else str(word).encode())
 
 
 def _code(error: Exception) -> str | None:
-    """The code of an error of the server, also where it comes out of a script."""
+    """The code of a server's error, also out of a script."""
     for kind, code in _CODES.items():
         if type(error) is kind:
             return code
     if isinstance(error, exceptions.ConnectionError) and "max number of clients" in str(error):
         return "CLIENTS"
-    if "with replica instances" in str(error):  # WAITAOF, of a server that has become one since it was written to
+    if "with replica instances" in str(error):  # WAITAOF of a server that has become a replica since the write
         return "READONLY"
-    found = _CODE.search(str(error)) if isinstance(error, exceptions.ResponseError) else None
-    return found[1] if found else None
+    match = _CODE.search(str(error)) if isinstance(error, exceptions.ResponseError) else None
+    return match[1] if match else None

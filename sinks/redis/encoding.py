@@ -1,7 +1,7 @@
-"""The encoder: records become rows, and whatever Redis or the ledger could not take is refused here.
+"""The encoder: records become rows, and what Redis or the ledger could not take is refused.
 
-A field's value is text as it is, bytes as they are, and else its JSON; what JSON writes as a string (a time, a UUID, a
-Decimal) goes without the quotes. None deletes a field of a hash, and leaves out one of a stream's entry.
+A field's value is text or bytes as they are, and else its JSON, without quotes around a time, a UUID or a Decimal. None
+deletes a field of a hash, and leaves out one of a stream's entry.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,16 +21,16 @@ from exactlyonce.sinks.redis.rows import row
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX
 
 ENTRY_FIELDS_MAX = 3_000
-"""Of a stream's entry: Lua hands them over in one call, which takes less than 8,000 values."""
+"""In a stream's entry: Lua passes them in one call, which takes less than 8,000 values."""
 VALUE_FIELD = "value"
-"""Of an entry whose sink has a codec."""
+"""The one field of an entry whose sink has a codec."""
 _LEDGER_PREFIX = LEDGER_PREFIX.encode()
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
 _decode_json = msgspec.json.Decoder(str).decode
 
 
 class RedisEncoder:
-    """Encodes outputs of one sink. *value* is None where the fields of the record are written."""
+    """Encodes outputs of one sink. *records*: they are `Record`s. *value*: None if the record's fields are written."""
 
     def __init__(
         self, *, kind: str, key: Callable[[Any], object], records: bool, value: Codec[Any] | None, hash_tag: str | None
@@ -38,12 +39,11 @@ class RedisEncoder:
         self._records = records
         self._tag = None if hash_tag is None else hash_tag.encode()
         self._arguments: Callable[[Any], list[bytes]] = {
-            "string": self._string, "hash": _hash_arguments, "stream": self._entry
+            "string": self._string, "hash": _hash_changes, "stream": self._entry
         }[kind]  # fmt: skip
         self._value = value
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
-        """One row for each record. `ValueError` or `TypeError` names the field and what of it does not fit."""
         values = [record.value for record in records] if self._records else records
         arguments, keys = self._arguments, mapped("key", self._key, records)
         return [row(self._checked(key), arguments(value)) for key, value in zip(keys, values, strict=True)]
@@ -55,7 +55,7 @@ class RedisEncoder:
         if self._tag is not None and _hash_tag(name) != self._tag:
             tag = self._tag.decode()
             raise ValueError(
-                f"key: {name!r} has not the hash tag {{{tag}}}, so that it may lie on another server than the ledger: "
+                f"key: {name!r} lacks the hash tag {{{tag}}}, so that it may lie on another server than the ledger: "
                 f"begin it with {{{tag}}}"
             )
         return name
@@ -68,11 +68,10 @@ class RedisEncoder:
             raise ValueError("value: None cannot be written to a stream, whose entries stay")
         if self._value is not None:
             return [b"2", VALUE_FIELD.encode(), self._encoded(value)]
-        fields = [each for pair in _fields(value) if pair[1] is not None for each in pair]
-        if not 0 < len(fields) <= 2 * ENTRY_FIELDS_MAX:
-            count = len(fields) // 2
-            raise ValueError(f"value: an entry of a stream has 1 to {ENTRY_FIELDS_MAX:,} fields, not {count:,}")
-        return [b"%d" % len(fields), *(each for each in fields if each is not None)]
+        fields = [(name, text) for name, text in _fields(value) if text is not None]
+        if not 0 < len(fields) <= ENTRY_FIELDS_MAX:
+            raise ValueError(f"value: an entry of a stream has 1 to {ENTRY_FIELDS_MAX:,} fields, not {len(fields):,}")
+        return [b"%d" % (2 * len(fields)), *chain.from_iterable(fields)]
 
     def _encoded(self, value: Any) -> bytes:
         assert self._value is not None
@@ -82,8 +81,8 @@ class RedisEncoder:
             raise ValueError(f"value: {_not_text(error)}") from None
 
 
-def _hash_arguments(value: Any) -> list[bytes]:
-    """Count and pairs of what is set, count and names of what is deleted; for None: that all of it is."""
+def _hash_changes(value: Any) -> list[bytes]:
+    """Count and pairs of the fields to set, count and names of those to delete; of None: that the hash is deleted."""
     if value is None:
         return [b"-1"]
     written: list[bytes] = []
@@ -115,7 +114,7 @@ def _key_bytes(key: object) -> bytes:
 
 
 def _hash_tag(key: bytes) -> bytes | None:
-    """The part of *key* that says where it lies, as Redis Cluster finds it.
+    """The part of *key* that decides its slot in Redis Cluster.
 
     >>> _hash_tag(b"{shop}:ann"), _hash_tag(b"ann"), _hash_tag(b"{}ann")
     (b'shop', None, None)
@@ -126,7 +125,7 @@ def _hash_tag(key: bytes) -> bytes | None:
 
 
 def _fields(record: Any) -> list[tuple[bytes, bytes | None]]:
-    """Name and value of each field; those that are msgspec.UNSET are left out."""
+    """Name and value of each field that is not msgspec.UNSET."""
     if isinstance(record, Mapping):
         return [(_name(name), _text(name, value)) for name, value in record.items() if value is not msgspec.UNSET]
     kind: Any = type(record)
@@ -139,7 +138,7 @@ def _fields(record: Any) -> list[tuple[bytes, bytes | None]]:
 
 
 class _Layout(NamedTuple):
-    """Of a class of records: the names of its fields, also as they are written, the tag of a union, and the values."""
+    """The fields of a class of records: their names, also as written, the tag of a union, and how to get the values."""
 
     names: tuple[str, ...]
     written: tuple[bytes, ...]
@@ -201,4 +200,4 @@ def _text(name: str, value: Any) -> bytes | None:
 
 
 def _not_text(error: UnicodeEncodeError) -> str:
-    return f"it has {error.object[error.start]!r} at {error.start}, half of a pair, which UTF-8 cannot write"
+    return f"it has {error.object[error.start]!r} at {error.start}, a lone surrogate, which UTF-8 cannot write"

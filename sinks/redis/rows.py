@@ -1,7 +1,7 @@
 """Rows as bytes, and the parts in which they are applied.
 
-A row is a header, the key, and the arguments that the script takes for it, in Redis' own protocol: so whoever applies
-it copies bytes, and looks only at headers. Rows follow one another without anything between.
+A row is a header, the key, and the script's arguments for it, in Redis' own protocol: applying it copies bytes, and
+reads only headers. Rows follow one another without anything between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEADER = struct.Struct("<III")
 Row = tuple[bytes, int, bytes]
 """Key, count of its arguments, and the arguments as they are sent."""
 PART_BYTES_MAX = 16 << 20
-"""A part ends with the row that goes beyond it."""
+"""A part ends with the row that exceeds it."""
 
 
 def argument(value: bytes) -> bytes:
@@ -31,7 +31,7 @@ def argument(value: bytes) -> bytes:
 
 
 def row(key: bytes, arguments: list[bytes]) -> bytes:
-    """A row; *arguments* are the values behind the key."""
+    """A row; *arguments* follow the key."""
     sent = b"".join(map(argument, arguments))
     return _HEADER.pack(len(key), len(arguments), len(sent)) + key + sent
 
@@ -40,7 +40,7 @@ class Part(msgspec.Struct):
     """Rows that one call of a script applies."""
 
     first: int
-    """How many rows of the committable come before."""
+    """The number of the committable's rows before it."""
     rows: int
     is_last: bool
     keys: list[bytes]
@@ -51,7 +51,7 @@ class Part(msgspec.Struct):
 
     @property
     def after(self) -> int:
-        """How many rows of the committable are applied with it."""
+        """The number of the committable's rows up to its end."""
         return self.first + self.rows
 
 
@@ -63,21 +63,22 @@ class Parts:
         self._rows = _read(chunks)
         self._next = next(self._rows, None)
         self._rows_max = rows_max
-        self._first = 0
+        self.first = 0
+        """The number of rows that are known to be applied."""
         self._taken = self._take()
 
     def current(self) -> Part:
-        """The first rows that are not known to be applied."""
-        return self._gather(self._first, self._taken, self._next is None)
+        """The rows from `first` on."""
+        return self._gather(self.first, self._taken, self._next is None)
 
     def advance(self, applied: int) -> None:
-        """So many rows of the committable are applied: go behind them."""
-        require(applied >= self._first, "rows that were applied stay applied")
-        while applied >= self._first + len(self._taken) and self._next is not None:
-            self._first += len(self._taken)
+        """Skip the first *applied* rows of the committable."""
+        require(applied >= self.first, "rows that were applied stay applied")
+        while applied >= self.first + len(self._taken) and self._next is not None:
+            self.first += len(self._taken)
             self._taken = self._take()
-        del self._taken[: applied - self._first]
-        self._first = applied
+        del self._taken[: applied - self.first]
+        self.first = applied
 
     def _take(self) -> list[Row]:
         if self._next is None:
@@ -105,7 +106,7 @@ def _read(chunks: Iterable[bytes]) -> Iterator[Row]:
 
 
 def _gather_strings(first: int, rows: list[Row], is_last: bool) -> Part:
-    """Of a key that is written more than once only the last counts: nobody could see the others."""
+    """The last row of each key: no reader could see the others."""
     latest = {key: (count, sent) for key, count, sent in rows}
     values = {key: sent for key, (count, sent) in latest.items() if count}
     keys = [*values, *(key for key in latest if key not in values)]
@@ -113,14 +114,14 @@ def _gather_strings(first: int, rows: list[Row], is_last: bool) -> Part:
 
 
 def _gather_listed(first: int, rows: list[Row], is_last: bool) -> Part:
-    """Every row, in order, each behind the index of its key."""
+    """All rows, in order, each after the index of its key."""
     index: dict[bytes, bytes] = {}
     arguments: list[bytes] = []
     total = 0
     for key, count, sent in rows:
-        place = index.get(key)
-        if place is None:
-            place = index[key] = argument(b"%d" % len(index))
-        arguments += (place, sent)
+        number = index.get(key)
+        if number is None:
+            number = index[key] = argument(b"%d" % len(index))
+        arguments += (number, sent)
         total += 1 + count
     return Part(first, len(rows), is_last, list(index), arguments, total)

@@ -1,12 +1,13 @@
-"""The Lua scripts: a part of a committable and its ledger entry, applied in one step that no other client sees into.
+"""The Lua scripts: a part of a committable and its ledger entry, applied in one atomic step.
 
-Invariant: a script that has written fails no more. Redis keeps what a failed script wrote before it failed, so whatever
-could fail is looked at first: the ledger, the type of every key, the room that a stream has left. What the server
-itself refuses, for want of memory, of disk, of a right, or because it is a replica, it refuses at the first write; that
-is the ledger's, and changes nothing that counts. All keys are declared, so that rights and slots are checked before.
+A script that writes a ledger compares and sets: it gets what its caller has judged by the rules of `sinks.ledger`, and
+answers with what it found where that has changed. Invariant: a script that has written cannot fail, for Redis would
+keep the writes before the failure. So ledger, types of keys and room in streams are checked first. A refusal for want
+of memory, disk or rights comes at the first write, which is the ledger's, and changes nothing that counts. All keys are
+declared, so that rights and slots are checked before.
 
-A ledger is a hash. `origin` and `incarnation` are those of who may write; by subtask, `3:checkpoint` is the last one
-applied whole, by `3:incarnation`, and `3:part` is "checkpoint rows" of one applied so far.
+A ledger is a hash: the sink's `origin` and `incarnation`, and by subtask, as of 3, `3:checkpoint`, the last one applied
+whole, `3:incarnation`, its writer, and `3:part`, "checkpoint rows" of a partly applied one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LEDGER_PREFIX = "exactlyonce_ledger:"
 
 
 def ledger_prefix(hash_tag: str | None) -> str:
-    """What the keys of ledgers begin with that lie where the tag says."""
+    """The prefix of the keys of ledgers with this hash tag."""
     return LEDGER_PREFIX + (f"{{{hash_tag}}}:" if hash_tag else "")
 
 
@@ -26,13 +27,22 @@ def ledger_key(pipeline: str, sink: str, hash_tag: str | None) -> str:
     return f"{ledger_prefix(hash_tag)}{pipeline}:{sink}"
 
 
+_UNCHANGED = """
+local ledger, subtask = KEYS[1], ARGV[1]
+local held = redis.call('HMGET', ledger, 'origin', 'incarnation', subtask .. ':checkpoint', subtask .. ':part')
+held = {held[1] or '', held[2] or '0', held[3] or '0', held[4] or ''}
+for i = 1, 4 do
+  if held[i] ~= ARGV[1 + i] then return {'changed', held} end
+end
+"""
+
 _FENCE = """
-local origin = redis.call('HGET', KEYS[1], 'origin')
-if origin and origin ~= ARGV[2] then return {'foreign', origin} end
-local writer = redis.call('HGET', KEYS[1], 'incarnation')
-if writer and tonumber(writer) > tonumber(ARGV[1]) then return {'fenced', writer} end
-redis.call('HSET', KEYS[1], 'incarnation', ARGV[1], 'origin', ARGV[2])
-return {'open', redis.call('HGETALL', KEYS[1])}
+redis.call('HSET', ledger, 'incarnation', ARGV[6], 'origin', ARGV[7])
+return {'done', redis.call('HGETALL', ledger)}
+"""
+
+_TOUCH = """
+redis.call('HSET', ledger, subtask .. ':incarnation', ARGV[6])
 """
 
 _RIGHTS = """
@@ -47,41 +57,19 @@ end
 return missing
 """
 
-_LEDGER = """
-local ledger, subtask = KEYS[1], ARGV[1]
-local checkpoint, incarnation, previous = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local from, to, last = tonumber(ARGV[5]), ARGV[6], ARGV[7] == '1'
-local held = redis.call('HMGET', ledger, 'incarnation', subtask .. ':checkpoint', subtask .. ':part', 'origin')
-if held[4] ~= ARGV[8] then return {'foreign', held[4] or ''} end
-if held[1] and tonumber(held[1]) > incarnation then return {'fenced', held[1]} end
-local done, part, rows = tonumber(held[2] or 0), 0, 0
-if held[3] then
-  part, rows = string.match(held[3], '^(%d+) (%d+)$')
-  part, rows = tonumber(part), tonumber(rows)
-end
-if done < checkpoint then
-  if done < previous or (held[3] and part ~= checkpoint) then return {'behind', done} end
-  if rows ~= from then return {'at', rows} end
-end
-local key, argument = 2, 9
-"""
+_ROWS_WITH_LEDGER = "local key, argument = 2, 9\n"
+_ROWS_ALONE = "local key, argument = 1, 1\n"
 
-_TOUCH = """
-redis.call('HSET', ledger, subtask .. ':incarnation', ARGV[3])
-if done >= checkpoint then return {'already', done} end
-"""
-
-_DONE = """
-if last then
-  redis.call('HSET', ledger, subtask .. ':checkpoint', ARGV[2])
-  if held[3] then redis.call('HDEL', ledger, subtask .. ':part') end
+_APPLIED = """
+if ARGV[8] == '' then
+  redis.call('HSET', ledger, subtask .. ':checkpoint', ARGV[7])
+  redis.call('HDEL', ledger, subtask .. ':part')
 else
-  redis.call('HSET', ledger, subtask .. ':part', ARGV[2] .. ' ' .. to)
+  redis.call('HSET', ledger, subtask .. ':part', ARGV[8])
 end
-return {'applied', to}
 """
 
-_NO_LEDGER = "local key, argument = 1, 1\n"
+_DONE = "return {'done'}"
 
 _TYPES = """
 for i = key, #KEYS do
@@ -147,30 +135,37 @@ end
 
 
 class Script(NamedTuple):
-    """A script, and what of it a user has to be allowed."""
+    """A script, and the commands that a user needs for it."""
 
     text: str
     commands: tuple[str, ...] = ()
     """As they are called, KEY in the place of a key."""
 
 
-_OF_LEDGER = ("HMGET KEY a", "HGET KEY a", "HGETALL KEY", "HSET KEY a b", "HDEL KEY a")
+_LEDGER_COMMANDS = ("HMGET KEY a", "HGETALL KEY", "HSET KEY a b", "HDEL KEY a")
 _ROWS = {
     "string": Script(_STRINGS, ("SET KEY a", "DEL KEY")),
     "hash": Script(_HASHES, ("TYPE KEY", "HSET KEY a b", "HDEL KEY a", "DEL KEY")),
     "stream": Script(_ENTRIES, ("TYPE KEY", "EXISTS KEY", "XINFO STREAM KEY", "XADD KEY * a b")),
 }
-_LOOK = {"string": "", "hash": _TYPES % "hash", "stream": _TYPES % "stream" + _ROOM}
+_CHECKS = {"string": "", "hash": _TYPES % "hash", "stream": _TYPES % "stream" + _ROOM}
 
 KINDS = tuple(_ROWS)
-FENCE = Script(_FENCE)
 RIGHTS = Script(_RIGHTS)
+FENCE = Script(_UNCHANGED + _FENCE)
+"""KEYS[1] is the ledger; ARGV are an empty subtask, the sink's ledger as it was judged, and its new incarnation and
+origin."""
+TOUCH = Script(_UNCHANGED + _TOUCH + _DONE)
+"""Writes nothing that counts, so that WAITAOF waits for all before it; ARGV[1] to [6] as of `APPLY`."""
 APPLY = {
-    kind: Script(_LEDGER + _LOOK[kind] + _TOUCH + rows.text + _DONE, (*_OF_LEDGER, *rows.commands))
+    kind: Script(
+        _UNCHANGED + _ROWS_WITH_LEDGER + _CHECKS[kind] + _TOUCH + rows.text + _APPLIED + _DONE,
+        (*_LEDGER_COMMANDS, *rows.commands),
+    )
     for kind, rows in _ROWS.items()
 }
-"""By kind: KEYS are the ledger and the distinct keys of the part; ARGV are subtask, checkpoint, incarnation, previous,
-rows before the part, rows with it, whether it is the last, origin; then, by kind, the rows (`rows.Part`)."""
-WRITE = {kind: Script(_NO_LEDGER + _LOOK[kind] + rows.text + "return {'applied'}", rows.commands)
-         for kind, rows in _ROWS.items()}  # fmt: skip
-"""The same without a ledger."""
+"""By kind. KEYS are the ledger and the distinct keys of the part. ARGV are the subtask; origin, incarnation, checkpoint
+and part as they were judged; the writer's incarnation, the checkpoint, and the new part, empty with the last rows; then
+the rows (`rows.Part`)."""
+WRITE = {kind: Script(_ROWS_ALONE + _CHECKS[kind] + rows.text + _DONE, rows.commands) for kind, rows in _ROWS.items()}
+"""By kind: the same without a ledger."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import inspect
@@ -16,10 +16,10 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
+from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
 
@@ -41,10 +41,10 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
     - *kind*: "string": SET key value; "hash": HSET with the fields of the record, where None deletes a field; "stream":
       XADD with the fields of the record, or with the field `value` where *value* is given.
     - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON).
-    - *maxlen*: about how many entries a stream keeps.
+    - *maxlen*: the approximate number of entries that a stream keeps.
     - *hash_tag*: in a Redis Cluster, the tag that all keys have; the ledger gets it too.
-    - *durable*: False lets a server be written to that loses everything when it stops.
-    - *part_rows*: how many rows of a checkpoint become visible at one moment; the server does nothing else meanwhile.
+    - *durable*: False allows a server that loses everything when it stops.
+    - *part_rows*: the number of rows that become visible at one moment; the server does nothing else meanwhile.
 
     None as an output deletes the key; a stream has no use for it. A stream of `Record[T]` is written with each record's
     own value and key, so that ``Record(key="total:ann", value=None)`` deletes; *key*, where given, wins.
@@ -63,11 +63,11 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
 
     @property
     def needs_type(self) -> bool:
-        """Unless a codec is given."""
+        """True unless a codec is given."""
         return self.value is None
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with the arguments, or with the type for the kind; never the URL itself."""
+        """The problems of the arguments, and of the type for the kind; never with the URL itself."""
         if not isinstance(self.url, str):
             yield "the URL of the server must be text: redis://host:6379/0"
         elif problem := reference_problem(self.url):
@@ -81,7 +81,7 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
             )
         if self.kind not in KINDS:
             yield f"kind={self.kind!r} must be one of {', '.join(KINDS)}"
-        if self.key is None and not _holds_records(type_):
+        if self.key is None and not holds_records(type_):
             yield "key= is missing: give a function from the output to its key; only a Record has one by itself"
         elif self.key is not None and not callable(self.key):
             yield f"key={self.key!r} must be a function of the output"
@@ -99,13 +99,12 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         yield from self._type_problems(type_)
 
     def _type_problems(self, type_: Any) -> Iterator[str]:
-        """Of the type, for what is written of it."""
-        held = hints.without_none(_value_type(type_))
+        held = hints.without_none(value_type(type_))
         if self.kind == "hash" and self.value is not None:
             yield "value= is of strings and streams; a hash has the fields of the record: leave it out"
         elif self.kind == "string" or self.value is not None:
             if self.value is not None or held is not UNKNOWN:
-                yield from self._codec_problems(held)
+                yield from codec_problems(self._codec, type_)
         elif held is not UNKNOWN and not _has_fields(held):
             hint = "; or give value=, which makes it the field `value`" if self.kind == "stream" else ""
             yield (
@@ -113,38 +112,29 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
                 f"use a msgspec Struct, a dataclass, a NamedTuple, a TypedDict or a dict[str, ...]{hint}"
             )
 
-    def _codec_problems(self, held: Any) -> Iterator[str]:
-        try:
-            encoded = hints.without_none(codec_for(held if self.value is None else self.value).type)
-        except schema.UnsupportedType as error:
-            yield str(error)
-            return
-        if isinstance(encoded, type) and isinstance(held, type) and encoded not in held.__mro__:
-            yield f"value= encodes {schema.type_name(encoded)}, and the stream is of {schema.type_name(held)}"
-
     @property
     def shown(self) -> str:
         """The kind of its values."""
         return self.kind
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Kind and encoding; the address is no part of what it is, nor are functions."""
-        codec = self._codec(_value_type(type_))
-        return {"sink": "redis", "kind": self.kind, "value": codec.describe() if codec else _described(type_)}
+        """Kind and encoding, without address and functions."""
+        value = self._codec(type_).describe() if self._has_codec else _described(type_)
+        return {"sink": "redis", "kind": self.kind, "value": value}
 
     def ledger_of(self, pipeline: str, sink: str) -> str:
         """Its hash."""
         return f"the key {ledger_key(pipeline, sink, self.hash_tag)}"
 
     def store(self, type_: Any) -> Store:
-        """The store, which connects when it is first asked. Raises `ConfigError` where the redis library is missing."""
+        """See `WriteAheadSink`; `ConfigError` if the redis library is missing."""
         with needing("redis", "the redis library", "RedisSink"):
             from exactlyonce.sinks.redis.store import RedisStore
         encoder = RedisEncoder(
             kind=self.kind,
             key=self.key or attrgetter("key"),
-            records=_holds_records(type_),
-            value=self._codec(_value_type(type_)),
+            records=holds_records(type_),
+            value=self._codec(type_) if self._has_codec else None,
             hash_tag=self.hash_tag,
         )
         return RedisStore(
@@ -152,22 +142,24 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
             durable=self.durable, part_rows=self.part_rows,
         )  # fmt: skip
 
-    def _codec(self, held: Any) -> Codec[Any] | None:
-        """How values are encoded; None where the fields of the record are written."""
-        if self.value is not None:
-            return codec_for(self.value)
-        return codec_for(held) if self.kind == "string" else None
+    @property
+    def _has_codec(self) -> bool:
+        """Whether values are encoded; else the fields of the record are written."""
+        return self.kind == "string" or self.value is not None
+
+    def _codec(self, type_: Any) -> Codec[Any]:
+        return codec_for(value_type(type_) if self.value is None else self.value)
 
 
 def _described(type_: Any) -> Any:
     try:
-        return schema.describe(_value_type(type_))
+        return schema.describe(value_type(type_))
     except schema.UnsupportedType:
         return schema.type_name(type_)
 
 
 def _has_fields(type_: Any) -> bool:
-    """Whether records of every alternative of the type have fields with names."""
+    """Whether all alternatives of the type have named fields."""
     try:
         info = inspect.type_info(type_)
     except (TypeError, NameError, AttributeError):
@@ -175,8 +167,9 @@ def _has_fields(type_: Any) -> bool:
     alternatives = info.types if isinstance(info, inspect.UnionType) else (info,)
     named = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
     return all(
-        isinstance(each, named) or (isinstance(each, inspect.DictType) and isinstance(each.key_type, inspect.StrType))
-        for each in alternatives
+        isinstance(type_, named)
+        or (isinstance(type_, inspect.DictType) and isinstance(type_.key_type, inspect.StrType))
+        for type_ in alternatives
     )
 
 
@@ -184,16 +177,8 @@ def _is_count(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
 
 
-def _holds_records(type_: Any) -> bool:
-    return type_ is Record or get_origin(type_) is Record
-
-
-def _value_type(type_: Any) -> Any:
-    return (get_args(type_) or (Any,))[0] if _holds_records(type_) else type_
-
-
 def url_problem(url: str) -> str | None:
-    """What is wrong with a URL; without the URL, which may hold a password.
+    """The problem of a URL, without the URL, which may hold a password.
 
     >>> url_problem("redis://cache:6379/0"), url_problem("redis://cache:6379/orders")
     (None, 'it ends with a database that is no number')
@@ -210,7 +195,7 @@ def url_problem(url: str) -> str | None:
     if not parts.hostname:
         return "it names no host"
     if "@" in parts.path + parts.query + parts.fragment:
-        return "it has an @ behind its host: in a password a / is written %2F, a ? %3F, a # %23 and an @ %40"
+        return "it has an @ after its host: in a password a / is written %2F, a ? %3F, a # %23 and an @ %40"
     return None if _SERVER.fullmatch(parts.path) else "it ends with a database that is no number"
 
 

@@ -1,25 +1,34 @@
 """The Redis store: committables applied in parts, each with its ledger entry in one step.
 
-Invariant: a part is applied behind exactly the rows that the ledger names, and the ledger names them from the same step
-on. So a part that lands late, a second time, or on a server that went back, changes nothing. An answer is given when
-the server has it on its disk, where it can tell (WAITAOF).
+Invariants: a part is applied only to the ledger that was judged for it, and changes the ledger in the same step; so one
+that lands late, twice, or on a server that went back, changes nothing. A call returns once the server has its writes on
+disk, if the server can tell (WAITAOF).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks.ledger import LedgerBehind, LedgerEntry, SinkLedger
 from exactlyonce.sinks.redis.connection import RedisConnection
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.rows import Part, Parts, argument
-from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, WRITE, ledger_key, ledger_prefix
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
+from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, TOUCH, WRITE, Script, ledger_key, ledger_prefix
 
 TIMEOUT_S = 30.0
-"""Without an answer; a server that is busy with a part answers much sooner."""
+"""The limit for an answer; a server that is busy with a part answers much sooner."""
 DURABLE_RIGHTS = ("WAITAOF 1 0 0",)
+
+
+class _Held(NamedTuple):
+    """The ledger as a script finds it: the sink's writer, and the position of one subtask."""
+
+    origin: bytes = b""
+    incarnation: bytes = b"0"
+    checkpoint: bytes = b"0"
+    part: bytes = b""
 
 
 class RedisStore:
@@ -49,7 +58,7 @@ class RedisStore:
         self._part_rows = part_rows
 
     def check(self) -> None:
-        """Raise `StoreError` unless the server keeps what it is given, and the user may write it."""
+        """See `LedgerStore`: the server must be durable, and the user may write. Creates nothing."""
         about = _parsed(self._server.command("INFO"))
         if about.get("loading") == "1":  # INFO answers all the same, and says of the log of writes that it is off
             raise self._server.away("LOADING")
@@ -57,7 +66,7 @@ class RedisStore:
             self._refuse("is a replica, which takes no writes. Give the address of the primary")
         if about.get("cluster_enabled") == "1" and self._tag is None:
             self._refuse(
-                "is part of a cluster, where a script may write only what lies on one server. Give the sink a "
+                "is part of a cluster, where a script may write only to one server. Give the sink a "
                 'hash_tag="totals", and let key= begin every key with {totals}'
             )
         policy = about.get("maxmemory_policy", "")
@@ -71,87 +80,98 @@ class RedisStore:
         self._check_rights()
 
     def inspect(self) -> None:
-        """As in `InspectableStore`: `check` makes nothing."""
+        """See `InspectableStore`: `check` creates nothing."""
         self.check()
 
     def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
-        """As in `InspectableStore`."""
-        found = self._server.command("HGETALL", self._ledger(pipeline, sink))
-        held = dict(zip(found[::2], found[1::2], strict=True))
-        return SinkLedger(
-            incarnation=int(held.get(b"incarnation", 0)),
-            origin=held.get(b"origin", b"").decode(),
-            checkpoints=_checkpoints(held),
-        )
+        return _ledger_of(self._server.command("HGETALL", self._ledger_key(pipeline, sink)))
 
     def encoder(self) -> RedisEncoder:
-        """It needs nothing of the server."""
+        """See `LedgerStore`; the server is not asked."""
         return self._encoder
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """As in `Store`. A script runs alone: none of an older incarnation is under way when this has run."""
-        answer, found = self._server.run(FENCE, [self._ledger(pipeline, sink)], [incarnation, origin])
-        if answer == b"foreign":
-            raise ForeignLedger(found.decode())
-        if answer == b"fenced":
-            self._fenced(found, incarnation)
-        self._wait_for_disk()
-        return _checkpoints(dict(zip(found[::2], found[1::2], strict=True)))
+        """See `LedgerStore`. Scripts run one by one: an apply that comes later finds another ledger than was judged."""
+        ledger = SinkLedger()
+        while True:
+            fenced = ledger.fenced(pipeline, sink, incarnation, origin)
+            held = _Held(ledger.origin.encode(), b"%d" % ledger.incarnation)
+            head: list[str | bytes | int] = ["", *held, fenced.incarnation, fenced.origin]
+            answer, result = self._server.run(FENCE, [self._ledger_key(pipeline, sink)], head)
+            if answer == b"done":
+                self._wait_for_disk()
+                return _ledger_of(result).checkpoints
+            held = _Held(*result)
+            ledger = SinkLedger(incarnation=int(held.incarnation), origin=held.origin.decode())
 
     def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
-        """As in `Store`; of more than *part_rows* rows each part is one step, and a retry goes on behind the last."""
-        ledger = self._ledger(entry.pipeline, entry.sink)
+        """See `Store`. Each part of *part_rows* rows is one step; a retry goes on after the last applied part."""
+        key = self._ledger_key(entry.pipeline, entry.sink)
         parts = Parts(chunks, self._kind, self._part_rows)
+        held = _Held(entry.origin.encode(), b"%d" % entry.incarnation, b"%d" % entry.previous)  # as it should be
         while True:
-            part = parts.current()
-            numbers = [entry.subtask, entry.checkpoint, entry.incarnation, entry.previous]
-            numbers += [part.first, part.after, int(part.is_last)]
-            head = [*(b"%d" % each for each in numbers), entry.origin.encode()]
-            answer, found = self._run(APPLY[self._kind], part, head, [ledger])[:2]
-            if answer == b"foreign":
-                raise ForeignLedger(found.decode())
-            if answer == b"fenced":
-                self._fenced(found, entry.incarnation)
-            if answer == b"behind":
-                raise LedgerBehind(int(found))
-            if answer == b"already" or (answer == b"applied" and part.is_last):
+            is_due = entry.is_due(
+                checkpoint=int(held.checkpoint), incarnation=int(held.incarnation), origin=held.origin.decode()
+            )
+            head: list[bytes | int] = [entry.subtask, *held, entry.incarnation]
+            applied = b""
+            if is_due:
+                part = self._next_part(parts, held, entry)
+                if not part.is_last:
+                    applied = b"%d %d" % (entry.checkpoint, part.after)
+                answer = self._run(APPLY[self._kind], part, [key], [*head, entry.checkpoint, applied])
+            else:
+                answer = self._server.run(TOUCH, [key], head)
+            if answer[0] == b"changed":
+                held = _Held(*answer[1])
+            elif applied:
+                held = held._replace(part=applied)
+            else:
                 self._wait_for_disk()
-                return bool(answer == b"applied")
-            if int(found) < part.first:
-                raise StoreUnavailable(
-                    f"{self._server.where} has lost rows of checkpoint {entry.checkpoint} that it had answered for: it "
-                    f"was started again, or another has taken its place. They are applied again."
-                )
-            parts.advance(int(found))
+                return is_due
+
+    def _next_part(self, parts: Parts, held: _Held, entry: LedgerEntry) -> Part:
+        """The first rows that the ledger does not have. `LedgerBehind` if another checkpoint is partly applied."""
+        checkpoint, applied = map(int, held.part.split()) if held.part else (entry.checkpoint, 0)
+        if checkpoint != entry.checkpoint:
+            raise LedgerBehind(int(held.checkpoint))
+        if applied < parts.first:
+            raise StoreUnavailable(
+                f"{self._server.where} has lost rows of checkpoint {entry.checkpoint} that it had answered for: it was "
+                f"started again, or another has taken its place. They are applied again."
+            )
+        parts.advance(applied)
+        return parts.current()
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        """As in `Store`; of more than *part_rows* rows each part is one step."""
+        """See `Store`; each part of *part_rows* rows is one step."""
         parts = Parts(chunks, self._kind, self._part_rows)
         while True:
             part = parts.current()
             if part.rows:
-                self._run(WRITE[self._kind], part, [], [])
+                self._run(WRITE[self._kind], part)
             if part.is_last:
                 break
             parts.advance(part.after)
         self._wait_for_disk()
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._server.close()
 
-    def _ledger(self, pipeline: str, sink: str) -> bytes:
+    def _ledger_key(self, pipeline: str, sink: str) -> bytes:
         return ledger_key(pipeline, sink, self._tag).encode()
 
-    def _run(self, script: Any, part: Part, head: list[bytes], ledger: list[bytes]) -> list[Any]:
-        """The answer of a script that writes *part*; raises where a key cannot take it."""
-        sent = [*map(argument, head), *self._before_rows, *part.arguments]
-        count = len(head) + len(self._before_rows) + part.argument_count
-        answer: list[Any] = self._server.run_with(script, [*ledger, *part.keys], sent, count)
+    def _run(
+        self, script: Script, part: Part, ledger: Sequence[bytes] = (), head: Sequence[str | bytes | int] = ()
+    ) -> list[Any]:
+        """The answer of a script that writes *part*; `StoreError` if a key cannot take it."""
+        rows = [*self._before_rows, *part.arguments]
+        count = len(self._before_rows) + part.argument_count
+        answer: list[Any] = self._server.run(script, [*ledger, *part.keys], head, rows, count)
         if answer[0] == b"type":
-            _, key, found = answer
+            _, key, kind = answer
             self._refuse(
-                f"holds a {found.decode()} under the key {key.decode(errors='replace')!r}, where the sink writes a "
+                f"holds a {kind.decode()} under the key {key.decode(errors='replace')!r}, where the sink writes a "
                 f"{self._kind}. Nothing of this part is written. Rename or delete that key"
             )
         if answer[0] == b"full":
@@ -162,7 +182,7 @@ class RedisStore:
     def _check_durable(self, about: Mapping[str, str]) -> None:
         instead = "or give the sink durable=False, where it is no loss if the server forgets"
         if about.get("aof_enabled") != "1":
-            self._refuse(f"keeps no log of what it writes (appendonly no). Set appendonly yes, {instead}")
+            self._refuse(f"keeps no log of its writes (appendonly no). Set appendonly yes, {instead}")
         setting = self._server.optional("CONFIG", "GET", "appendfsync")
         if setting and setting[1] == b"no":
             self._refuse(f"never waits for its disk (appendfsync no). Set appendfsync to always or everysec, {instead}")
@@ -171,16 +191,16 @@ class RedisStore:
         wanted = APPLY[self._kind].commands
         if self._server.optional("COMMAND", "INFO", "waitaof") not in (None, [None]) and self._durable:
             wanted = (*wanted, *DURABLE_RIGHTS)
-        missing = [each.decode() for each in self._server.run(RIGHTS, [f"{self._prefix}check".encode()], wanted)]
+        missing = [right.decode() for right in self._server.run(RIGHTS, [f"{self._prefix}check".encode()], wanted)]
         if missing:
-            rights = " ".join(dict.fromkeys(f"+{each.split()[0].lower()}" for each in missing))
+            rights = " ".join(dict.fromkeys(f"+{right.split()[0].lower()}" for right in missing))
             self._refuse(
                 f"does not allow the sink's user all that it needs: NOPERM. An administrator can allow it by ACL "
                 f"SETUSER <user> {rights} ~{self._prefix}* (and the sink's keys)"
             )
 
     def _wait_for_disk(self) -> None:
-        """Return when what this connection wrote is on the server's disk; at once where the server cannot tell."""
+        """Wait until this connection's writes are on the server's disk; not if the server cannot tell."""
         if not self._can_wait:
             return
         milliseconds = max(1, int(self._timeout_s * 1000 * 0.8))
@@ -197,20 +217,19 @@ class RedisStore:
                 f"disk is slow, or appendfsync is no. Nothing is lost; it is tried again."
             )
 
-    def _fenced(self, found: Any, incarnation: int) -> NoReturn:
-        raise Fenced(
-            f"The ledger in {self._server.where} has incarnation {int(found)}, this is {incarnation}: a newer instance "
-            f"of this pipeline has taken over. This one ends; nothing is lost."
-        )
-
     def _refuse(self, why: str) -> NoReturn:
         raise StoreError(f"{self._server.where} {why}.")
 
 
-def _checkpoints(held: Mapping[bytes, bytes]) -> dict[int, int]:
-    """By subtask, the checkpoint that a ledger has."""
+def _ledger_of(answer: list[bytes]) -> SinkLedger:
+    """The ledger in the answer of HGETALL."""
+    fields = dict(zip(answer[::2], answer[1::2], strict=True))
     suffix = b":checkpoint"
-    return {int(name.removesuffix(suffix)): int(held[name]) for name in held if name.endswith(suffix)}
+    return SinkLedger(
+        incarnation=int(fields.get(b"incarnation", 0)),
+        origin=fields.get(b"origin", b"").decode(),
+        checkpoints={int(name.removesuffix(suffix)): int(fields[name]) for name in fields if name.endswith(suffix)},
+    )
 
 
 def _parsed(info: bytes) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """The fields of a record's type, as the columns of a table get them.
 
-A record is a msgspec Struct, a dataclass, a NamedTuple or a TypedDict; the name of a column is that which the field has
-on the wire. Invariant: what `RowField.values` gives is None or of the exact classes of the field's kind, so that
-whoever writes it as text looks at no type again.
+A record is a msgspec Struct, a dataclass, a NamedTuple or a TypedDict; a column has the field's name on the wire.
+Invariant: `RowField.values` are None or of the exact classes of the field's kind, so no encoder checks types again.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class FieldKind(Enum):
     TIMEDELTA = "timedelta"
     UUID = "UUID"
     JSON = "JSON"
-    """Whatever msgspec writes as JSON: dicts, nested records, lists, values of more than one kind."""
+    """Dicts, nested records, lists, values of more than one kind, as msgspec writes them."""
     LIST = "list"
-    """Lists of scalars, whose kind is `RowField.item`; a database without arrays writes them as JSON."""
+    """Lists of scalars, whose kind is `RowField.item`; JSON in a database without arrays."""
 
 
 EXACT: Mapping[FieldKind, frozenset[type]] = {
@@ -56,7 +55,7 @@ EXACT: Mapping[FieldKind, frozenset[type]] = {
     FieldKind.TIMEDELTA: frozenset({timedelta}),
     FieldKind.UUID: frozenset({UUID}),
 }
-"""By kind: the classes of its values. Any class is right for JSON; lists are looked at one by one."""
+"""By kind: the classes of its values. JSON takes any class; lists are checked one by one."""
 
 _KINDS: Mapping[type[inspect.Type], FieldKind] = {
     inspect.BoolType: FieldKind.BOOL,
@@ -78,29 +77,29 @@ _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, i
 
 
 class RowField(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of a record's type, and with it a column."""
+    """A field of a record's type, and its column."""
 
     name: str
-    """Of the column: the field's name on the wire."""
+    """The column's: the field's name on the wire."""
     kind: FieldKind
     nullable: bool
-    """Whether the type admits None, or that the field is absent; None is then NULL."""
+    """Whether the type admits None, or an absent field; None is then NULL."""
     item: FieldKind | None = None
-    """Of a list, the kind of its values; None where they are of no one scalar kind."""
+    """The kind of a list's values; None: they are of no one scalar kind."""
     get: Callable[[Any], Any]
-    """The field of a record."""
+    """Gets the field of a record."""
 
     def values(self, records: Sequence[Any]) -> list[Any]:
-        """The field of each record: None, or of exactly the classes of its kind. `TypeError` names what is neither."""
+        """The field of each record: None, or of exactly the classes of its kind; `TypeError` for any other."""
         try:
-            found = list(map(self.get, records))
+            values = list(map(self.get, records))
         except (AttributeError, KeyError, TypeError) as error:
             raise TypeError(f"{self.name}: the record has no such field ({error})") from None
-        if self.kind is FieldKind.JSON or set(map(type, found)) <= EXACT.get(self.kind, frozenset()):
-            return found
+        if self.kind is FieldKind.JSON or set(map(type, values)) <= EXACT.get(self.kind, frozenset()):
+            return values
         if self.kind is FieldKind.LIST:
-            return [None if value is None else self._list(value) for value in found]
-        return [None if value is None else self._exact(value, self.kind) for value in found]
+            return [None if value is None else self._list(value) for value in values]
+        return [None if value is None else self._exact(value, self.kind) for value in values]
 
     def _list(self, value: Any) -> list[Any]:
         if not isinstance(value, list | tuple | set | frozenset):
@@ -116,18 +115,17 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColumnTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the values of a field become text of their column, in the language of a database."""
+    """Converts the values of a field to text for their column, in the language of a database."""
 
     field: RowField
     table: str
-    """Whose column it is, for errors; so is *type*."""
+    """Shown in errors, as *type* is."""
     type: str
     nullable: bool
     null: str
     """The text of None."""
     texts: Callable[[list[Any]], Sequence[str]]
-    """From values, none of them None, to their texts; ValueError or TypeError for what the column would refuse or
-    change."""
+    """The texts of values, none of them None; ValueError or TypeError if the column would refuse or change one."""
 
     def encode(self, records: Sequence[Any]) -> Sequence[str]:
         """The text of each record's value."""
@@ -150,7 +148,7 @@ class ColumnTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exactly(value: Any, kind: FieldKind) -> Any:
-    """*value* as the class of its kind, which loses nothing. TypeError or ValueError for what would be another value.
+    """*value* in the class of its kind, without loss. TypeError or ValueError if it would be another value.
 
     >>> exactly(3, FieldKind.FLOAT), exactly(bytearray(b"x"), FieldKind.BYTES)
     (3.0, b'x')
@@ -172,19 +170,19 @@ def exactly(value: Any, kind: FieldKind) -> Any:
 
 def _from_int(value: int, exact: Any) -> Any:
     try:
-        made = exact(value)
+        number = exact(value)
     except OverflowError:
         raise ValueError(f"{shown(value)} is too large for {exact.__name__}") from None
-    if int(made) != value:
+    if int(number) != value:
         raise ValueError(
-            f"{shown(value)} is no {exact.__name__}: the nearest is {shown(int(made))}. Declare the field as int or "
+            f"{shown(value)} is no {exact.__name__}: the nearest is {shown(int(number))}. Declare the field as int or "
             f"Decimal"
         )
-    return made
+    return number
 
 
 def fields_of(type_: Any) -> tuple[RowField, ...]:
-    """The fields of a record's type, in order. Raises `UnsupportedType` for what is no record.
+    """The fields of a record's type, in order. Raises `UnsupportedType` for any other type.
 
     >>> from typing import NamedTuple
     >>> class Total(NamedTuple):
@@ -237,14 +235,14 @@ def _get_or_none(name: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _plain(info: inspect.Type) -> inspect.Type:
-    """*info* without what is only said about it."""
+    """*info* without metadata."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     return info
 
 
 def apart_from_none(info: inspect.Type) -> tuple[inspect.Type, bool]:
-    """The type of the values other than None, and whether None, or anything at all, is among them."""
+    """The type of the values other than None, and whether None, or any value, is among them."""
     info = _plain(info)
     if isinstance(info, inspect.AnyType | inspect.NoneType):
         return info, True
@@ -257,21 +255,21 @@ def apart_from_none(info: inspect.Type) -> tuple[inspect.Type, bool]:
 
 
 def _scalar(info: inspect.Type) -> FieldKind | None:
-    """The kind of a type of scalars, None for any other; what an enum or a literal holds counts."""
+    """The kind of a scalar type, of an enum or a literal that of its values; None for any other."""
     if isinstance(info, inspect.EnumType):
         return _kind_of_all([member.value for member in info.cls])
     if isinstance(info, inspect.LiteralType):
         return _kind_of_all([value for value in info.values if value is not None])
-    if isinstance(info, inspect.UnionType) and {_scalar(_plain(each)) for each in info.types} == _NUMBERS:
+    if isinstance(info, inspect.UnionType) and {_scalar(_plain(member)) for member in info.types} == _NUMBERS:
         return FieldKind.FLOAT
     return _KINDS.get(type(info))
 
 
 def _kind_of_all(values: Sequence[Any]) -> FieldKind | None:
     classes = set(map(type, values))
-    if all(issubclass(each, str) for each in classes):
+    if all(issubclass(class_, str) for class_ in classes):
         return FieldKind.STR
-    return FieldKind.INT if all(issubclass(each, int) for each in classes) else None
+    return FieldKind.INT if all(issubclass(class_, int) for class_ in classes) else None
 
 
 def shown(value: Any) -> str:
@@ -306,4 +304,4 @@ _BASE: Mapping[FieldKind, Callable[[Any], Any]] = {
     FieldKind.TIMEDELTA: lambda value: timedelta(value.days, value.seconds, value.microseconds),
     FieldKind.UUID: lambda value: UUID(int=value.int),
 }
-"""By kind: a value of a subclass as one of the class itself."""
+"""By kind: converts a value of a subclass to the class itself."""

@@ -1,9 +1,9 @@
 """The ledger of SQL stores: a table beside the target, with a row for each subtask of a sink, and one for the sink.
 
 The sink's own row, of subtask -1, has the incarnation that may write, and the id of the checkpoint topic. A subtask's
-row has the checkpoint whose rows are in the target. Invariants: numbers only grow. A claim holds the sink's row shared
-until its transaction ends, a fence holds it alone, and both take it before any other row: what an older incarnation
-began has ended when a fence returns, and finds the newer one when it begins later.
+row has the checkpoint whose rows are in the target. Invariant: a claim locks the sink's row shared until its
+transaction ends, a fence locks it exclusively, and both before any other row. So the claims of older incarnations have
+ended when a fence returns, and later ones find the newer incarnation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, SinkLedger
+from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 
 TABLE = "exactlyonce_ledger"
 COLUMNS = ("pipeline", "sink", "subtask", "checkpoint", "incarnation", "origin")
 KEY = COLUMNS[:3]
 SINK_ITSELF = -1
-"""In the place of a subtask."""
+"""The subtask of the sink's own row."""
 _OF_SINK = "WHERE pipeline = %s AND sink = %s"
 _ROW = f"{_OF_SINK} AND subtask = %s"
 
@@ -27,20 +27,41 @@ Row = tuple[Any, ...]
 
 
 class Session(Protocol):
-    """A connection to a server, made when it is first asked, and again after it was lost; never in a transaction."""
+    """A connection to a server, made with the first request, and again after it was lost; never in a transaction."""
 
     def ask(self, sql: str, *values: object) -> list[Row]:
         """The rows of one statement; each %s in it stands for a value. Outside of a transaction it is one by itself."""
 
     def changed_by(self, sql: str, *values: object) -> int:
-        """How many rows one statement has inserted or changed."""
+        """The number of rows that one statement has inserted or changed."""
 
     def transaction(self, name: str, lock_s: float | None = None) -> AbstractContextManager[None]:
-        """A transaction, committed unless its body raises; *name* is what its session is called meanwhile, where the
-        server names sessions. *lock_s*: for how long a lock is waited for, if not as usual."""
+        """A transaction, committed unless its body raises. Its session is called *name* meanwhile, if the server names
+        sessions. *lock_s*: the timeout for locks, unless the usual one."""
 
     def close(self) -> None:
-        """Let go of the connection; the server rolls back what is open."""
+        """Close the connection; the server rolls back the open transaction."""
+
+
+class OwnTable(Protocol):
+    """A table of exactlyonce beside the target."""
+
+    @property
+    def name(self) -> str:
+        """The name as SQL."""
+
+    @property
+    def shown(self) -> str:
+        """The name for people, with its place."""
+
+    @property
+    def exists(self) -> bool: ...
+
+    def create(self) -> None:
+        """Create it, unless it exists, or another session creates it at the same time."""
+
+    def check(self) -> None:
+        """Raise `StoreError` unless it has its columns, keeps its rows, and may be written to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +69,14 @@ class Ledger:
     """The ledger in one schema or database."""
 
     session: Session
-    name: str
-    """Of the table, as SQL."""
-    shown: str
-    """The same for people, with its place."""
+    table: OwnTable
     unless_there: str
-    """How an INSERT ends that leaves a row that is there as it is."""
+    """The end of an INSERT that leaves an existing row as it is."""
     shared: str
-    """How a SELECT ends that locks rows against those who change them."""
+    """The end of a SELECT that locks rows against changes."""
 
     def of_sink(self, pipeline: str, sink: str) -> SinkLedger:
-        """All rows of the sink, as far as they are committed; waits for nobody."""
+        """The committed ledger of the sink, without waiting for locks."""
         rows = self._ask(f"SELECT subtask, checkpoint, incarnation, origin FROM {{}} {_OF_SINK}", pipeline, sink)
         by_subtask = {int(subtask): rest for subtask, *rest in rows}
         _, incarnation, origin = by_subtask.pop(SINK_ITSELF, (0, 0, ""))
@@ -67,7 +85,7 @@ class Ledger:
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
         """Part of a transaction: note *incarnation*, once every claim has ended; -> the checkpoint of each subtask.
-        Raises what `Store.fence` raises."""
+        Raises as `LedgerStore.fence` does."""
         self._insert(pipeline, sink, SINK_ITSELF, 0, origin)
         self._ask(f"SELECT incarnation FROM {{}} {_ROW} FOR UPDATE", pipeline, sink, SINK_ITSELF)
         ledger = self.of_sink(pipeline, sink)
@@ -77,7 +95,7 @@ class Ledger:
 
     def claim(self, entry: LedgerEntry) -> bool:
         """First part of a transaction that writes the rows of *entry*: lock the subtask's row and set it to *entry*;
-        False, with nothing changed, where it is there already. Raises what `LedgerEntry.is_due` raises."""
+        False, with nothing changed, if it is there already. Raises as `LedgerEntry.is_due` does."""
         row = (entry.pipeline, entry.sink, entry.subtask)
         of_sink = (entry.pipeline, entry.sink, SINK_ITSELF)
         writer = self._ask(f"SELECT incarnation, origin FROM {{}} {_ROW} {self.shared}", *of_sink)
@@ -85,7 +103,7 @@ class Ledger:
             raise self._emptied(entry)
         lock = f"SELECT checkpoint, incarnation FROM {{}} {_ROW} FOR UPDATE"
         locked = self._ask(lock, *row)
-        if not locked:  # of two who insert it at once the second waits for the first, and finds its row
+        if not locked:  # two may insert it at once: the second waits for the first, and finds its row
             self._insert(*row, 0, entry.origin)
             locked = self._ask(lock, *row)
         ((checkpoint, incarnation),), ((newest, origin),) = locked, writer
@@ -98,22 +116,22 @@ class Ledger:
         )  # fmt: skip
         if changed != 1:
             raise StoreError(
-                f"The ledger {self.shown} has been changed although its row was locked: it has no transactions, or a "
-                f"proxy sends statements to several servers. Give it an engine with transactions, and let the dsn name "
-                f"the server itself."
+                f"The ledger {self.table.shown} has been changed although its row was locked: it has no transactions, "
+                f"or a proxy sends statements to several servers. Give it an engine with transactions, and let the dsn "
+                f"name the server itself."
             )
         return True
 
     def has(self, entry: LedgerEntry) -> bool:
-        """Whether the subtask's row is at *entry*, or further, as far as is committed; waits for nobody. Raises what
-        `claim` raises."""
+        """Whether the committed row of the subtask is at *entry* or later, without waiting for locks. Raises as `claim`
+        does."""
         ledger = self.of_sink(entry.pipeline, entry.sink)
         if not ledger.origin:
             raise self._emptied(entry)
         return ledger.applied(entry) is None
 
     def _insert(self, pipeline: str, sink: str, subtask: int, incarnation: int, origin: str) -> None:
-        """Lock the row in either case, if the server does so; `FOR UPDATE` does in any."""
+        """Insert a row unless it exists. Not all servers lock an existing one: `FOR UPDATE` does."""
         statement = f"INSERT INTO {{}} ({', '.join(COLUMNS)}) VALUES (%s, %s, %s, 0, %s, %s) {self.unless_there}"
         self._ask(statement, pipeline, sink, subtask, incarnation, origin)
 
@@ -121,16 +139,16 @@ class Ledger:
         return self.session.ask(self._named(statement), *values)
 
     def _named(self, statement: str) -> str:
-        return statement.format(self.name.replace("%", "%%"))
+        return statement.format(self.table.name.replace("%", "%%"))
 
     def _emptied(self, entry: LedgerEntry) -> StoreError:
         return StoreError(
-            f"The ledger {self.shown} has no row of sink {entry.sink!r}, pipeline {entry.pipeline!r}, which every run "
-            f"writes when it begins: it was emptied, or the database was restored from a backup. Run again: the ledger "
-            f"is compared with the checkpoints before anything is written."
+            f"The ledger {self.table.shown} has no row of sink {entry.sink!r}, pipeline {entry.pipeline!r}, which "
+            f"every run writes when it begins: it was emptied, or the database was restored from a backup. Run again: "
+            f"the ledger is compared with the checkpoints before anything is written."
         )
 
 
 def _position(checkpoint: int) -> int:
-    """0 where no checkpoint has written the row; ledgers of MySQL had -1 there."""
+    """The checkpoint of a row; 0: none. Old ledgers of MySQL had -1 for none."""
     return max(int(checkpoint), 0)

@@ -1,4 +1,4 @@
-"""The description of a table of a database as a sink, whatever the dialect. It opens nothing."""
+"""The description of a database table as a sink, whatever the dialect. It opens nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
 from exactlyonce.sinks.prepared.store import TABLE as PREPARED
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.prepared.writer import open_writer
+from exactlyonce.sinks.prepared.writer import PreparedWriter
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.sql.table import description_problems, row_problems
-from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink, encoder_of
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
@@ -25,12 +25,12 @@ PASSWORD_WRITTEN = "dsn= has a password written out: put all of it into a variab
 
 
 class TableSink(WriteAheadSink[T]):
-    """A write-ahead sink, unless its *commit* is *prepares*: then rows wait in the database's own transactions."""
+    """A write-ahead sink, unless its *commit* is *prepares*: then rows wait in transactions of the database."""
 
     prepares: ClassVar[str]
     """The *commit* with which transactions are prepared."""
     place_kind: ClassVar[str]
-    """What the ledger lies in, as the table does."""
+    """Schema or database: the ledger lies in that of the table."""
     table: str
     dsn: str
     mode: str
@@ -44,29 +44,24 @@ class TableSink(WriteAheadSink[T]):
 
     @abstractmethod
     def name_problems(self) -> Iterator[str]:
-        """What is wrong with the name of the table."""
+        """The problems of the table's name."""
 
     @abstractmethod
     def dsn_problems(self) -> Iterator[str]:
-        """What is wrong with a *dsn* that is written out."""
+        """The problems of a *dsn* that is written out."""
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        """Who applies its rows to the store, or commits its transactions there."""
         if self.commit == WRITE_AHEAD:
             return super().open_committer(context)
         ledger = self.ledger_of(context.pipeline, context.sink)
         return PreparedCommitter(context, self.preparing_store(context.type), ledger)
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask, and the store's encoder, which may look at the store."""
+        """See `Writable`; the store's encoder asks the store."""
         if self.commit == WRITE_AHEAD:
             return super().open_writer(context)
         store = self.preparing_store(context.type)
-        try:
-            encoder = store.encoder()
-        finally:
-            store.close()
-        return Opened(open_writer(store, context), encoder)
+        return Opened(PreparedWriter(store, context), encoder_of(store))
 
     @property
     def shown(self) -> str:
@@ -76,19 +71,19 @@ class TableSink(WriteAheadSink[T]):
 
     @property
     def full_name(self) -> str:
-        """The table, with what it lies in where that is given apart."""
+        """The table, with its schema if that is given apart."""
         return self.table
 
     def ledger_of(self, pipeline: str, sink: str) -> str:
-        """Its rows of the tables beside the target, as SQL finds them."""
+        """Its rows in the tables beside the target, as SQL."""
         tables = f"table {LEDGER}" if self.commit != self.prepares else f"tables {LEDGER} and {PREPARED}"
         rows = f"WHERE pipeline = '{pipeline}' AND sink = '{sink}'"
         return f"{tables} in the {self.place_kind} of {self.table}, {rows}"
 
-    # --- what is wrong ----------------------------------------------------------------------------------------------
+    # --- problems ---------------------------------------------------------------------------------------------------
 
     def problems(self, type_: Any) -> Iterator[str]:
-        """What is wrong with the arguments, or with the type as rows of a table."""
+        """The problems of the arguments, and of the type as rows of a table."""
         yield from self.name_problems()
         if not isinstance(self.dsn, str) or not self.dsn:
             yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
@@ -103,7 +98,7 @@ class TableSink(WriteAheadSink[T]):
             yield from row_problems(type_, self.key)
 
     def _commit_problems(self) -> Iterator[str]:
-        """What is wrong with *commit*, or does not go with it."""
+        """The problems of *commit*, and of arguments that it excludes."""
         if self.commit not in (WRITE_AHEAD, self.prepares):
             yield (
                 f"commit={self.commit!r} must be {WRITE_AHEAD!r}: rows wait in the checkpoint topic, or "

@@ -1,9 +1,9 @@
-"""A table as a sink describes it, and as the database has it: how its rows come in, and what does not match."""
+"""A table, as a sink describes it and as the database has it: modes, and mismatches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,19 +21,26 @@ class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
     """As the database writes it, with its length or precision: for people."""
     nullable: bool
     has_default: bool
-    """Whether a row may leave it out although it is not nullable: a default, an identity, an automatic number."""
+    """Whether a row may leave it out, even if it is not nullable: a default, an identity, an automatic number."""
     generated: bool = False
     """Whether no row may give it a value."""
 
 
+class Table(Protocol):
+    """A table as a dialect reads it."""
+
+    @property
+    def columns(self) -> Mapping[str, TableColumn]: ...
+
+
 def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
-    """The fields that are written: all, or with mode "delete" those of the key. Raises `UnsupportedType`."""
+    """The written fields: all, or with mode "delete" those of the key. Raises `UnsupportedType`."""
     fields = fields_of(type_)
     return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
 
 
 def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
-    """What is wrong with the arguments that every SQL sink has, each as a sentence that says how to fix it."""
+    """The problems of the arguments of all SQL sinks, each as a sentence that says how to fix it."""
     if mode not in MODES:
         yield f"mode={mode!r} must be one of {', '.join(map(repr, MODES))}"
     if not isinstance(create, bool):
@@ -52,7 +59,7 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
 
 
 def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
-    """What of a record's type cannot be rows of a table with this key."""
+    """The reasons why a record's type cannot be rows of a table with this key."""
     try:
         fields = {field.name: field for field in fields_of(type_)}
     except schema.UnsupportedType as error:
@@ -70,9 +77,9 @@ def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
 def column_problems(
     fields: Sequence[RowField], columns: Mapping[str, TableColumn], inserts: bool = True
 ) -> Iterator[str]:
-    """Where the columns of a table do not take the fields: missing, generated, or of those left out, obligatory.
+    """The columns of a table that do not match the fields: missing, generated, or obligatory without a field.
 
-    *inserts*: whether rows are written; false where they are only looked for. Types are the database's own matter.
+    *inserts*: whether rows are written, or only searched. Types are the dialect's matter.
     """
     for field in fields:
         if field.name not in columns:

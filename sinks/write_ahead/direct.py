@@ -1,9 +1,8 @@
 """One subtask of a sink over a `Store` whose delivery is not exactly once: rows go to the store as they come.
 
-Invariants: rows are written in the order in which they came, one transaction after the other, on a thread of its own; a
-barrier is flushed once everything before it was written, or has been given up. No block, no committable, no ledger: a
-transaction that fails is not tried again. What that means is the sink's delivery: the job restarts and the rows come
-again, or they are lost, and it goes on.
+Invariants: rows are written in their order, one transaction after the other, on a thread of its own; a barrier is
+flushed once everything before it was written or given up. There is no block, committable or ledger. A failed
+transaction is not retried: by the sink's delivery the job restarts and the rows come again, or they are lost.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from exactlyonce.sinks.writer import ROOM, FlushedInterval, IntervalWriter, Sink
 
 BACKLOG_BYTES_MAX = 32 << 20
 TRANSACTION_BYTES = 4 << 20
-"""A transaction takes no more batches once it has so much."""
+"""Size at which a transaction takes no more batches."""
 
 
 @dataclass
 class DirectWriter(IntervalWriter):
-    """See the module. *lost* is told, in words, what was given up; None: what fails fails the sink."""
+    """See the module. *lost* gets a sentence about rows that were given up; None: a failure fails the sink."""
 
     store: Store
     lost: Callable[[str], None] | None
@@ -33,37 +32,37 @@ class DirectWriter(IntervalWriter):
     _backlog: deque[list[bytes]] = field(default_factory=deque)
     _backlog_bytes: int = 0
     _writing: tuple[Future[None], int] | None = None
-    """The transaction that is under way, and how many rows it has."""
+    """The transaction in progress, and its number of rows."""
     _done: int = 0
-    """How many of `records` were written, or given up."""
+    """The number of `records` that were written, or given up."""
     _barriers: deque[tuple[int, int]] = field(default_factory=deque)
-    """Each with how many records were before it."""
+    """Checkpoints, each with the number of records before its barrier."""
     _lost: int = 0
     _lost_why: str = ""
 
     @property
     def room(self) -> int:
-        """None while too much waits to be written."""
+        """See `SinkWriter`: 0 while too much waits to be written."""
         return 0 if self._backlog_bytes > BACKLOG_BYTES_MAX else ROOM
 
     def write(self, outputs: list[bytes]) -> None:
-        """Take rows; `poll` begins to write them."""
+        """Take rows; `poll` writes them."""
         if outputs:
             self.records += len(outputs)
             self._backlog.append(outputs)
             self._backlog_bytes += _size(outputs)
 
     def barrier(self, checkpoint: int) -> None:
-        """All rows so far belong to *checkpoint*."""
+        """See `SinkWriter`."""
         self._barriers.append((checkpoint, self.records))
 
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """An empty interval, once; None while some rows before its barrier are not written."""
-        self._reach()
+        """See `SinkWriter`: an empty interval, once all rows before its barrier are done."""
+        self._pass_barriers()
         return super().take_flushed(checkpoint)
 
     def poll(self, wait_s: float = 0.0) -> bool:
-        """Write on; True if a transaction has ended. `SinkFailed` or `StoreError` where it cannot be written."""
+        """Go on writing; True if a transaction has ended. Raises `SinkFailed` or `StoreError` if it failed."""
         moved = self._settle(wait_s)
         if self._writing is None and self._backlog:
             rows = self._next()
@@ -103,8 +102,8 @@ class DirectWriter(IntervalWriter):
         self._done += count
         return True
 
-    def _reach(self) -> None:
-        """Barriers whose rows are done with are flushed."""
+    def _pass_barriers(self) -> None:
+        """Flush the barriers whose rows are done."""
         while self._barriers and self._barriers[0][1] <= self._done:
             checkpoint, _ = self._barriers.popleft()
             self._flushed[checkpoint] = FlushedInterval()
@@ -116,7 +115,7 @@ class DirectWriter(IntervalWriter):
                 self._lost = 0
 
     def abandon(self) -> None:
-        """What is not under way is not written; nobody waits for what is."""
+        """Write no further rows, and do not wait for the transaction in progress."""
         self._thread.submit(self.store.close)
         self._thread.shutdown(wait=False)
 

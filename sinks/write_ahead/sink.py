@@ -11,7 +11,7 @@ from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.direct import DirectWriter
-from exactlyonce.sinks.write_ahead.store import Store
+from exactlyonce.sinks.write_ahead.store import LedgerStore, RowEncoder, Store
 from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class WriteAheadSink(Sink[T]):
     """A sink whose rows wait in the checkpoint topic until their checkpoint is decided; see the package.
 
-    Where its `delivery` is not exactly once they do not: its writers write to the store themselves.
+    If its `delivery` is not exactly once, its writers write to the store themselves.
     """
 
     @abstractmethod
@@ -30,32 +30,35 @@ class WriteAheadSink(Sink[T]):
 
     @property
     def transactional(self) -> bool:
-        """False: its rows need no transaction to wait in."""
+        """False: rows wait in no Kafka transaction."""
         return False
 
     @property
     def stages(self) -> bool:
-        """Where it is to be exactly once."""
+        """Whether it is exactly once."""
         return self.delivery == EXACTLY_ONCE
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        """Who applies its rows to the store."""
         return RowsCommitter(context, self.store(context.type), self.ledger_of(context.pipeline, context.sink))
 
     def ledger_of(self, pipeline: str, sink: str) -> str:
-        """Where its store keeps the ledger of *sink* in *pipeline*: see `Committer.ledger`."""
+        """The place of the ledger of *sink* in *pipeline*: see `Committer.ledger`."""
         return f"in its store, of pipeline {pipeline!r} and sink {sink!r}"
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask, and the store's encoder, which may look at the store."""
-        store = self.store(context.type)
-        try:
-            encoder = store.encoder()
-        finally:
-            store.close()
+        """See `Writable`; the store's encoder may ask the store."""
+        encoder = encoder_of(self.store(context.type))
         if self.delivery == EXACTLY_ONCE:
             return Opened(RowsWriter(context.sink, context.subtask, context.staging), BoundedRows(encoder))
         if self.delivery == AT_LEAST_ONCE:
             return Opened(DirectWriter(context.sink, self.store(context.type), None), encoder)
         direct = DirectWriter(context.sink, self.store(context.type), context.note)
         return Opened(DeferredWriter(direct, list[bytes]), encoder)
+
+
+def encoder_of(store: LedgerStore) -> RowEncoder:
+    """The encoder of a store that is not open afterwards."""
+    try:
+        return store.encoder()
+    finally:
+        store.close()

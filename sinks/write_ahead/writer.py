@@ -1,8 +1,8 @@
 """One subtask of a write-ahead sink: rows become blocks of the checkpoint topic, in the order in which they came.
 
 Invariants: a block holds whole rows of one interval; the committable of an interval names its blocks, or the indexes
-that list them, once all are durable. Blocks are written as rows come, so that memory holds little; the checkpoint that
-they will belong to is not triggered yet, which is why such a pipeline looks for orphans from its base on.
+that list them, once all are durable. Blocks are written as rows come, before their checkpoint is triggered: so the
+search for orphans of such a pipeline begins at its base.
 """
 
 from __future__ import annotations
@@ -28,27 +28,23 @@ INDEXED = b"indexed"
 ROW_SIZE_MAX = BLOCK_SIZE_MAX - 4096
 CHUNK_SIZE = 512 * 1024
 NAMED_MAX = 4
-"""Blocks that a committable names itself; more of them are listed in indexes, so that a manifest stays small."""
+"""Blocks that a committable names itself; more are listed in indexes, so that a manifest stays small."""
 LISTED_MAX = 4_000
-"""Blocks that one index lists."""
+"""Blocks in one index."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[BlockRef]).decode
-
-
-def decode_index(body: bytes) -> list[BlockRef]:
-    """The blocks of rows that an index lists, in their order."""
-    return _decode(body)
+_encode_index = msgspec.msgpack.Encoder().encode
+decode_index = msgspec.msgpack.Decoder(list[BlockRef]).decode
+"""The blocks of rows in an index, in their order."""
 
 
 class BoundedRows:
-    """A store's encoder, none of whose rows is larger than a block."""
+    """A store's encoder that refuses rows larger than a block."""
 
     def __init__(self, encoder: RowEncoder) -> None:
         self._encoder = encoder
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
-        """One entry for each record; ValueError where one is too large."""
+        """See `RowEncoder`; ValueError if a row is too large."""
         rows = self._encoder.encode(records)
         if rows and (largest := max(map(len, rows))) > ROW_SIZE_MAX:
             raise ValueError(
@@ -66,15 +62,10 @@ class _Interval:
     tickets: list[Ticket]
     indexes: list[Ticket] | None = None
 
-    @property
-    def refs(self) -> tuple[BlockRef, ...] | None:
-        """Of all blocks; None while one is on its way."""
-        return _durable(self.tickets)
-
 
 @dataclass
 class RowsWriter(IntervalWriter):
-    """Sets rows aside for `commits.of_stores`; see the module."""
+    """Stages rows for `commits.of_stores`; see the module."""
 
     subtask: int
     staging: BlockStaging
@@ -83,16 +74,16 @@ class RowsWriter(IntervalWriter):
     _tickets: list[Ticket] = field(default_factory=list)
     _interval_records: int = 0
     _next: int = 0
-    """The checkpoint after the last barrier, as far as is known: part of the blocks' keys, and no more."""
+    """The checkpoint expected after the last barrier: only for the blocks' keys."""
     _cut: deque[_Interval] = field(default_factory=deque)
 
     @property
     def room(self) -> int:
-        """None while too many blocks are on their way."""
+        """See `SinkWriter`: 0 while too many blocks are in flight."""
         return 0 if self.staging.pending > BLOCKS_PENDING_MAX else ROOM
 
     def write(self, outputs: list[bytes]) -> None:
-        """Take rows; they go as soon as they make a block."""
+        """Take rows, and send those that fill a block."""
         self.records += len(outputs)
         self._interval_records += len(outputs)
         for chunk, size in chunks_of(outputs):
@@ -107,7 +98,6 @@ class RowsWriter(IntervalWriter):
             self._rows, self._size = [], 0
 
     def barrier(self, checkpoint: int) -> None:
-        """All rows so far belong to *checkpoint*."""
         self._send()
         self._cut.append(_Interval(checkpoint, self._interval_records, self._tickets))
         self._tickets, self._interval_records, self._next = [], 0, checkpoint + 1
@@ -121,7 +111,7 @@ class RowsWriter(IntervalWriter):
         return moved
 
     def _finished(self, interval: _Interval) -> FlushedInterval | None:
-        refs = interval.refs
+        refs = _durable(interval.tickets)
         if refs is None:
             return None
         if not refs:
@@ -131,7 +121,7 @@ class RowsWriter(IntervalWriter):
             if interval.indexes is None:
                 parts = (refs[start : start + LISTED_MAX] for start in range(0, len(refs), LISTED_MAX))
                 interval.indexes = [
-                    self.staging.write(ROWS_INDEX, interval.checkpoint, _encode(part)) for part in parts
+                    self.staging.write(ROWS_INDEX, interval.checkpoint, _encode_index(part)) for part in parts
                 ]
             indexes = _durable(interval.indexes)
             if indexes is None:
@@ -146,12 +136,13 @@ class RowsWriter(IntervalWriter):
 
 
 def _durable(tickets: list[Ticket]) -> tuple[BlockRef, ...] | None:
+    """The references of all blocks; None while one is in flight."""
     refs = [ticket.ref for ticket in tickets]
     return tuple(ref for ref in refs if ref is not None) if all(refs) else None
 
 
 def chunks_of(rows: list[bytes]) -> Iterator[tuple[list[bytes], int]]:
-    """*rows* in order, in parts that a block has room for, each with its bytes."""
+    """*rows* in order, in parts that fit into a block, each with its size in bytes."""
     size = sum(map(len, rows))
     if size <= CHUNK_SIZE:
         yield rows, size

@@ -1,5 +1,7 @@
 """Exactly-once pipelines from Kafka to Kafka, in Python."""
 
+from typing import Any
+
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
@@ -54,3 +56,10 @@ __all__ = [
     "Undetermined",
     "UserError",
 ]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext exactlyonce`` in a notebook: makes the magic ``%%pipeline`` known."""
+    from exactlyonce.pipeline.notebook import load
+
+    load(shell)

@@ -14,10 +14,9 @@ S = TypeVar("S")
 
 
 class RocksDBBackend:
-    """A `StateBackend`: one of each worker, which has *memory_bytes* in all, its tables share what the process leaves.
+    """A `StateBackend` of one worker with *memory_bytes* in all; its tables share what the process leaves.
 
-    The files of one operator and pipeline lie below *folder*, which workers of several runs may share. *worker* is
-    which of several it is, as `0-of-2`.
+    The files lie below *folder*, which workers of several runs may share. *worker* is its number, as `0-of-2`.
     """
 
     def __init__(self, folder: Path, memory_bytes: int, worker: str = "") -> None:
@@ -31,14 +30,14 @@ class RocksDBBackend:
         """The table; nothing is read from blocks until a record, or `fetch`, wants it."""
         from exactlyonce.state.tiered.table import TieredTable
 
-        others_too = len(stored.groups) == stored.max_parallelism  # or it is the only one
-        worker = self._worker if others_too else ""
+        has_all = len(stored.groups) == stored.max_parallelism  # other workers may have all, too
+        worker = self._worker if has_all else ""
         table: TieredTable[S] = TieredTable(stored, self._folder / stored.operator, self._memory, worker)
         self._tables.append(table)
         return table
 
     def delete_others(self, operators: Collection[str]) -> None:
-        """Delete what operators that the pipeline does not have any more have left: it has *operators*."""
+        """Delete the files of operators that the pipeline no longer has; it has *operators*."""
         from exactlyonce.state.tiered.files import delete_others
 
         delete_others(self._folder, operators)

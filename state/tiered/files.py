@@ -1,20 +1,20 @@
-"""The local files of one subtask of an operator: a database at work, and those saved at checkpoints, to be taken again.
+"""The local files of one subtask of an operator: a database at work, and databases saved at checkpoints.
 
     <folder of the operator>/<first key group>-<last>[.<worker>-of-<workers>]/
-        work-XXXX/  owner: locked by the process that has it;  db/: the database at work
-        saved-<digest of the index>/  a database as it was at a checkpoint, and `marker`
+        work-XXXX/  owner: locked by its process;  db/: the database at work
+        saved-<digest of the index>/  a database at a checkpoint, and `marker`
 
-The worker is in the name where each of them has all key groups: partitions say then which has the state of a key.
+The worker is in the name if each of several workers has all key groups.
 
-Invariants: a database at work belongs to one process, and a process takes a new folder for it, so that none shares one
-with a zombie. A saved one never changes: whoever takes it links its files. It has the name of the state that it is, by
-the index of its checkpoint, and comes to be by one renaming, once that index is known, and is taken only where exactly
-this state is to be restored. It may be deleted at any moment, also while it is taken, and by somebody who is killed
-over it; so its marker names all of its files, and it is taken whole or not at all.
+Invariants: a database at work belongs to one process, in a new folder, so that none shares one with a zombie. A saved
+one never changes: a process that takes it links its files. It is named by the index of its checkpoint, in one renaming
+once that index is known, and is taken only to restore exactly this state. It may be deleted at any moment, also while
+it is taken, and by a process that is killed over it. So its marker names all of its files, and it is taken whole or not
+at all.
 
-One thread beside the loop saves, names and deletes saved databases, in the order in which it was asked to: saving waits
-for a flush. Nothing is written to the database meanwhile (`wait` comes before any change of it), so what is saved is
-the state at the barrier; and it is named behind the saving, only where that has succeeded.
+One thread saves, names and deletes saved databases, in order: saving waits for a flush. Nothing is written to the
+database meanwhile (`wait` comes before any change), so the saved one is the state at the barrier; it is named only
+after a successful saving.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from typing import Any, TextIO
 
 import msgspec
 
-from exactlyonce.state.tiered.errors import LocalFilesFailed
+from exactlyonce.pipeline.errors import require
+from exactlyonce.state.merging import Merging
 from exactlyonce.state.tiered.memory import Memory
-from exactlyonce.state.tiered.store import LocalStore
+from exactlyonce.state.tiered.store import LocalFilesFailed, LocalStore
 
 VERSION = 2
 _SHARE = re.compile(r"(\d+)-(\d+)(?:\.\d+-of-(\d+))?", re.ASCII)
-"""The folder of a share of the key groups: the first, the last, and how many workers have the same."""
+"""The folder of a share of the key groups: the first, the last, and the number of workers that have the same."""
 SAVING_SHARE = 0.05
-"""Of the time, what saving may take, on its own thread."""
+"""The share of the time that saving may take, on its own thread."""
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What a saved database holds, and what its table knew beside it."""
+    """The contents of a saved database, and what its table knew of them."""
 
     version: int
     operator: str
@@ -56,31 +57,31 @@ class Marker(msgspec.Struct, frozen=True):
     digest: bytes
     schema: Any
     files: dict[str, int]
-    """All others, each with its size."""
+    """The sizes of all other files."""
     counts: dict[int, int]
     """Keys by key group."""
     entries: dict[int, int]
-    """`Merging`'s, by key group."""
+    """`Merging.entries`."""
     oldest: dict[int, int]
+    """`Merging.oldest`."""
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first key group and the last one."""
         return min(self.groups, default=0), max(self.groups, default=0)
 
     def same(self, other: Marker) -> bool:
-        """Whether both stand for the same state."""
-        return all(getattr(self, each) == getattr(other, each) for each in _IDENTITY)
+        """Whether both are of the same state."""
+        return all(getattr(self, name) == getattr(other, name) for name in _IDENTITY)
 
 
 _IDENTITY = ("version", "operator", "groups", "max_parallelism", "checkpoint", "digest", "schema")
 
 
 class LocalFiles:
-    """The files of one table. It begins with the saved database of the state that *wanted* names, if there is one."""
+    """The files of one table. It begins with the saved database of the *wanted* state, if there is one."""
 
     def __init__(self, folder: Path, wanted: Marker, memory: Memory, worker: str = "") -> None:
-        """*worker*: whose they are, as `0-of-2`, where several have the same key groups."""
+        """*worker*: the owner, as `0-of-2`, if several have the same key groups."""
         first, last = wanted.bounds
         self._folder = folder / f"{first}-{last}{'.' if worker else ''}{worker}"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -89,17 +90,18 @@ class LocalFiles:
         self._lock = Lock()
         """Held while `_saved` changes."""
         self._saved: dict[int, Path] = {}
-        """By checkpoint, those that this process has made or taken."""
+        """The databases that this process has saved or taken, by checkpoint."""
         self._distrusted = False
+        self._wanted = wanted
         self._begun: dict[int, tuple[Future[None], Path, dict[str, Any]]] = {}
-        """By checkpoint, those whose index is not known yet."""
+        """Saved databases without a name, by checkpoint: the future, the path, fields of the marker."""
         self._save_at_s = 0.0
         with _locked(self._folder / "lock"):
             self._clean(folder, wanted)
             self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._folder))
             self._owner = _own(self._work)
         self.marker = self._take(wanted)
-        """Of what the database holds at first; None: it is empty."""
+        """The marker of the database at first; None: it is empty."""
         try:
             self.store = LocalStore(self._work / "db", memory)
         except LocalFilesFailed:
@@ -129,7 +131,7 @@ class LocalFiles:
         return marker
 
     def _link(self, saved: Path, files: dict[str, int]) -> None:
-        """Make the database at work of what was *saved*; OSError unless all *files* are there."""
+        """Make the database at work from the *saved* one; OSError unless all *files* are there."""
         database = self._work / "db"
         database.mkdir()
         for name, size in files.items():
@@ -141,8 +143,8 @@ class LocalFiles:
                 raise OSError(f"{saved / name} is not whole")
 
     def _clean(self, folder: Path, wanted: Marker) -> None:
-        """Delete what nobody will take: saved states but the wanted one, and what dead processes had at work, here and
-        in the folders of other shares of the same key groups."""
+        """Delete all saved states but the wanted one, and databases of dead processes, here and in the folders of other
+        shares of the same key groups."""
         for share in folder.iterdir():
             if share == self._folder:
                 _delete_left(share, _name(wanted.digest))
@@ -151,7 +153,7 @@ class LocalFiles:
                 _delete_empty(share)
 
     def save(self, checkpoint: int) -> None:
-        """Keep the database as it is now, the state of *checkpoint*, unless that was done a moment ago; see `wait`."""
+        """Save the database, now the state of *checkpoint*, unless the last saving is too recent; see `wait`."""
         self.wait()
         if time.monotonic() < self._save_at_s or self.store.no_room():
             return
@@ -166,23 +168,25 @@ class LocalFiles:
         self._save_at_s = ended + (ended - began) / SAVING_SHARE
 
     def wait(self) -> None:
-        """Until the database may change: what was to be saved is. Raises what saving has raised."""
+        """Wait until saving is over, and the database may change. Raises an error of saving."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             saving.result()
 
-    def describe(self, checkpoint: int, known: dict[str, Any]) -> None:
-        """Note the fields of the marker that the table knows once *checkpoint* is encoded."""
+    def describe(self, checkpoint: int, counts: dict[int, int], merging: Merging) -> None:
+        """Note the fields of the marker that are known once *checkpoint* is encoded."""
         if checkpoint in self._begun:
+            known = {"counts": dict(counts), "entries": dict(merging.entries), "oldest": dict(merging.oldest)}
             self._begun[checkpoint][2].update(known)
 
     def name(self, checkpoint: int, digest: bytes) -> None:
-        """The index of *checkpoint* is known: what was saved for it can be found from now on, or soon."""
-        for older in [each for each in self._begun if each < checkpoint]:
+        """The index of *checkpoint* is known: name the database saved for it, so that it can be found."""
+        for older in [begun for begun in self._begun if begun < checkpoint]:
             self._delete(self._begun.pop(older)[1])
         if checkpoint in self._begun and digest:
             saving, path, known = self._begun.pop(checkpoint)
-            marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, files={}, **known)
+            require(bool(known), "a checkpoint is encoded before its index is known")
+            marker = msgspec.structs.replace(self._wanted, checkpoint=checkpoint, digest=digest, **known)
             self._saver.submit(self._name, saving, path, marker)
 
     def _name(self, saving: Future[None], path: Path, marker: Marker) -> None:
@@ -192,7 +196,7 @@ class LocalFiles:
             if self._distrusted:
                 return
             with suppress(OSError):  # no room, or another process has saved the same state: then this one is not found
-                files = {each.name: each.stat().st_size for each in path.iterdir()}
+                files = {file.name: file.stat().st_size for file in path.iterdir()}
                 marker = msgspec.structs.replace(marker, files=files)
                 (path / "marker").write_bytes(msgspec.msgpack.encode(marker))
                 target = self._folder / _name(marker.digest)
@@ -202,21 +206,21 @@ class LocalFiles:
     def completed(self, checkpoint: int) -> None:
         """No older checkpoint will be restored."""
         with self._lock:
-            for older in [each for each in self._saved if each < checkpoint]:
+            for older in [saved for saved in self._saved if saved < checkpoint]:
                 self._delete(self._saved.pop(older))
 
     def _delete(self, path: Path) -> None:
         self._saver.submit(shutil.rmtree, path, ignore_errors=True)
 
     def distrust(self) -> None:
-        """What was saved may be damaged: it is not taken again."""
+        """Delete all saved databases, since they may be damaged."""
         with self._lock:
             self._distrusted = True
             for checkpoint in [*self._saved]:
                 shutil.rmtree(self._saved.pop(checkpoint), ignore_errors=True)
 
     def close(self) -> None:
-        """Delete what was at work; what was saved stays."""
+        """Delete the database at work; saved ones stay."""
         self._saver.shutdown()
         self.wait()
         self.store.close()
@@ -225,8 +229,7 @@ class LocalFiles:
 
 
 def delete_others(folder: Path, operators: Collection[str]) -> None:
-    """Delete what operators that are none of *operators* have left in the *folder* of their pipeline, but for what a
-    process that is alive has at work."""
+    """Delete the files of operators not in *operators* in a pipeline's *folder*, unless a live process uses them."""
     for other in _within(folder):
         if other.name not in operators:
             for share in _within(other):
@@ -239,8 +242,8 @@ def delete_others(folder: Path, operators: Collection[str]) -> None:
 
 
 def _is_superseded(share: str, by: str) -> bool:
-    """Whether whoever has the share of the key groups that is named *by* has some of another *share*, and not beside
-    it, as another worker of as many."""
+    """Whether the owner of the share named *by* has some key groups of another *share*, and is not just another worker
+    of as many."""
     old, new = _SHARE.fullmatch(share), _SHARE.fullmatch(by)
     if old is None or new is None or int(old[1]) > int(new[2]) or int(old[2]) < int(new[1]):
         return False
@@ -248,7 +251,7 @@ def _is_superseded(share: str, by: str) -> bool:
 
 
 def _delete_left(share: Path, wanted: str = "") -> None:
-    """Delete saved states but the *wanted* one, and what dead processes had at work."""
+    """Delete all saved states but the *wanted* one, and databases of dead processes."""
     for path in _within(share):
         saved = path.name.startswith("saved-") and path.name != wanted
         if saved or (path.name.startswith("work-") and not _is_owned(path)):
@@ -256,7 +259,7 @@ def _delete_left(share: Path, wanted: str = "") -> None:
 
 
 def _delete_empty(share: Path) -> None:
-    if {each.name for each in _within(share)} <= {"lock"}:
+    if {path.name for path in _within(share)} <= {"lock"}:
         shutil.rmtree(share, ignore_errors=True)
 
 
@@ -265,7 +268,7 @@ def _name(digest: bytes) -> str:
 
 
 def _within(folder: Path) -> list[Path]:
-    """What is in it; another process that begins may have deleted all of it, which is nothing."""
+    """The entries of *folder*; empty if another process has deleted it."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -281,7 +284,7 @@ def _read(path: Path) -> Marker | None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Within, no other process cleans the folder, or makes one in it that does not look owned yet."""
+    """Hold the lock under which processes clean the folder, and create one in it before they own it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -294,7 +297,7 @@ def _own(work: Path) -> TextIO:
 
 
 def _is_owned(work: Path) -> bool:
-    """Whether the process that has it at work is alive."""
+    """Whether its process is alive."""
     try:
         with (work / "owner").open("w") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

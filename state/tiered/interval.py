@@ -1,97 +1,72 @@
 """The changes between two barriers in the tiered table, and their way into local files and blocks.
 
-Changes lie in layers, of which records change the last one alone; all are `unsettled` until they are written to the
-local store, oldest first, and no interval settles anything before the one before it has settled all. So the store, once
-an interval has settled, is the state at its barrier, and a view of it then is what images are read from. An interval
-whose changes outgrow memory spills: closed layers are settled before the barrier, and noted in the store as well, where
-its increments are then read from. Intervals are encoded in order, each once, in slices.
+Changes lie in layers, and records change only the last one. All are unsettled until they are written to the local
+store, oldest first, and no interval settles anything before the previous one has settled all. So once an interval has
+settled, the store is the state at its barrier, and images are read from a view of that moment. An interval whose
+changes outgrow memory spills: closed layers are settled before the barrier, and noted in the store as well, where its
+increments are then read from. Intervals are encoded in order, each once, in slices.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, INCREMENT
-from exactlyonce.state.merging import Merging
 from exactlyonce.state.snapshot import BlockSequence
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.tiered.files import LocalFiles
-from exactlyonce.state.tiered.interval_blocks import IntervalBlocks, SectionOrigin, encoded_section
-from exactlyonce.state.tiered.memory import EntryBytes
-from exactlyonce.state.tiered.store import SLICE_BYTES, Entry, LocalStore
+from exactlyonce.state.tiered.groups import TableGroups
+from exactlyonce.state.tiered.interval_blocks import IntervalBlocks, SectionSource
+from exactlyonce.state.tiered.memory import TableMemory
+from exactlyonce.state.tiered.store import SLICE_BYTES, Entry
 
 S = TypeVar("S")
 
 SLICE_ENTRIES = 1024
 _ENTRIES_AT_FIRST = 64
-_SECTION_TARGET = 128 * 1024
 _DONE = object()
-OriginOf = Callable[[bytes], SectionOrigin | None]
-"""Where entries were read, by the first key."""
 
 
 @dataclass
-class Shelf(Generic[S]):
-    """What the intervals of a table share with it."""
+class TableResources(Generic[S]):
+    """The parts of a table that its intervals share."""
 
-    store: LocalStore
     files: LocalFiles
     state_type: StateType[S]
-    groups: tuple[int, ...]
+    groups: TableGroups
     max_parallelism: int
-    merging: Merging
-    counts: dict[int, int]
-    """By key group that was read, about how many keys it has: right when it gets an image."""
-    unread: set[int]
-    """Key groups whose state lies in blocks alone."""
-    read: Callable[[Iterable[int]], None]
-    """Reads key groups that are not."""
-    written: set[int] = field(default_factory=set)
-    """Key groups of which there may be older blocks."""
-    weights: EntryBytes = field(default_factory=EntryBytes)
+    memory: TableMemory
     slice_entries: int = _ENTRIES_AT_FIRST
-    """How many make a slice of `SLICE_BYTES`, as the last ones were."""
-
-    def known(self) -> dict[str, Any]:
-        """What a saved database keeps of this; see `files.Marker`."""
-        return {
-            "operator": self.state_type.operator,
-            "groups": self.groups,
-            "max_parallelism": self.max_parallelism,
-            "schema": self.state_type.form,
-            "counts": dict(self.counts),
-            "entries": dict(self.merging.entries),
-            "oldest": dict(self.merging.oldest),
-        }
+    """How many entries make a slice of `SLICE_BYTES`, judging by the last ones."""
 
 
 class TieredInterval(Generic[S]):
     """The changes from one barrier to the next; None stands for a deleted key."""
 
-    def __init__(self, shelf: Shelf[S], number: int) -> None:
+    def __init__(self, table: TableResources[S], number: int) -> None:
         self.checkpoint = 0
         """The checkpoint at whose barrier it ends; 0 before that."""
         self.layers: list[dict[bytes, S | None]] = [{}]
-        """Oldest first. What is settled is not here any more."""
+        """Those that are not settled, oldest first."""
         self.settled = False
         self.blocks: BlockSequence = ()
         self.encoded = False
         self.credit = 0.0
-        """What merging had left after this interval's images."""
+        """The credit of merging after this interval's images."""
         self.number = number
         self.spilled = 0
         """Changes that were noted in the store."""
-        self._shelf = shelf
+        self._table = table
         self._spilling: Iterator[None] = iter(())
         self._dealt: dict[int, list[Entry]] = defaultdict(list)
-        """Of an interval that does not spill: by key group, its changes, packed."""
+        """Its changes, packed, by key group; none if it spills."""
         self._view: Any = None
         self._whole = False
 
@@ -104,58 +79,57 @@ class TieredInterval(Generic[S]):
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
         self._slices = self._encode()
-        return TieredInterval(self._shelf, self.number + 1)
+        return TieredInterval(self._table, self.number + 1)
 
     def advance(self) -> None:
         """Settle or encode one slice more. Raises `DiskFull`, and may be called again after it."""
-        self._shelf.store.require_room()
+        self._table.files.store.require_room()
         if next(self._slices, _DONE) is _DONE:
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def spill(self) -> None:
-        """Settle a slice of what the interval holds, which has no barrier yet, and all before it is settled."""
+        """Settle a slice of this interval, before its barrier; all older intervals are settled."""
         if next(self._spilling, _DONE) is _DONE:
             self.spilled += len(self.layers[-1])
             self.layers.append({})
             self._spilling = self._settle_oldest(noted=True)
 
     def _encode(self) -> Iterator[None]:
-        shelf = self._shelf
-        while self._whole and shelf.unread:  # none of these has changed: what was stored is the state at the barrier
-            shelf.read([min(shelf.unread)])
+        groups, files = self._table.groups, self._table.files
+        while self._whole and groups.unread:  # none of these has changed: what was stored is the state at the barrier
+            groups.read([min(groups.unread)])
             yield
         merged = self._choose()
         yield from self._settle()
-        self._view = shelf.store.view()
-        self._writer = IntervalBlocks(shelf.store, self._view, shelf.state_type, self.checkpoint)
-        self.blocks = self._writer
+        self._view = files.store.view()
+        self.blocks = self._writer = IntervalBlocks(files.store, self._view, self._table.state_type, self.checkpoint)
         if self.spilled:  # else a process that takes the files would find it among the changes of its own intervals
-            shelf.store.forget(self.number)
-        if not shelf.unread:
-            shelf.files.save(self.checkpoint)
+            files.store.forget(self.number)
+        if not groups.unread:
+            files.save(self.checkpoint)
         self.settled = True
-        yield  # whoever only settles goes no further: what `written` says is true once older intervals are encoded
-        if self._whole:  # what has no block yet is in the changes alone, and gets an image there
-            merged = set(shelf.written)
+        yield  # settling goes no further: `written` is right only once older intervals are encoded
+        if self._whole:  # a key group without a block is in the changes alone, and gets an image there
+            merged = set(groups.written)
         for group in sorted(merged):
             yield from self._image(group)
-        for group, slices, expected in self._changes():
+        for group, changes in self._changes():
             if group not in merged:
-                yield from self._increment(group, slices, expected)
-            shelf.written.add(group)
+                yield from self._increment(group, changes)
+            groups.written.add(group)
         self._writer.end()
         self._view = None
         self._dealt.clear()
-        shelf.files.describe(self.checkpoint, shelf.known())
+        files.describe(self.checkpoint, groups.counts, groups.merging)
         self.encoded = True
 
     def _choose(self) -> set[int]:
-        """The key groups to write whole for the sake of short chains, of those that were read."""
-        shelf = self._shelf
-        shelf.merging.share = max(1, len(shelf.groups) - len(shelf.unread)) / len(shelf.groups)
-        sizes = {group: range(count) for group, count in shelf.counts.items() if group not in shelf.unread}
-        merged = shelf.merging.choose(self.checkpoint, self.unsettled + self.spilled, sizes)
-        self.credit = shelf.merging.credit
+        """The key groups to write whole for the sake of short chains, among those that were read."""
+        groups = self._table.groups
+        groups.merging.share = max(1, len(groups.all) - len(groups.unread)) / len(groups.all)
+        sizes = {group: range(count) for group, count in groups.counts.items() if group not in groups.unread}
+        merged = groups.merging.choose(self.checkpoint, self.unsettled + self.spilled, sizes)
+        self.credit = groups.merging.credit
         return merged
 
     def _settle(self) -> Iterator[None]:
@@ -164,95 +138,65 @@ class TieredInterval(Generic[S]):
             yield from self._settle_oldest(noted=bool(self.spilled))
 
     def _settle_oldest(self, *, noted: bool) -> Iterator[None]:
-        """Write the oldest layer to the store, in slices; its keys are looked for in it until all are written."""
-        shelf = self._shelf
-        shelf.files.wait()
+        """Write the oldest layer to the store, in slices; lookups use the layer until all of it is written."""
+        table, counts = self._table, self._table.groups.counts
+        table.files.wait()
         items = iter(self.layers[0].items())
-        while some := list(islice(items, min(SLICE_ENTRIES, shelf.slice_entries))):
-            groups = key_groups([key for key, _ in some], shelf.max_parallelism)
-            packed = iter(shelf.state_type.pack([state for _, state in some if state is not None]))
+        while some := list(islice(items, min(SLICE_ENTRIES, table.slice_entries))):
+            groups = key_groups([key for key, _ in some], table.max_parallelism)
+            packed = iter(table.state_type.pack([state for _, state in some if state is not None]))
             entries = [
                 (group, key, b"" if state is None else next(packed))
                 for group, (key, state) in zip(groups, some, strict=True)
             ]
-            shelf.store.write(entries, self.number if noted else None)
+            table.files.store.write(entries, self.number if noted else None)
             self._weigh(some, entries)
-            for group, key, each in entries:
-                if not each:
-                    shelf.counts[group] = max(0, shelf.counts.get(group, 0) - 1)
+            for group, key, state in entries:
+                if not state:
+                    counts[group] = max(0, counts.get(group, 0) - 1)
                 if not noted:
-                    self._dealt[group].append((key, each))
+                    self._dealt[group].append((key, state))
             yield
         self.layers.pop(0)
 
     def _weigh(self, some: list[tuple[bytes, S | None]], entries: list[tuple[int, bytes, bytes]]) -> None:
-        shelf, size = self._shelf, sum(len(key) + len(each) for _, key, each in entries)
-        shelf.slice_entries = max(1, SLICE_BYTES * len(entries) // max(1, size))
-        states = zip((state for _, state in some), (each for _, _, each in entries), strict=True)
-        shelf.weights.passed(states, len(entries))
+        size = sum(len(key) + len(packed) for _, key, packed in entries)
+        self._table.slice_entries = max(1, SLICE_BYTES * len(entries) // max(1, size))
+        states = zip((state for _, state in some), (packed for _, _, packed in entries), strict=True)
+        self._table.memory.note_large(states, len(entries))
 
-    def _changes(self) -> Iterator[tuple[int, Iterator[list[Entry]], int]]:
-        """By key group, in order, the changes of the interval, in slices, and how many they are, or 0."""
+    def _changes(self) -> Iterator[tuple[int, SectionSource]]:
+        """The changes of the interval by key group, in order."""
         if not self.spilled:
             for group, dealt in sorted(self._dealt.items()):
-                yield group, _slices(dealt), len(dealt)
+                yield group, SectionSource(_slices(dealt), len(dealt), in_store=False)
             return
-        noted = self._shelf.store.changes(self._view, self.number, SLICE_ENTRIES)
+        noted = self._table.files.store.changes(self._view, self.number, SLICE_ENTRIES)
         for group, same in groupby(noted, key=itemgetter(0)):
-            yield group, (some for _, some in same), 0
+            yield group, SectionSource((entries for _, entries in same), 0, interval=self.number)
 
     def _image(self, group: int) -> Iterator[None]:
         """Write the whole of *group* as it was at the barrier."""
-        shelf, before = self._shelf, self._written
-        shelf.merging.imaged(group)
-        slices = shelf.store.group(self._view, group, SLICE_ENTRIES)
-        yield from self._sections(group, IMAGE, slices, shelf.counts.get(group, 0), _in_group)
-        shelf.counts[group] = self._written - before
+        groups, before = self._table.groups, self._writer.entries_written
+        groups.merging.imaged(group)
+        slices = self._table.files.store.group(self._view, group, SLICE_ENTRIES)
+        yield from self._writer.write(group, IMAGE, SectionSource(slices, groups.counts.get(group, 0)))
+        groups.counts[group] = self._writer.entries_written - before
 
-    def _increment(self, group: int, slices: Iterator[list[Entry]], expected: int) -> Iterator[None]:
-        """Write what changed in *group*; as an image, if there is nothing before it."""
-        shelf, before = self._shelf, self._written
-        origin = self._noted if self.spilled else _in_memory
-        if group in shelf.written:
-            yield from self._sections(group, INCREMENT, slices, expected, origin)
-            shelf.merging.incremented(group, self.checkpoint, self._written - before)
+    def _increment(self, group: int, changes: SectionSource) -> Iterator[None]:
+        """Write *changes* of *group*; as an image, if the group has no older block."""
+        groups, before = self._table.groups, self._writer.entries_written
+        if group in groups.written:
+            yield from self._writer.write(group, INCREMENT, changes)
+            groups.merging.incremented(group, self.checkpoint, self._writer.entries_written - before)
         else:
-            present = ([entry for entry in some if entry[1]] for some in slices)
-            yield from self._sections(group, IMAGE, present, expected, origin)
-            shelf.merging.imaged(group)
-
-    _written = 0
-    """Entries in sections so far."""
-    _bytes_per_entry = 0.0
-
-    def _sections(
-        self, group: int, kind: int, slices: Iterator[list[Entry]], expected: int, origin: OriginOf
-    ) -> Iterator[None]:
-        """Write all of *slices*, about so many entries as *expected*; one section at least: an image may be empty."""
-        self._writer.begin_group(int(expected * self._bytes_per_entry))
-        for some in chain([next(slices, [])], slices):
-            self._section(group, kind, some, origin)
-            yield
-
-    def _section(self, group: int, kind: int, entries: list[Entry], origin: OriginOf) -> None:
-        """Write *entries* as a section, or as several, where they are large."""
-        encoded, count = encoded_section(entries), len(entries)
-        keys, states = encoded
-        size = len(keys.body) + len(states)
-        if size > _SECTION_TARGET and count > 1:
-            self._section(group, kind, entries[: count // 2], origin)
-            self._section(group, kind, entries[count // 2 :], origin)
-            return
-        self._bytes_per_entry = size / max(1, count)
-        self._written += count
-        self._writer.add(group, kind, encoded, count, origin(entries[0][0] if entries else b""))
-
-    def _noted(self, first: bytes) -> SectionOrigin:
-        return SectionOrigin(first, self.number)
+            present = ([entry for entry in entries if entry[1]] for entries in changes.slices)
+            yield from self._writer.write(group, IMAGE, changes._replace(slices=present))
+            groups.merging.imaged(group)
 
 
 def _slices(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """All of them, so many at a time and some `SLICE_BYTES` at most."""
+    """Slices of `SLICE_ENTRIES` entries, and some `SLICE_BYTES`, at most."""
     some, size = list[Entry](), 0
     for entry in entries:
         some.append(entry)
@@ -262,11 +206,3 @@ def _slices(entries: list[Entry]) -> Iterator[list[Entry]]:
             some, size = [], 0
     if some:
         yield some
-
-
-def _in_group(first: bytes) -> SectionOrigin:
-    return SectionOrigin(first, None)
-
-
-def _in_memory(first: bytes) -> None:
-    return None

@@ -1,9 +1,9 @@
 """RocksDB as the lower tier: packed states by key group and key, and the changes of intervals that outgrow memory.
 
 Nothing is lost with it, so it has no write-ahead log. A state lies under its key group (2 bytes, big-endian) and key. A
-change lies under `_CHANGES`, which no key group is, the number of its interval, key group and key: so those of one
-interval come in the order of key groups, and of two changes of one key the later one is there. An empty value there is
-a deletion: no packed state is empty.
+change lies under `_CHANGES`, which is no key group, the number of its interval, key group and key. So the changes of
+one interval come in the order of key groups, and a later change of a key replaces an earlier one. An empty value there
+is a deletion: no packed state is empty.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from rocksdict import (
     WriteOptions,
 )
 
+from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
-from exactlyonce.state.tiered.errors import DiskFull, LocalFilesFailed
+from exactlyonce.state.errors import SnapshotDeclined
 from exactlyonce.state.tiered.memory import Memory
 
 _CHANGES = 0xFFFF
@@ -40,24 +41,32 @@ _BLOCK_BYTES = 4 * 1024
 _BUFFER_BYTES_MIN, _BUFFER_BYTES_MAX = 64 * 1024, 64 << 20
 _RESERVE_MIN = 8 << 20
 LOOK_INTERVAL_S = 0.02
-"""Between two looks at a disk that had room: a small part of what is reserved is written meanwhile."""
+"""Between two looks at a disk that had room: a small part of the reserve is written meanwhile."""
 _PREFIXES = [group.to_bytes(2, "big") for group in range(_CHANGES)]
 """By key group."""
 _interval = struct.Struct(">HQ").pack
 _group_of = struct.Struct(">H").unpack_from
 _CHANGE_PREFIX = 10
 _LEVEL_0_FILES = 8
-"""Each time so many have come, they are merged with all of level 1: twice as many halve what that takes."""
+"""So many are merged at once with all of level 1: twice as many halve the work."""
 _LEVEL_1_BYTES, _FILE_BYTES = 64 << 20, 8 << 20
-"""What lies below is merged file by file. By RocksDB's default, 256 MB, most of a state of a gigabyte was level 1."""
+"""Lower levels are merged file by file. By RocksDB's default, 256 MB, most of a state of a gigabyte was level 1."""
 LOADED_ENTRIES = 4096
-"""In a slice."""
+"""Entries in a slice of `load`."""
 SLICE_BYTES = 1 << 20
-"""What is read of a view at once is not much more."""
+"""About the most that is read of a view at once."""
 AGAIN_ENTRIES = 64
-"""Entries read at once where a block is made again."""
+"""Entries read at once to encode a block again."""
 Entry = tuple[bytes, bytes]
-"""A key and its packed state, or nothing where it is deleted."""
+"""A key and its packed state; empty: deleted."""
+
+
+class DiskFull(SnapshotDeclined):
+    """There is no room for local files; the work that needs it waits."""
+
+
+class LocalFilesFailed(ExactlyOnceError):
+    """RocksDB could not read or write its files. The job restarts, and reads blocks instead of them."""
 
 
 class LocalStore:
@@ -67,7 +76,7 @@ class LocalStore:
         self.path = path
         self._buffer_bytes = max(_BUFFER_BYTES_MIN, min(_BUFFER_BYTES_MAX, memory.buffer_bytes // 2))
         self.reserve_bytes = max(_RESERVE_MIN, 4 * self._buffer_bytes)
-        """What has to be free on the disk before more is written: RocksDB writes it out in the background."""
+        """The free space needed before more is written: RocksDB writes in the background."""
         self._options = _options(memory, self._buffer_bytes)
         self._look_at_s = 0.0
         self._ingested = 0
@@ -81,7 +90,7 @@ class LocalStore:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Within, RocksDB is asked for something; rocksdict has no class for what it raises."""
+        """Convert any error of RocksDB: rocksdict has no class for them."""
         try:
             yield
         except Exception as error:
@@ -93,7 +102,7 @@ class LocalStore:
             ) from error
 
     def no_room(self) -> str:
-        """Why nothing should be written now; empty where there is room."""
+        """Why nothing should be written now; empty if there is room."""
         now_s = time.monotonic()
         if now_s < self._look_at_s:
             return ""
@@ -115,13 +124,13 @@ class LocalStore:
             raise DiskFull(f"State is kept in local files, and {why}.")
 
     def get(self, keys: Sequence[bytes], groups: Sequence[int]) -> list[bytes | None]:
-        """The packed state of each of *keys*, which are of *groups*."""
+        """The packed state of each of *keys*, which are in *groups*."""
         with self._asked():
             wanted: list[Any] = [_PREFIXES[group] + key for group, key in zip(groups, keys, strict=True)]
             return cast("list[bytes | None]", self._db.get(wanted))
 
     def write(self, entries: Iterable[tuple[int, bytes, bytes]], interval: int | None) -> None:
-        """Put (key group, key, packed state or nothing); with *interval*, note them as its changes, too."""
+        """Put (key group, key, packed state or empty); with *interval*, note them as its changes, too."""
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         noted = None if interval is None else _interval(_CHANGES, interval)
@@ -137,7 +146,7 @@ class LocalStore:
             self._db.write(batch)
 
     def load(self, group: int, states: Mapping[bytes, bytes]) -> Iterator[None]:
-        """Put the packed states of a key group that has none here, in slices; all at once are they found."""
+        """Put the packed states of a new key group, in slices; lookups find them all at one moment."""
         if not states:
             return
         prefix, path = _PREFIXES[group], self.path.parent / f"group-{self._ingested}.sst"
@@ -156,34 +165,35 @@ class LocalStore:
         path.unlink(missing_ok=True)
 
     def view(self) -> RdictIter:
-        """What is here now, whatever is written later, for one reader at a time; in constant time. Only one that is
-        dropped lets go of memory and files.
+        """The present contents, for one reader at a time, in constant time. It holds memory and files while it lives.
 
-        No snapshot of rocksdict's: iterators of one see what is there when they are made (0.3.29).
+        A snapshot of rocksdict's would not do: its iterators see the contents when they are made (0.3.29).
         """
         with self._asked():
             return self._db.iter()
 
     def group(self, view: RdictIter, group: int, slice_entries: int) -> Iterator[list[Entry]]:
-        """The keys of a key group, in order, with their packed states; in slices of so many at most."""
+        """The entries of a key group, in order, in slices."""
         for some in self._slices(view, _PREFIXES[group], slice_entries):
             yield [(place[2:], packed) for place, packed in some]
 
     def changes(self, view: RdictIter, interval: int, slice_entries: int) -> Iterator[tuple[int, list[Entry]]]:
-        """What was noted for *interval*, in the order of key groups; in slices, each of one."""
+        """The noted changes of *interval*, in the order of key groups, in slices of one key group."""
         for some in self._slices(view, _interval(_CHANGES, interval), slice_entries):
             for group, same in groupby(some, key=_group_of_change):
                 yield group, [(place[_CHANGE_PREFIX + 2 :], packed) for place, packed in same]
 
     def entries(self, view: RdictIter, group: int, interval: int | None, first: bytes) -> Iterator[Entry]:
-        """Those of a key group from the key *first* on; with *interval*, of what was noted for it."""
+        """The entries of a key group from the key *first* on; with *interval*, its noted changes."""
         prefix = _PREFIXES[group] if interval is None else _interval(_CHANGES, interval) + _PREFIXES[group]
         for some in self._slices(view, prefix, AGAIN_ENTRIES, first):
             yield from ((place[len(prefix) :], packed) for place, packed in some)
 
     def _slices(self, view: RdictIter, prefix: bytes, count: int, first: bytes = b"") -> Iterator[list[Entry]]:
-        """All whose place begins with *prefix*, in slices of so many and some `SLICE_BYTES` at most. Between two of
-        them the view may be read elsewhere."""
+        """All entries with *prefix*, in slices of *count*, and about `SLICE_BYTES`, at most.
+
+        Between two slices the view may be read elsewhere.
+        """
         place = prefix + first
         while True:
             with self._asked():
@@ -194,23 +204,21 @@ class LocalStore:
             place = some[-1][0] + b"\0"
 
     def forget(self, interval: int) -> None:
-        """Let go of what was noted for *interval*."""
+        """Delete the noted changes of *interval*."""
         with self._asked():
             self._db.delete_range(_interval(_CHANGES, interval), _interval(_CHANGES, interval + 1))
 
     def save(self, path: Path) -> None:
-        """Make *path* a folder with all that is here now, by links to files that never change."""
+        """Make *path* a folder with the present contents, by links to files that never change."""
         with self._asked():
             Checkpoint(self._db).create_checkpoint(str(path))
 
     def close(self) -> None:
-        """Let go of the files."""
         self._db.close()
 
 
 def _from(view: RdictIter, prefix: bytes, place: bytes, count: int) -> list[Entry]:
-    """The next from *place* on whose key begins with *prefix*. At a damaged block a view ends, as if that were all; its
-    status tells."""
+    """The next entries with *prefix* from *place* on. At a damaged block a view just ends; its status tells."""
     cursor, some, size = cast("Any", view), list[Entry](), 0
     cursor.seek(place)
     while len(some) < count and size < SLICE_BYTES and cursor.valid() and (key := cursor.key()).startswith(prefix):
@@ -227,7 +235,7 @@ def _group_of_change(entry: Entry) -> int:
 
 
 def _options(memory: Memory, buffer_bytes: int) -> Options:
-    """All memory that RocksDB takes is counted against one cache."""
+    """Options that count all memory of RocksDB against one cache."""
     tables = BlockBasedOptions()
     tables.set_block_cache(memory.cache)
     tables.set_block_size(_BLOCK_BYTES)
@@ -255,4 +263,4 @@ def _options(memory: Memory, buffer_bytes: int) -> Options:
 
 
 def _nothing() -> None:
-    """What follows from a failure unless somebody says so: nothing."""
+    """The default for `LocalStore.failed`."""

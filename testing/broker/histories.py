@@ -1,9 +1,9 @@
-"""Histories: what a few producers, a sweeper and a reader do to a broker, step by step, and what they see.
+"""Histories: steps that producers, a sweeper and a reader take against a broker, and the answers they see.
 
-A history is a list of steps; played on the model and on a real broker it must show the same. So what a step sees is
-written without anything that differs between two brokers that are both right: topics and transactional ids go by
-their short names, producer ids by the order in which they appeared, times not at all. A step that ends or initialises a
-transaction waits for its markers, unless it says `settle=False`.
+A history is a list of steps; the model and a real broker must answer it alike. Answers leave out everything in which
+two correct brokers differ: topics and transactional ids have their short names, producer ids are numbered by their
+first appearance, times are dropped. A step that ends or initialises a transaction waits for its markers, unless it has
+`settle=False`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PAUSE_MS = 1
 
 @dataclass
 class Stage:
-    """Where a history is played. *pause* lets a number of milliseconds pass, on whatever clock the broker has."""
+    """The broker on which a history is played. *pause* lets milliseconds pass on the broker's clock."""
 
     broker: TransactionalBroker
     pause: Callable[[int], None]
     prefix: str
-    """Of all topics and transactional ids, so that many histories can share a broker."""
+    """Begins all topics and transactional ids, so that histories can share a broker."""
     lives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """By producer: the (producer id, epoch) of each of its initialisations."""
+    """The (producer id, epoch) of each initialisation, by producer."""
     idempotent: set[str] = field(default_factory=set)
     """Producers without a transactional id."""
     killed: set[str] = field(default_factory=set)
@@ -36,7 +36,7 @@ class Stage:
     _topic_ids: dict[str, str] = field(default_factory=dict)
 
     def name(self, short: str) -> str:
-        """What *short* is called on the broker."""
+        """The name on the broker."""
         return self.prefix + short
 
     def transactional_id(self, producer: str) -> str | None:
@@ -47,7 +47,7 @@ class Stage:
         return self._aliases.setdefault(producer_id, f"p{len(self._aliases)}") if producer_id >= 0 else "none"
 
     def topic_alias(self, topic_id: str | None) -> str:
-        """t0, t1, ... likewise."""
+        """t0, t1, ... in the order in which the topics appeared."""
         return "none" if topic_id is None else self._topic_ids.setdefault(topic_id, f"t{len(self._topic_ids)}")
 
     def await_state(self, producer: str, *states: str) -> str:
@@ -76,7 +76,7 @@ class Stage:
 
 
 class Step(Protocol):
-    """One thing that happens. `play` does it and returns what was seen."""
+    """One step. `play` takes it and returns the answer."""
 
     def play(self, stage: Stage) -> object: ...
 
@@ -101,7 +101,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Produce:
-    """The producer of one of its lives appends values, or (key, value)s, as one batch."""
+    """The producer, in one of its lives, appends values or (key, value) pairs as one batch."""
 
     producer: str
     topic: str
@@ -143,7 +143,7 @@ class Add:
 
 @dataclass(frozen=True)
 class End:
-    """Somebody asks to end the transaction that the producer had open in one of its lives.
+    """A request to end the transaction that the producer had open in one of its lives.
 
     *epochs_later* is added to that life's epoch; with *of*, producer id and epoch are those of another producer.
     """
@@ -206,19 +206,8 @@ class Await:
 
 
 @dataclass(frozen=True)
-class Advance:
-    """Time passes. On a real broker it really does: there, `Await` a state instead."""
-
-    duration_ms: int
-
-    def play(self, stage: Stage) -> object:
-        stage.pause(self.duration_ms)
-        return "later"
-
-
-@dataclass(frozen=True)
 class Describe:
-    """What DescribeTransactions shows of the id."""
+    """The answer to DescribeTransactions for one id."""
 
     producer: str
 
@@ -234,19 +223,18 @@ class Describe:
 
 @dataclass(frozen=True)
 class Listed:
-    """What ListTransactions shows of all ids."""
+    """The answer to ListTransactions."""
 
     def play(self, stage: Stage) -> object:
-        listed = stage.broker.list_transactions(stage.prefix)
         return [
-            (each.transactional_id.removeprefix(stage.prefix), stage.alias(each.producer_id), each.state)
-            for each in listed
+            (listed.transactional_id.removeprefix(stage.prefix), stage.alias(listed.producer_id), listed.state)
+            for listed in stage.broker.list_transactions(stage.prefix)
         ]
 
 
 @dataclass(frozen=True)
 class Producers:
-    """What DescribeProducers shows of one partition."""
+    """The answer to DescribeProducers for one partition."""
 
     topic: str
     partition: int
@@ -257,14 +245,14 @@ class Producers:
         except TopicError:
             return "none"
         return [
-            (stage.alias(each.producer_id), each.epoch, each.last_sequence, each.transaction_start_offset)
-            for each in states
+            (stage.alias(state.producer_id), state.epoch, state.last_sequence, state.transaction_start_offset)
+            for state in states
         ]
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a reader sees from *offset* on, and where the log begins, is stable, and ends."""
+    """A reader's view from *offset* on: log start, last stable and end offset, and the records."""
 
     topic: str
     partition: int
@@ -274,7 +262,7 @@ class Read:
     def play(self, stage: Stage) -> object:
         isolation = Isolation.READ_COMMITTED if self.committed else Isolation.READ_UNCOMMITTED
         fetched = stage.broker.fetch(stage.name(self.topic), self.partition, self.offset, isolation)
-        records = [(each.offset, _decoded(each.key), _decoded(each.value)) for each in fetched.records]
+        records = [(record.offset, _decoded(record.key), _decoded(record.value)) for record in fetched.records]
         # Where retention cuts an open transaction's batch in two, a real broker shows the whole batch's offset.
         stable_offset = max(fetched.last_stable_offset, fetched.log_start_offset)
         ends = (fetched.log_start_offset, stable_offset, fetched.high_watermark)
@@ -312,7 +300,7 @@ class AddPartitions:
 
 @dataclass(frozen=True)
 class DeleteRecords:
-    """Retention takes what lies before an offset; -1: everything."""
+    """Retention removes the records before an offset; -1: all of them."""
 
     topic: str
     partition: int
@@ -323,7 +311,7 @@ class DeleteRecords:
 
 
 def play(history: Iterable[Step], stage: Stage) -> list[Any]:
-    """What each step of *history* sees.
+    """The answer to each step of *history*.
 
     >>> from exactlyonce.testing import BrokerModel, SimulatedClock
     >>> clock = SimulatedClock()
@@ -335,17 +323,17 @@ def play(history: Iterable[Step], stage: Stage) -> list[Any]:
 
 
 def difference(history: Sequence[Step], one: Stage, other: Stage) -> str | None:
-    """Play *history* on both stages: the first step that does not see the same, described; None if all do."""
+    """Play *history* on both stages and describe the first step whose answers differ; None: no step does."""
     for number, step in enumerate(history):
         seen, seen_by_other = step.play(one), step.play(other)
         if seen != seen_by_other:
-            before = "".join(f"  {index:3} {each}\n" for index, each in enumerate(history[:number]))
+            before = "".join(f"  {index:3} {earlier}\n" for index, earlier in enumerate(history[:number]))
             return f"{before}  {number:3} {step}\n      one sees    {seen}\n      other sees  {seen_by_other}"
     return None
 
 
 def shortest(history: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
-    """*history* without the steps that it takes for nothing to *fail*."""
+    """*history* without the steps that it does not need to *fail*."""
     index = 0
     while index < len(history):
         shorter = [*history[:index], *history[index + 1 :]]

@@ -1,8 +1,7 @@
-"""A broker that knows transactions, as an interface: the in-memory model and a real cluster answer it alike.
+"""The interface of a broker with transactions; the in-memory model and a real cluster answer it alike.
 
-Every operation is one request of the Kafka protocol (or, for `produce`, the pair that librdkafka sends) and returns
-the broker's answer as it stands: nothing is retried here. `NoAnswer` is raised where a request or its
-answer was lost.
+Every operation is one request of the Kafka protocol (for `produce`, the pair that librdkafka sends) and returns the
+broker's answer unchanged, without retries. It raises `NoAnswer` if the request or its answer was lost.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 
 
 class Error(enum.IntEnum):
-    """The error codes of the Kafka protocol that transactions meet."""
+    """The error codes of the Kafka protocol that concern transactions."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -37,18 +36,18 @@ class Error(enum.IntEnum):
 
 
 class Isolation(enum.IntEnum):
-    """What a reader sees: everything up to the high watermark, or what is committed up to the last stable offset."""
+    """Readers see all records up to the high watermark, or committed ones up to the last stable offset."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
 class NoAnswer(Exception):
-    """No answer came: the request may have been carried out, or not, or may yet be."""
+    """No answer came: the request may have been applied, or not, or may still be."""
 
 
 class Initialized(NamedTuple):
-    """The answer to InitProducerId. *error* CONCURRENT_TRANSACTIONS: what was open is being aborted; ask again."""
+    """The answer to InitProducerId. *error* CONCURRENT_TRANSACTIONS: the open transaction is being aborted; retry."""
 
     error: Error
     producer_id: int = -1
@@ -56,14 +55,14 @@ class Initialized(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """The answer to AddPartitionsToTxn or Produce, whichever refused first."""
+    """The first refusal of AddPartitionsToTxn and Produce, or the answer to Produce."""
 
     error: Error
     first_offset: int = -1
 
 
 class Record(NamedTuple):
-    """A record as it lies in a partition. The model keeps any Python objects as key and value; a real broker, bytes."""
+    """A record in a partition. The model keeps any Python objects as key and value, a real broker bytes."""
 
     offset: int
     key: Any
@@ -73,7 +72,7 @@ class Record(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The answer to Fetch: the data records that the isolation level lets through, and where the log stands."""
+    """The answer to Fetch: the data records visible at the isolation level, and the log's offsets."""
 
     error: Error
     records: tuple[Record, ...] = ()
@@ -86,7 +85,7 @@ class TransactionalBroker(Protocol):
     """The operations. Topics and partitions are named as Kafka names them; times are in milliseconds."""
 
     def create_topic(self, topic: str, partitions: int = 1, *, compact: bool = False) -> Error:
-        """Create a topic, with `cleanup.policy=compact` or without retention."""
+        """Create a topic that is compacted or has no retention."""
 
     def delete_topic(self, topic: str) -> Error:
         """Delete a topic with all its records. One created later under its name has another id."""
@@ -95,15 +94,15 @@ class TransactionalBroker(Protocol):
         """Raise the number of a topic's partitions to *total*."""
 
     def topic_id(self, topic: str) -> str | None:
-        """The id that the broker gave the topic; None: there is no such topic."""
+        """The topic's id; None: there is no such topic."""
 
     def init_transactions(self, transactional_id: str | None, timeout_ms: int = 60_000) -> Initialized:
-        """InitProducerId: a producer id and an epoch that fence whoever had the id. None: merely idempotent."""
+        """InitProducerId: a producer id and an epoch that fence earlier producers of the id. None: only idempotent."""
 
     def add_to_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
     ) -> Error:
-        """AddPartitionsToTxn, of one: it begins the transaction, whose end is marked there, with records or without."""
+        """AddPartitionsToTxn for one partition: begins the transaction, whose marker is written there in any case."""
 
     def produce(
         self,
@@ -119,8 +118,8 @@ class TransactionalBroker(Protocol):
     ) -> Produced:
         """Append (key, value) pairs as one batch, adding the partition to the transaction first.
 
-        *sequence* of the first record: None goes on from what this (producer id, epoch) last produced there. *added*:
-        the producer believes that the partition is part of its transaction and sends the batch alone, as zombies do.
+        *sequence* of the first record: None continues after the last batch of this (producer id, epoch). *added*: the
+        producer believes that the partition is in its transaction and sends the batch alone, as zombies do.
         """
 
     def end_txn(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Error:
@@ -138,7 +137,7 @@ class TransactionalBroker(Protocol):
     def fetch(
         self, topic: str, partition: int, offset: int = 0, isolation: Isolation = Isolation.READ_COMMITTED
     ) -> Fetched:
-        """All records from *offset* on that *isolation* lets through."""
+        """All records from *offset* on that are visible at *isolation*."""
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> Error:
         """DeleteRecords: move the log's start to *before_offset*; -1: to the high watermark."""

@@ -1,9 +1,9 @@
-"""A broker in memory that models transactions, deterministic and single-threaded.
+"""An in-memory model of a broker with transactions, deterministic and single-threaded.
 
-It answers what a real one answers (the contract tests run the same histories on both), and is at least as late: every
-marker of an ended transaction takes `marker_delay_ms` on the clock, one partition after the other, and so does its
-completion; until then the broker is busy with the transaction and takes late records into it. Time passes only on the
-clock: what has come due is done at the beginning of the next operation, in the order of its times.
+It answers as a real one does (the contract tests run the same histories on both), but later: each marker of an ended
+transaction takes `marker_delay_ms` on the clock, one partition after the other, and so does its completion. Until then
+the broker is busy with the transaction and takes late records into it. Time passes only on the clock: each operation
+first does, in the order of their times, the actions that have come due.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ DAY_MS = 24 * 3_600_000
 
 @dataclass(frozen=True)
 class BrokerSettings:
-    """What a broker's configuration says, with Kafka's defaults; and how slow its markers are."""
+    """Settings of a broker with Kafka's defaults, and the delay of its markers."""
 
     transaction_timeout_max_ms: int = 15 * 60_000
     timeout_check_interval_ms: int = 10_000
-    """How often the broker looks for transactions that have timed out."""
+    """The interval at which the broker aborts transactions that have timed out."""
     transactional_id_expiration_ms: int = 7 * DAY_MS
     expiration_check_interval_ms: int = 3_600_000
     producer_id_expiration_ms: int = DAY_MS
-    """A partition forgets a producer that has been silent for so long."""
+    """A partition forgets a producer after this silence."""
     marker_delay_ms: int = 5
 
 
 class _Marker(NamedTuple):
-    """To be written to one partition; without a partition: all are written, the transaction is complete."""
+    """A marker due in one partition; without a partition: the transaction's completion."""
 
     due_ms: int
     order: int
@@ -116,8 +116,7 @@ class BrokerModel:
 
     def topic_id(self, topic: str) -> str | None:
         self._catch_up()
-        found = self._topics.get(topic)
-        return found.topic_id if found else None
+        return self._topics[topic].topic_id if topic in self._topics else None
 
     # Transactions
 
@@ -214,7 +213,7 @@ class BrokerModel:
         return log.delete_before(before_offset) if log else Error.UNKNOWN_TOPIC_OR_PARTITION
 
     def compact(self, topic: str, *, drop_tombstones: bool = False) -> None:
-        """Clean a compacted topic now: a real broker does it whenever it likes. Tombstones go on a later round."""
+        """Compact a topic now; a real broker does so at any time. Tombstones go in a later round."""
         self._catch_up()
         for log in self._topics[topic].logs:
             log.compact(drop_tombstones=drop_tombstones)
@@ -222,16 +221,16 @@ class BrokerModel:
     # The broker's own life
 
     def stop(self) -> None:
-        """Take the broker down: nothing answers, nothing is done, nothing is lost."""
+        """Stop the broker: it answers nothing and loses nothing."""
         self._catch_up()
         self._running = False
 
     def start(self, *, lose_markers: bool = False) -> None:
-        """Bring it up again: it writes all markers of the transactions that were not complete, some a second time.
+        """Start it again: it writes all markers of incomplete transactions, some a second time.
 
-        With *lose_markers* these transactions complete without, and hang: the answer to EndTxn was NONE, the state is
-        CompleteCommit, yet no read_committed reader ever passes their records. Kafka 4.3 does that to a partition
-        without leader at the wrong moment (KAFKA-20734).
+        *lose_markers* completes these transactions without markers, so they hang: EndTxn answered NONE, the state is
+        CompleteCommit, yet no read_committed reader passes their records. Kafka 4.3 does that to a partition without a
+        leader at the wrong moment (KAFKA-20734).
         """
         self._running = True
         now_ms = self._clock.monotonic_ms()
@@ -243,7 +242,7 @@ class BrokerModel:
             heapq.heapify(self._markers)
 
     def copy(self, clock: Clock | None = None) -> BrokerModel:
-        """A broker of its own in the same state, on *clock* or on a simulated one that stands where this one's does."""
+        """An independent broker in the same state, on *clock* or on a simulated one that shows the same time."""
         if clock is None:
             clock = SimulatedClock(self._clock.now_ms(), self._clock.monotonic_ms())
         twin = BrokerModel(clock, self.settings)
@@ -259,8 +258,8 @@ class BrokerModel:
         return twin
 
     def _log(self, topic: str, partition: int) -> PartitionLog | None:
-        found = self._topics.get(topic)
-        return found.logs[partition] if found and 0 <= partition < len(found.logs) else None
+        logs = self._topics[topic].logs if topic in self._topics else ()
+        return logs[partition] if 0 <= partition < len(logs) else None
 
     def _start_scheduler(self, now_ms: int) -> None:
         self._started_ms = self._expired_at_ms = now_ms
@@ -268,11 +267,11 @@ class BrokerModel:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Note when there is something to do next."""
+        """Note the time of the next action."""
         self._due_ms = min(self._check_due_ms, self._markers[0].due_ms) if self._markers else self._check_due_ms
 
     def _catch_up(self) -> int:
-        """Do what has come due. Every operation begins here, and gets the time."""
+        """Do the actions that are due and return the time. Every operation begins here."""
         now_ms = self._clock.monotonic_ms()
         if not self._running:
             raise NoAnswer("the broker is down")
@@ -285,7 +284,7 @@ class BrokerModel:
         return now_ms
 
     def _check(self, now_ms: int) -> None:
-        """Abort what has timed out; where nothing can time out before *now_ms*, forget what has expired by then."""
+        """Abort transactions that timed out; if none can time out before *now_ms*, expire ids and producers by then."""
         tick_ms = self._check_due_ms
         for transaction in self._coordinator.timed_out(tick_ms):
             self._coordinator.prepare(transaction, State.PREPARE_ABORT, tick_ms)
@@ -308,7 +307,7 @@ class BrokerModel:
         return now_ms - (now_ms - self._started_ms) % interval_ms
 
     def _await_markers(self, transaction: TransactionEntry, now_ms: int) -> None:
-        """Put the markers of an ended transaction into the queue, one partition after the other."""
+        """Queue the markers of an ended transaction, one partition after the other."""
         commit = transaction.state is State.PREPARE_COMMIT
         due_ms = now_ms
         for partition in (*transaction.partitions, None):
@@ -327,7 +326,7 @@ class BrokerModel:
         self._schedule()
 
     def _write(self, marker: _Marker) -> None:
-        """Write one marker, or complete the transaction; the marker of a partition that is gone is left out."""
+        """Write one marker, or complete the transaction; a marker of a deleted partition is skipped."""
         transaction = self._coordinator.transactions[marker.transactional_id]
         if marker.partition is None:
             self._coordinator.complete(transaction, marker.due_ms)

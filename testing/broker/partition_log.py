@@ -1,7 +1,7 @@
 """One partition of the in-memory broker: records, control markers and open transactions.
 
-Invariants: offsets only grow, and a marker takes one like a record does; the last stable offset never passes the first
-record of an open transaction; a record is never changed, and a removed one leaves its offset empty permanently.
+Invariants: offsets only grow, and a marker takes one as a record does; the last stable offset never passes the first
+record of an open transaction; a record never changes, and the offset of a removed one is never used again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from exactlyonce.testing.broker.interface import Error, Fetched, Isolation, Produced, Record
 
 BATCHES_REMEMBERED = 5
-"""Of each producer, to recognise a batch that is sent again."""
+"""The number of batches per producer by which a repeated one is recognised."""
 
 
 class _Batch(NamedTuple):
@@ -23,11 +23,11 @@ class _Batch(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """What the partition knows of one producer id."""
+    """The partition's state of one producer id."""
 
     epoch: int
     batches: tuple[_Batch, ...]
-    """The newest of this epoch; none after a marker."""
+    """The newest batches of this epoch; none after a marker."""
     last_timestamp_ms: int
 
     @property
@@ -36,7 +36,7 @@ class ProducerEntry(NamedTuple):
 
 
 class _Awaited(NamedTuple):
-    """The lowest sequence number that a producer has sent since its transaction here ended, and not got through."""
+    """The lowest sequence number that a producer has sent, and that was refused, since its last transaction here."""
 
     epoch: int
     sequence: int
@@ -61,27 +61,27 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it every transaction has ended."""
+        """Every transaction below it has ended."""
         for offsets in self._open.values():
             return max(offsets[0], self.start_offset)
         return self.end_offset
 
     def transaction_start_offset(self, producer_id: int) -> int | None:
-        """Where the open transaction of *producer_id* begins; None: none is open here."""
+        """The first offset of the producer's open transaction; None: none is open here."""
         offsets = self._open.get(producer_id)
         return offsets[0] if offsets else None
 
     def has_open(self, producer_id: int) -> bool:
-        """Whether a transaction of this producer id is open here, of whatever epoch."""
+        """Whether a transaction of this producer id, of any epoch, is open here."""
         return producer_id in self._open
 
     def next_sequence(self, producer_id: int, epoch: int) -> int:
-        """The sequence number with which this producer goes on here."""
+        """The sequence number that this producer sends next."""
         producer = self.producers.get(producer_id)
         return producer.last_sequence + 1 if producer is not None and producer.epoch == epoch else 0
 
     def await_first(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> None:
-        """Note that a batch has come to begin a transaction: until it is through, no later one may be."""
+        """Note that a batch came to begin a transaction: no later one is taken before it."""
         awaited = self._awaited.get(producer_id)
         if awaited is None or epoch > awaited.epoch or (epoch == awaited.epoch and sequence < awaited.sequence):
             since_ms = now_ms if awaited is None else awaited.since_ms
@@ -97,7 +97,7 @@ class PartitionLog:
         transactional: bool,
         now_ms: int,
     ) -> Produced:
-        """Append one batch, or say why not; one that is here already is answered with the offset it has."""
+        """Append one batch, or refuse it; a repeated one is answered with its offset."""
         producer = self.producers.get(producer_id)
         batches = producer.batches if producer is not None and producer.epoch == epoch else ()
         last_sequence = sequence + len(records) - 1
@@ -132,7 +132,7 @@ class PartitionLog:
             self._awaited.pop(producer_id, None)
 
     def end_transaction(self, producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> None:
-        """Write the marker that ends the producer's transaction; with none open here it only takes an offset."""
+        """Write the marker that ends the producer's transaction; without an open one it only takes an offset."""
         offsets = self._open.pop(producer_id, ())
         self._awaited.pop(producer_id, None)
         if not commit:
@@ -141,7 +141,7 @@ class PartitionLog:
         self.end_offset += 1
 
     def fetch(self, offset: int, isolation: Isolation) -> Fetched:
-        """The records from *offset* on that *isolation* lets through."""
+        """The records from *offset* on that are visible at *isolation*."""
         if not self.start_offset <= offset <= self.end_offset:
             return Fetched(Error.OFFSET_OUT_OF_RANGE)
         stable_offset = self.last_stable_offset
@@ -155,7 +155,7 @@ class PartitionLog:
         return Fetched(Error.NONE, records, self.start_offset, stable_offset, self.end_offset)
 
     def forget_producers(self, silent_since_ms: int) -> None:
-        """Forget those that have been silent since, unless their transaction is open."""
+        """Forget producers that have been silent since then and have no open transaction."""
         for producer_id, producer in list(self.producers.items()):
             if producer.last_timestamp_ms <= silent_since_ms and producer_id not in self._open:
                 del self.producers[producer_id]
@@ -164,7 +164,7 @@ class PartitionLog:
                 del self._awaited[producer_id]
 
     def delete_before(self, offset: int) -> Error:
-        """Forget all below *offset*; -1: all."""
+        """Remove the records below *offset*; -1: all."""
         before_offset = self.end_offset if offset == -1 else offset
         if not 0 <= before_offset <= self.end_offset:
             return Error.OFFSET_OUT_OF_RANGE
@@ -174,7 +174,7 @@ class PartitionLog:
         return Error.NONE
 
     def compact(self, *, drop_tombstones: bool) -> None:
-        """Keep, below the last stable offset, only the newest committed record of each key."""
+        """Keep only the newest committed record of each key below the last stable offset."""
         stable_offset = self.last_stable_offset
         stable = self._records[: bisect_left(self._offsets, stable_offset)]
         newest = {record.key: record.offset for record in stable if record.offset not in self._aborted}
@@ -193,7 +193,7 @@ class PartitionLog:
         self._aborted.intersection_update(self._offsets)
 
     def copy(self) -> PartitionLog:
-        """A log of its own with the same contents."""
+        """An independent log with the same contents."""
         copy = PartitionLog()
         copy.start_offset, copy.end_offset = self.start_offset, self.end_offset
         copy.producers = dict(self.producers)

@@ -1,7 +1,7 @@
-"""Histories drawn from a seed: the same seed, the same history, always and everywhere.
+"""Random histories: one seed always gives the same history.
 
-Producers and zombies of all their earlier lives do whatever comes to mind, in or out of order, also what no client
-would do: an answer to it is an answer that the model owes as well.
+Producers, and zombies of all their earlier lives, send any request in any order, also those that no client would send:
+the model must answer them as a broker does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTITIONS = 2
 
 
 def random_history(seed: int, steps: int = 40) -> list[Step]:
-    """A history of about *steps* steps, which begins with its topics and ends with everybody looking at everything."""
+    """A history of about *steps* steps that begins with creating topics and ends with reading everything."""
     draw = _Draw(Random(seed))
     history: list[Step] = [CreateTopic(topic, PARTITIONS) for topic in TOPICS]
     history += [Init(producer) for producer in PRODUCERS]
@@ -112,7 +112,7 @@ class _Draw:
         return self._random.choice(TOPICS), self._random.randrange(PARTITIONS)
 
     def _values(self) -> list[str]:
-        """Each value is unique in the history."""
+        """Values that are unique in the history."""
         count = self._random.randint(1, 3)
         self._value += count
         return [f"v{number}" for number in range(self._value - count, self._value)]

@@ -1,8 +1,7 @@
-"""A real cluster as a `TransactionalBroker`: each operation is sent once and answered as the broker answered.
+"""A real cluster as a `TransactionalBroker`, for contract tests: each operation is sent once, its answer returned.
 
-For contract tests. It speaks as librdkafka does (AddPartitionsToTxn of version 0, Produce of version 10), so that what
-is learnt here holds for the producers of the engine. Only lookups are repeated: who coordinates an id, who leads a
-partition.
+It uses librdkafka's versions (AddPartitionsToTxn 0, Produce 10), so that its answers are those that the engine's
+producers get. Only the lookups of coordinators and partition leaders are retried.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ FETCH_BYTES_MAX = 16 << 20
 BATCH_BYTES_MAX = 1 << 20
 REQUESTS_AT_ONCE = 1_000
 _MOVING = (14, 15, 16)
-"""The transaction coordinator loads, is not there, or moved."""
+"""Errors of a transaction coordinator that loads, is not available or moved."""
 
 
 class RealBroker:
-    """A `TransactionalBroker` that is one. Topics have one replica. Used by one thread."""
+    """A `TransactionalBroker` that is real. Topics have one replica. Used by one thread."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         config = ClientConfig({"bootstrap.servers": bootstrap_servers})
@@ -79,7 +78,7 @@ class RealBroker:
         return Initialized(Error(answer.error_code), answer.producer_id, answer.producer_epoch)
 
     def use_up_epochs(self, transactional_id: str, count: int) -> None:
-        """Initialise *count* times, as fast as the broker can."""
+        """Initialise *count* times, with up to `REQUESTS_AT_ONCE` requests in flight."""
         node = self._coordinator(transactional_id)
         for first in range(0, count, REQUESTS_AT_ONCE):
             requests = range(first, min(count, first + REQUESTS_AT_ONCE))
@@ -133,7 +132,7 @@ class RealBroker:
     def commit_in_a_rush(
         self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int, late: Sequence[Any]
     ) -> tuple[Error, Error, Error, Produced]:
-        """A commit, the same again, an abort and a *late* batch, all sent before the first answer has come."""
+        """Send a commit, the same again, an abort and a *late* batch before the first answer comes."""
         node = self._coordinator(transactional_id)
         endings = [_end_request(transactional_id, producer_id, epoch, commit) for commit in (True, True, False)]
         sequence = self._sequences[topic, partition, producer_id, epoch]
@@ -147,11 +146,11 @@ class RealBroker:
         return self._transactions.describe(transactional_ids)
 
     def list_transactions(self, prefix: str = "") -> list[ListedTransaction]:
-        return sorted(self._transactions.list(prefix), key=lambda each: each.transactional_id)
+        return sorted(self._transactions.list(prefix), key=lambda listed: listed.transactional_id)
 
     def describe_producers(self, partitions: Iterable[tuple[str, int]]) -> list[ProducerState]:
         states = self._transactions.producers(partitions)
-        return sorted(states, key=lambda each: (each.topic, each.partition, each.producer_id))
+        return sorted(states, key=lambda state: (state.topic, state.partition, state.producer_id))
 
     def fetch(
         self, topic: str, partition: int, offset: int = 0, isolation: Isolation = Isolation.READ_COMMITTED
@@ -184,12 +183,12 @@ class RealBroker:
         return Error(answer.topics[0].partitions[0].error_code)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._wire.close()
         self._transactions.close()
 
     def _ask_coordinator(self, transactional_id: str | None, request: Any) -> Any:
-        """The answer of the broker that keeps the id; of any broker if there is none."""
+        """The answer of the id's transaction coordinator; of any broker without an id."""
 
         def attempt() -> Any:
             node = None if transactional_id is None else self._coordinator(transactional_id)
@@ -203,9 +202,9 @@ class RealBroker:
     def _coordinator(self, transactional_id: str) -> int:
         kind = CoordinatorType.TRANSACTION.value
         question = FindCoordinatorRequest(key_type=kind, coordinator_keys=[transactional_id])
-        found = self._wire.ask(question).coordinators[0]
-        refuse(found.error_code, f"Finding the coordinator of {transactional_id}")
-        return int(found.node_id)
+        coordinator = self._wire.ask(question).coordinators[0]
+        refuse(coordinator.error_code, f"Finding the coordinator of {transactional_id}")
+        return int(coordinator.node_id)
 
     def _ask_leader(self, topic: str, partition: int, request: Any) -> Any:
         """The answer of the partition's leader; None: there is no such partition."""
@@ -224,7 +223,7 @@ class RealBroker:
             raise NoAnswer(str(lost)) from None
 
     def _await_leaders(self, topic: str, partitions: int) -> None:
-        """Wait until every partition has a leader that knows it is one."""
+        """Wait until the leader of every partition answers."""
 
         def attempt(partition: int) -> None:
             request = _fetch_request(topic, partition, 0, Isolation.READ_UNCOMMITTED)
@@ -291,7 +290,7 @@ def _produced(answer: Any) -> Produced:
 
 
 def _error(futures: Mapping[Any, Future[Any]]) -> Error:
-    """What became of a request about topics."""
+    """The error of a request about topics."""
     for future in futures.values():
         try:
             future.result(TIMEOUT_MS / 1000)
@@ -336,8 +335,8 @@ def _batches(data: bytes | None) -> Iterator[Any]:
 
 
 def _visible(batches: Iterable[Any], aborted: Iterable[Any]) -> Iterator[Record]:
-    """The data records in *batches* but those of the *aborted* transactions (producer id, first offset)."""
-    aborting = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
+    """The data records in *batches* without those of the *aborted* transactions (producer id, first offset)."""
+    aborting = sorted(((transaction.first_offset, transaction.producer_id) for transaction in aborted), reverse=True)
     hidden: set[int] = set()
     for batch in batches:
         while aborting and aborting[-1][0] <= batch.last_offset:

@@ -1,9 +1,9 @@
-"""The transaction coordinator of the in-memory broker: what every transactional id is going through.
+"""The transaction coordinator of the in-memory broker: the state of every transactional id.
 
-Invariants: an id moves only along `PREVIOUS`; the epoch of a producer id only grows, and every end of a transaction and
-every initialisation raises it, or gives a new producer id when it is exhausted; once a `Prepare` state is entered the
-outcome is settled, though its markers are still to be written. Answers and their order of precedence are those of
-Kafka 4.3 with transaction version 2.
+Invariants: an id changes its state only along `PREVIOUS`; the epoch of a producer id only grows, and every end of a
+transaction and every initialisation raises it, or gives a new producer id when it is exhausted; a `Prepare` state
+settles the outcome, before any marker is written. Answers and their precedence are those of Kafka 4.3 with transaction
+version 2.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.testing.broker.interface import Error, Initialized
 
 EPOCH_LAST = 32_766
-"""The highest epoch that a producer is ever given; 32767 is left for the marker that ends its transaction."""
+"""The highest epoch that a producer gets; 32767 is left for the marker that ends its transaction."""
 
 NO_PRODUCER_ID = -1
 
 
 class State(enum.Enum):
-    """Of a transactional id, named as DescribeTransactions names it."""
+    """The states of a transactional id, named as in DescribeTransactions."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -48,34 +48,34 @@ PREVIOUS: dict[State, frozenset[State]] = {
     State.COMPLETE_ABORT: frozenset({State.PREPARE_ABORT}),
     State.DEAD: _AT_REST,
 }
-"""From which states each state may be entered."""
+"""The states from which each state may be entered."""
 
 
 @dataclass(slots=True)
 class TransactionEntry:
-    """A transactional id, and the transaction that is or was last open under it."""
+    """A transactional id and its current or last transaction."""
 
     transactional_id: str
     producer_id: int
     timeout_ms: int
     changed_at_ms: int
-    """By the clock's `monotonic_ms`, as `started_at_ms`."""
+    """Monotonic time, as `started_at_ms`."""
     epoch: int = -1
     producer_id_previous: int = NO_PRODUCER_ID
-    """Before the last change of state: the same one, unless its epochs ran out just then."""
+    """The producer id before the last change of state, which differs if its epochs ran out just then."""
     producer_id_next: int = NO_PRODUCER_ID
-    """Taken when the markers are written, because the epochs of this one have run out."""
+    """The producer id to use once the markers are written, because the epochs of this one ran out."""
     state: State = State.EMPTY
     partitions: dict[tuple[str, int], None] = field(default_factory=dict)
-    """Of the transaction; once it is prepared, those that still await a marker."""
+    """The transaction's partitions; once it is prepared, those that still await a marker."""
     partitions_logged: tuple[tuple[str, int], ...] = ()
-    """All of a prepared transaction: whoever loads its state after a crash begins with them anew."""
+    """All partitions of a prepared transaction: a coordinator that loads it after a crash begins again with them."""
     started_at_ms: int = 0
     start_time_ms: int = -1
-    """By the wall clock."""
+    """Wall clock time."""
 
     def enter(self, state: State, now_ms: int) -> None:
-        """Change the state; anything but a move along `PREVIOUS` is a defect."""
+        """Change the state along `PREVIOUS`; any other change is a defect."""
         if self.state not in PREVIOUS[state]:
             raise InvariantViolation(f"{self.transactional_id} goes from {self.state} to {state}")
         self.state = state
@@ -87,7 +87,7 @@ class TransactionEntry:
         return self.epoch >= EPOCH_LAST
 
     def described(self) -> TransactionState:
-        """As DescribeTransactions shows it."""
+        """The answer to DescribeTransactions."""
         return TransactionState(
             self.transactional_id,
             self.state.value,
@@ -99,31 +99,31 @@ class TransactionEntry:
         )
 
     def copy(self) -> TransactionEntry:
-        """One of its own with the same values."""
+        """An independent entry with the same values."""
         twin = copy.copy(self)
         twin.partitions = dict(self.partitions)
         return twin
 
 
 class TransactionCoordinator:
-    """All transactional ids. *prepared* is called when a transaction awaits its markers, with the time."""
+    """All transactional ids. *prepared* is called with a transaction that awaits its markers, and the time."""
 
     def __init__(self, clock: Clock, timeout_max_ms: int, prepared: Callable[[TransactionEntry, int], None]) -> None:
         self.transactions: dict[str, TransactionEntry] = {}
         self.open: dict[str, TransactionEntry] = {}
-        """Those of them that are `ONGOING`."""
+        """The entries that are `ONGOING`."""
         self._clock = clock
         self._timeout_max_ms = timeout_max_ms
         self._prepared = prepared
         self._producer_ids = 0
 
     def new_producer_id(self) -> int:
-        """A producer id that was never given before."""
+        """A producer id that was never used."""
         self._producer_ids += 1
         return self._producer_ids - 1
 
     def initialize(self, transactional_id: str, timeout_ms: int, now_ms: int) -> Initialized:
-        """A fresh epoch; aborts what is open first, and then asks to be asked again."""
+        """Give a new epoch; if a transaction is open, abort it and ask for a retry."""
         if not 0 < timeout_ms <= self._timeout_max_ms:
             return Initialized(Error.INVALID_TRANSACTION_TIMEOUT)
         transaction = self.transactions.get(transactional_id)
@@ -146,7 +146,7 @@ class TransactionCoordinator:
     def add_partition(
         self, transactional_id: str, producer_id: int, epoch: int, partition: tuple[str, int], now_ms: int
     ) -> Error:
-        """Make *partition* part of the transaction, which begins with its first."""
+        """Add *partition* to the transaction, which begins with its first one."""
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             return Error.INVALID_PRODUCER_ID_MAPPING
@@ -166,7 +166,7 @@ class TransactionCoordinator:
         return Error.NONE
 
     def verify(self, transactional_id: str, producer_id: int, epoch: int, partition: tuple[str, int]) -> Error:
-        """What the partition's leader asks when a producer sends a first batch: is the partition in the transaction?"""
+        """Tell a leader that gets a producer's first batch whether the transaction has the partition."""
         transaction = self.transactions.get(transactional_id)
         if transaction is None or transaction.producer_id != producer_id:
             return Error.INVALID_PRODUCER_ID_MAPPING
@@ -175,7 +175,7 @@ class TransactionCoordinator:
         return Error.NONE if partition in transaction.partitions else Error.INVALID_TXN_STATE
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, now_ms: int) -> Error:
-        """EndTxn of version 5. The same request again is answered alike; any other one about the past is refused."""
+        """EndTxn of version 5. A repeated request gets the same answer; any other one about the past is refused."""
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             return Error.INVALID_PRODUCER_ID_MAPPING
@@ -199,7 +199,7 @@ class TransactionCoordinator:
         return Error.NONE
 
     def prepare(self, transaction: TransactionEntry, state: State, now_ms: int) -> None:
-        """Settle the outcome: from here on only markers are missing."""
+        """Settle the outcome: only markers are missing from here on."""
         if transaction.state is not State.ONGOING:
             transaction.start_time_ms = self._clock.now_ms()
         transaction.enter(state, now_ms)
@@ -210,14 +210,14 @@ class TransactionCoordinator:
         self._prepared(transaction, now_ms)
 
     def reload(self, now_ms: int) -> None:
-        """Begin a new life from what was logged: every prepared transaction awaits all of its markers again."""
+        """Restart from the log: every prepared transaction awaits all of its markers again."""
         for transaction in self.transactions.values():
             if transaction.state in _PREPARED:
                 transaction.partitions = dict.fromkeys(transaction.partitions_logged)
                 self._prepared(transaction, now_ms)
 
     def complete(self, transaction: TransactionEntry, now_ms: int) -> None:
-        """All markers are written."""
+        """Complete a transaction whose markers are written."""
         committed = transaction.state is State.PREPARE_COMMIT
         transaction.enter(State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT, now_ms)
         transaction.partitions.clear()
@@ -226,28 +226,28 @@ class TransactionCoordinator:
             transaction.producer_id_next = NO_PRODUCER_ID
 
     def timed_out(self, at_ms: int) -> list[TransactionEntry]:
-        """The open transactions whose time is over at *at_ms*, the oldest first."""
+        """The open transactions that have timed out at *at_ms*, the oldest first."""
         late = {name for name, t in self.open.items() if t.started_at_ms + t.timeout_ms < at_ms}
         known = [t for name, t in self.transactions.items() if name in late] if late else []
         return sorted(known, key=lambda t: t.started_at_ms)
 
     def expire(self, unchanged_since_ms: int) -> None:
-        """Forget the ids at rest that nobody has used since."""
+        """Forget the ids at rest that have not been used since."""
         for transaction in list(self.transactions.values()):
             if transaction.state in _AT_REST and transaction.changed_at_ms <= unchanged_since_ms:
                 transaction.enter(State.DEAD, transaction.changed_at_ms)
                 del self.transactions[transaction.transactional_id]
 
     def listed(self, prefix: str) -> list[ListedTransaction]:
-        """As ListTransactions shows them, sorted by id."""
-        known = self.transactions
+        """The answer to ListTransactions, sorted by id."""
         return [
-            ListedTransaction(name, known[name].producer_id, known[name].state.value)
-            for name in sorted(each for each in known if each.startswith(prefix))
+            ListedTransaction(name, transaction.producer_id, transaction.state.value)
+            for name, transaction in sorted(self.transactions.items())
+            if name.startswith(prefix)
         ]
 
     def copy(self, clock: Clock, prepared: Callable[[TransactionEntry, int], None]) -> TransactionCoordinator:
-        """One of its own with the same ids."""
+        """An independent coordinator with the same ids."""
         twin = TransactionCoordinator(clock, self._timeout_max_ms, prepared)
         twin.transactions = {name: transaction.copy() for name, transaction in self.transactions.items()}
         twin.open = {name: twin.transactions[name] for name in self.open}

@@ -1,8 +1,8 @@
-"""The contract of a sink whose output the leader commits to a store with a ledger, as test classes to inherit from.
+"""Contract tests, to inherit from, for a sink whose output the leader commits to a store with a ledger.
 
-`StoreContract` is for a store below a `WriteAheadSink`; `SinkContract`, a part of it, for a sink with a writer and a
-committer of its own. Each test is a schedule that has lost or doubled records of somebody's sink; its docstring tells
-it, and what it says when it fails is what the store's author did wrong and what readers would see. No Kafka is needed.
+`StoreContract` is for a store below a `WriteAheadSink`; `SinkContract`, a part of it, for a sink with its own writer
+and committer. Each test is a schedule, told in its docstring, that has lost or doubled records of some sink. Its
+failure says what the store does wrong and what readers would see. No Kafka is needed.
 
 ```python
 from exactlyonce.testing.sink_contract import StoreContract

@@ -1,8 +1,7 @@
-"""Other processes of a test: forked, so that they need nothing but what the test has, and may be killed.
+"""Forked processes of a test, which may be killed.
 
-A fork has the connections of its parent, and must not use them: what is to connect is made within. It ends by _exit,
-and never collects what its parent left as garbage, so that it closes nothing of its parent's, and waits for no thread
-that a fork does not have.
+A fork must not use its parent's connections, so it opens its own. It ends by `_exit` and never collects its parent's
+garbage: it closes nothing of its parent's, and waits for no thread that a fork does not have.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 class Forked:
-    """A process that runs *action*, given a function that tells the parent that it is in the middle."""
+    """A process that runs *action* with a function that tells the parent that it is in the middle."""
 
     def __init__(self, action: Callable[[Callable[[], None]], object]) -> None:
         self._readable, writable = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads of others, which the child leaves alone
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads of the parent, which the child lacks
             self.pid = os.fork()
         if self.pid == 0:
             self._be_child(action, writable)
@@ -41,7 +40,7 @@ class Forked:
             os._exit(0)
 
     def next_line(self) -> str:
-        """The next thing that it tells: that it is in the middle, or what the action returned or raised."""
+        """The next line: that it is in the middle, or what the action returned or raised."""
         line = b""
         while not line.endswith(b"\n"):
             if not select.select([self._readable], [], [], LIMIT_S)[0]:
@@ -53,14 +52,14 @@ class Forked:
         return line.decode().rstrip("\n")
 
     def end(self) -> None:
-        """Kill it, if it is still there, by SIGKILL, and wait for its end."""
+        """Kill it by SIGKILL and wait for its end."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self._readable)
 
 
 def stand_still() -> None:
-    """Until this process is killed."""
+    """Wait until this process is killed."""
     while True:
         signal.pause()
 

@@ -1,6 +1,6 @@
-"""The blocks of a checkpoint topic, in memory: what a sink's writer sets aside, and its committer reads.
+"""The blocks of a checkpoint topic in memory, written by a sink's writer and read by its committer.
 
-Invariant: they are written and read by the code that ships; only the broker is left out.
+Invariant: the shipped code writes and reads them; only the broker is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOPIC = TopicInfo("contract", "topic-1", partitions=5, replicas=1)
 
 
 class _Place(NamedTuple):
-    """Where a record lies, as a delivery tells it."""
+    """Partition and offset of a delivered record."""
 
     at: tuple[int, int]
 
@@ -30,27 +30,27 @@ class _Place(NamedTuple):
 
 
 class MemoryBlocks:
-    """What all subtasks of a test set aside; reads it as `checkpoint.block_storage.Blocks`."""
+    """The blocks of all subtasks of a test; a `checkpoint.block_storage.Blocks`."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
-        """It is durable at once."""
+        """Keep a value; it is durable at once."""
         self._values[key] = value
         on_delivery(None, _Place((partition, len(self._values))))
 
     def poll(self, timeout_s: float) -> None:
-        """All deliveries have been told of."""
+        """Do nothing: all deliveries have been reported."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-        """Every one of *refs* once, with its block."""
+        """Each of *refs* with its block."""
         for ref in refs:
             yield ref, decode(self._values[ref.key], Block)
 
 
 class MemoryStaging:
-    """The `BlockStaging` of one sink subtask; *life* is one that no other has."""
+    """The `BlockStaging` of one sink subtask; *life* is unique."""
 
     def __init__(self, blocks: MemoryBlocks, sink: str, subtask: int, life: int) -> None:
         self._writer = BlockWriter(blocks, _TOPIC, incarnation=life, attempt=0, nonce="memory")
@@ -60,7 +60,7 @@ class MemoryStaging:
 
     @property
     def pending(self) -> int:
-        """None are on their way."""
+        """Blocks in flight: none."""
         return self._writer.poll()
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:

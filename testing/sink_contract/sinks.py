@@ -1,7 +1,7 @@
 """The contract of every sink whose output the leader commits to a store with a ledger.
 
-Written against the writer and the committer that a description opens, in the way of the leader: fence, then commit, in
-the order of the checkpoints. One incarnation's leader is called 1, the next 2; the older one is the zombie.
+Tests use the writer and the committer that a description opens as the leader does: fence, then commit in the order of
+the checkpoints. The leaders are incarnations 1 and 2; the older one is the zombie.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.committer import Committer, Inspectable
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.contract import refused
 from exactlyonce.testing.sink_contract.forked import Forked
 from exactlyonce.testing.sink_contract.hooks import ORIGIN, ContractHooks, Row, again, all_of, known, works
 
 FIRST: Sequence[Row] = [(number, 1) for number in range(5)]
-"""What most tests write for their first checkpoint; with keys, the next one overwrites some of it."""
+"""The rows of the first checkpoint in most tests; with keys, the next one overwrites some of them."""
 SECOND: Sequence[Row] = [(number, 2) for number in range(3, 8)]
 
 TWICE = "What had been committed was committed again: look into the ledger, in the transaction, before any row."
@@ -34,7 +34,7 @@ class SinkContract(ContractHooks):
     """See the package."""
 
     def leader(self, incarnation: int, *, pipeline: str = "shop", sink: str = "orders") -> Committer:
-        """A committer that has fenced."""
+        """A committer that has fenced its predecessors."""
         committer = self.committer(pipeline, sink)
         again(lambda: committer.fence(incarnation, ORIGIN))
         return committer
@@ -42,7 +42,7 @@ class SinkContract(ContractHooks):
     def commits(
         self, committer: Committer, committable: StoreCommittable, incarnation: int = 1, origin: str = ORIGIN
     ) -> None:
-        """Commit what has not been committed yet."""
+        """Commit a committable for the first time."""
         failed = f"A commit of checkpoint {committable.checkpoint}, with what the ledger has as `previous`, is to work."
         assert works(lambda: committer.commit([committable], incarnation, origin), failed) is True, (
             f"A commit of checkpoint {committable.checkpoint}, the first, says that it had been committed: its rows "
@@ -52,12 +52,12 @@ class SinkContract(ContractHooks):
     def has_been(
         self, committer: Committer, committable: StoreCommittable, incarnation: int = 1, origin: str = ORIGIN
     ) -> None:
-        """Commit what has been committed."""
+        """Commit a committable once more."""
         asked_again = "What has been committed is asked again, and is no error: it returns False."
         assert works(lambda: committer.commit([committable], incarnation, origin), asked_again) is False, TWICE
 
     def found(self, incarnation: int, expected: dict[int, int], why: str) -> Committer:
-        """The next leader's committer, whose fence finds *expected* in the ledger."""
+        """The next leader's committer; fails unless its fence returns *expected*."""
         committer = self.committer()
         ledger = known(works(lambda: committer.fence(incarnation, ORIGIN), why))
         assert ledger == expected, f"{why} The ledger is to have {expected}; fence returned {ledger}."
@@ -68,7 +68,7 @@ class SinkContract(ContractHooks):
     def test_the_description_is_data(self) -> None:
         """A description made twice describes the same, as JSON, and finds nothing wrong with records of the type."""
         sinks = self.sink(), self.sink()
-        one, two = (each.describe(self.type) for each in sinks)
+        one, two = (sink.describe(self.type) for sink in sinks)
         assert json.loads(json.dumps(one)) == two, (
             f"describe() is part of the pipeline's fingerprint, and differs from one process to the next, or is no "
             f"JSON: {one}. After a restart the pipeline would count as changed."
@@ -80,18 +80,18 @@ class SinkContract(ContractHooks):
         )
 
     def test_check_may_be_repeated_and_changes_no_rows(self) -> None:
-        """Every start of a run checks the target, also two at once, and none harms what is there."""
+        """Every start of a run checks the target, also two at once; rows and ledger stay."""
         leader = self.leader(1)
         self.commits(leader, self.staged(FIRST, 1))
         others = [self.committer() for _ in range(4)]
-        outcomes = _at_once([partial(again, each.check) for each in others])
+        outcomes = _at_once([partial(again, other.check) for other in others])
         assert outcomes == [None] * 4, f"Of several processes that check at once, some fail: {outcomes}"
         leader.check()
         self.seen(FIRST, "check() changed rows that were there: it is run at every start.")
         self.found(2, {0: 1}, "check() emptied the ledger: what is in the target would be written again.")
 
     def test_a_look_beside_a_run(self) -> None:
-        """A look shows who may write, and up to where rows are in the store, and disturbs nobody."""
+        """A look shows the ledger and its writer, and disturbs nobody."""
         looking = self.committer()
         if not isinstance(looking, Inspectable) or (before := looking.look()) is None:
             pytest.skip("the store cannot be looked at: no look(), or it shows nothing; `exactlyonce doctor` says so")
@@ -108,7 +108,7 @@ class SinkContract(ContractHooks):
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def test_rows_are_seen_from_their_commit_on(self) -> None:
-        """What is set aside is seen by nobody until its checkpoint is decided, and then all of it."""
+        """Staged rows are invisible until their checkpoint is decided; then all of them are visible."""
         leader = self.leader(1)
         first, second = self.staged(FIRST, 1), self.staged(SECOND, 2, previous=1)
         self.seen([], "Rows are in the target before their checkpoint was decided: if it is aborted, they come twice.")
@@ -118,7 +118,7 @@ class SinkContract(ContractHooks):
         self.seen([*FIRST, *SECOND], "The next commit adds its rows, in their order.")
 
     def test_a_lost_answer(self) -> None:
-        """A commit lands and its answer is lost: whoever asks again, now or after a restart, writes nothing more."""
+        """A commit lands and its answer is lost: a retry, now or after a restart, writes nothing more."""
         zombie, committable = self.leader(1), self.staged(FIRST, 1)
         self.commits(zombie, committable)
         self.has_been(zombie, committable)
@@ -127,7 +127,7 @@ class SinkContract(ContractHooks):
         self.seen(FIRST, TWICE)
 
     def test_a_request_that_lands_late(self) -> None:
-        """A request of an older checkpoint is carried out after newer ones: nothing comes back, nothing comes twice."""
+        """A request of an older checkpoint lands after newer ones: no row comes back or comes twice."""
         leader, first = self.leader(1), self.staged(FIRST, 1)
         for committable in (first, self.staged(SECOND, 2, previous=1)):
             self.commits(leader, committable)
@@ -151,7 +151,7 @@ class SinkContract(ContractHooks):
         self.seen(rows, "One row was written for each checkpoint.")
 
     def test_what_waits_for_a_later_leader(self) -> None:
-        """Committables that wait for long, of several checkpoints, are committed in their order by a later leader."""
+        """A later leader commits the waiting committables of several checkpoints in their order."""
         zombie = self.leader(1)
         first, second = self.staged(FIRST, 3), self.staged(SECOND, 5, previous=3)
         self.staged([(99, 0)], 4)  # of a checkpoint that is aborted
@@ -165,7 +165,7 @@ class SinkContract(ContractHooks):
         )
 
     def test_all_of_a_checkpoint_in_one_call(self) -> None:
-        """A call gets all that a sink has for a checkpoint, oldest first; after half of it, it may be repeated."""
+        """A call gets all committables of a checkpoint, oldest first; once half are committed, it may be repeated."""
         leader = self.leader(1)
         first, second = self.staged(FIRST, 1), self.staged(SECOND, 2, previous=1)
         other = self.staged([(50, 0)], 2, subtask=1)
@@ -187,7 +187,7 @@ class SinkContract(ContractHooks):
         self.seen(SECOND, "The checkpoint after an empty one gives exactly its rows.")
 
     def test_the_ledger_is_behind(self) -> None:
-        """A ledger without the checkpoint that was committed before is of a restored store: LedgerBehind, no rows."""
+        """The ledger lacks the checkpoint committed before, as in a restored store: LedgerBehind, no rows."""
         leader = self.leader(1)
         self.commits(leader, self.staged(FIRST, 1))
         why = "The ledger has checkpoint 1, and the entry's `previous` is 3: rows are missing, and nobody would know."
@@ -204,7 +204,7 @@ class SinkContract(ContractHooks):
     # --- zombies ------------------------------------------------------------------------------------------------------
 
     def test_a_zombie_of_an_older_incarnation(self) -> None:
-        """A leader that was taken for dead commits once more: it is fenced, whatever its checkpoint."""
+        """A leader that was declared dead commits once more: it is fenced, whatever its checkpoint."""
         zombie, committable = self.leader(1), self.staged(FIRST, 1)
         leader = self.leader(2)
         why = "Incarnation 1 committed after incarnation 2 had fenced: it may commit what 2 has not decided."
@@ -216,7 +216,7 @@ class SinkContract(ContractHooks):
         self.seen(FIRST, why)
 
     def test_a_zombie_that_fences(self) -> None:
-        """A leader that was taken for dead fences: Fenced, and the newer one goes on."""
+        """A leader that was declared dead fences: it gets Fenced, and the newer one continues."""
         self.leader(1)
         leader = self.leader(3)
         why = "fence took the ledger's incarnation back: both leaders would commit."
@@ -226,7 +226,7 @@ class SinkContract(ContractHooks):
         self.seen(FIRST, why)
 
     def test_a_fence_may_be_repeated(self) -> None:
-        """A leader whose fence was not answered fences again, and may commit."""
+        """A leader whose fence was not answered fences again and may commit."""
         leader = self.leader(1)
         self.commits(leader, self.staged(FIRST, 1))
         for _ in range(2):
@@ -236,7 +236,7 @@ class SinkContract(ContractHooks):
         self.seen([*FIRST, *SECOND], "A repeated fence disturbs nothing.")
 
     def test_another_checkpoint_topic(self) -> None:
-        """The checkpoint topic was made anew, and checkpoints count from 1 again: ForeignLedger; nothing changes."""
+        """The checkpoint topic was recreated and checkpoints count from 1 again: ForeignLedger; nothing changes."""
         leader = self.leader(2)
         self.commits(leader, self.staged(FIRST, 1), 2)
         why = "A ledger of another checkpoint topic was taken for this one's: its numbers say which rows are left out."
@@ -252,7 +252,7 @@ class SinkContract(ContractHooks):
         self.seen([*FIRST, *SECOND], why)
 
     def test_a_ledger_that_nobody_has_begun(self) -> None:
-        """Whoever commits has fenced, so that it was lost since: ForeignLedger or StoreError, and no row is written."""
+        """A committer has always fenced, so the ledger was lost: ForeignLedger or StoreError, and no row is written."""
         why = "A commit began the ledger: a zombie of the life before a reset would write behind the emptied target."
         try:
             again(partial(self.committer().commit, [self.staged(FIRST, 1)], 1, ORIGIN))
@@ -264,7 +264,7 @@ class SinkContract(ContractHooks):
     # --- who is who ---------------------------------------------------------------------------------------------------
 
     def test_another_run_of_the_same_pipeline(self) -> None:
-        """A run finds what the runs before it have committed, by the names of pipeline and sink alone."""
+        """A run finds the commits of earlier runs by the names of pipeline and sink alone."""
         self.commits(self.leader(1), self.staged(FIRST, 1))
         leader = self.found(2, {0: 1}, "The ledger is found by pipeline and sink, never by anything of one run.")
         self.has_been(leader, self.staged(FIRST, 1), 2)
@@ -275,7 +275,7 @@ class SinkContract(ContractHooks):
                                ("s_op", "orders"), ("shop", "ORDERS")],
     )  # fmt: skip
     def test_neighbours_in_one_target(self, pipeline: str, sink: str) -> None:
-        """Two pipelines, or two sinks of one, write to one target; neither is fenced or held back by the other."""
+        """Two pipelines, or two sinks of one, share a target; neither fences or delays the other."""
         one = self.leader(5)
         self.commits(one, self.staged(FIRST, 9), 5)
         why = f"Sink 'orders' of pipeline 'shop' and {sink!r} of {pipeline!r} share a row of the ledger: one of them is"
@@ -289,7 +289,7 @@ class SinkContract(ContractHooks):
         self.seen([*FIRST, (20, 0), (21, 0)], f"{why} in the way of the other.")
 
     def test_two_subtasks_of_one_checkpoint(self) -> None:
-        """The commit of one subtask does not stand for another's, also when subtasks have been taken away."""
+        """The commit of one subtask does not count for another's, also after rescaling."""
         leader = self.leader(1)
         rows: list[Row] = []
         for subtask in (0, 1, 11):
@@ -303,20 +303,19 @@ class SinkContract(ContractHooks):
     # --- at once ------------------------------------------------------------------------------------------------------
 
     def test_commits_at_once_in_threads(self) -> None:
-        """Of several who commit the same at once, each by its own connection, one does it."""
+        """Several committers commit the same at once, each by its own connection: one of them does it."""
         self.leader(1)
         committables = self._each_twice()
         committers = [self.committer() for _ in committables]
         both = zip(committers, committables, strict=True)
-        outcomes = _at_once([partial(again, partial(one.commit, [each], 1, ORIGIN)) for one, each in both])
+        outcomes = _at_once([partial(again, partial(one.commit, [rows], 1, ORIGIN)) for one, rows in both])
         self._one_each(list(map(str, outcomes)))
 
     def test_commits_at_once_in_processes(self) -> None:
-        """The same with processes: a lock of one process holds nobody else."""
+        """The same in processes: a lock within one process does not hold another."""
         self._needs_processes()
         self.leader(1).close()
-        committables = self._each_twice()
-        children = [Forked(partial(self._commit_in_child, each)) for each in committables]
+        children = [Forked(partial(self._commit_in_child, committable)) for committable in self._each_twice()]
         try:
             self._one_each([child.next_line() for child in children])
         finally:
@@ -324,7 +323,7 @@ class SinkContract(ContractHooks):
                 child.end()
 
     def _each_twice(self) -> list[StoreCommittable]:
-        """Of a subtask and a checkpoint, no two committables are ever decided: those that meet have the same one."""
+        """Two committables of two subtasks, twice each: never are two different ones decided for one subtask."""
         one, other = (self.staged([(subtask, 0)], 1, subtask=subtask) for subtask in (0, 1))
         return [one, one, other, other]
 
@@ -358,45 +357,45 @@ class SinkContract(ContractHooks):
         self.seen(FIRST, "A committer that was closed is used again.")
 
     def test_another_thread(self) -> None:
-        """One thread at a time uses a committer, and not always the same one."""
+        """A committer is used by one thread at a time, not always the same one."""
         leader = self.leader(1)
         outcomes = _at_once([lambda: leader.commit([self.staged(FIRST, 1)], 1, ORIGIN)])
         assert outcomes == [True], f"A committer was made in one thread, and used in another: {outcomes}"
         self.seen(FIRST, "A committer was made in one thread, and used in another.")
 
     def test_a_store_that_is_away(self) -> None:
-        """StoreUnavailable, which is asked again, and not StoreError, which halts; once it is back, all goes on."""
+        """A store that is away raises StoreUnavailable, which is retried, not StoreError, which halts."""
         leader, first = self.leader(1), self.staged(FIRST, 1)
         self.commits(leader, first)
         second = self.staged(SECOND, 2, previous=1)
         why = "The store is away, for a while: only StoreUnavailable is waited for; whatever else ends the run."
         with self.unavailable():
-            for each in (leader, self.committer()):
-                refused(partial(each.commit, [second], 1, ORIGIN), StoreUnavailable, why)
-                refused(partial(each.fence, 1, ORIGIN), StoreUnavailable, why)
-                refused(each.check, StoreUnavailable, why)
+            for committer in (leader, self.committer()):
+                refused(partial(committer.commit, [second], 1, ORIGIN), StoreUnavailable, why)
+                refused(partial(committer.fence, 1, ORIGIN), StoreUnavailable, why)
+                refused(committer.check, StoreUnavailable, why)
         again(lambda: leader.commit([second], 1, ORIGIN))
         self.has_been(leader, second)
         self.seen([*FIRST, *SECOND], "The store was away, and is back: nothing is lost or doubled.")
 
     def test_a_store_that_was_restored(self) -> None:
-        """The store is as it was a checkpoint ago: the run that goes on, and the next, learn that rows are missing."""
+        """The store is as it was a checkpoint ago: this run and the next learn that rows are missing."""
         leader = self.leader(1)
         self.commits(leader, self.staged([(0, 0)], 1))
         restore = self.backup()
         self.commits(leader, self.staged([(1, 0)], 2, previous=1))
         restore()
         third = self.staged([(2, 0)], 3, previous=2)
-        for each in (self.committer(), leader):
+        for committer in (self.committer(), leader):
             try:
-                again(partial(each.commit, [third], 1, ORIGIN))
+                again(partial(committer.commit, [third], 1, ORIGIN))
             except (LedgerBehind, StoreError):
                 continue
             raise AssertionError("The store lost checkpoint 2 to a restore, and takes checkpoint 3 as if nothing were.")
         self.found(2, {0: 1}, "A leader compares the ledger, as the store has it now, with what was decided.")
 
     def test_what_the_store_cleans_up(self) -> None:
-        """Expiry, compaction and restarts of the store leave the ledger: it lives as long as the data."""
+        """Expiry, compaction and restarts of the store keep the ledger as long as the data."""
         self.commits(self.leader(1), self.staged(FIRST, 1))
         self.clean_up()
         leader = self.found(2, {0: 1}, "The store's own cleaning took the ledger's row: all would be written again.")
@@ -404,7 +403,7 @@ class SinkContract(ContractHooks):
         self.seen(FIRST, "The store's own cleaning took rows, or rows were written again after it.")
 
     def test_secrets_show_nowhere(self) -> None:
-        """No description, no repr and no error has the password: they are logged, and kept in the checkpoint topic."""
+        """Descriptions, reprs and errors, which are logged or stored, do not contain the password."""
         if self.secret is None:
             self.left_out("secret", "that a password shows nowhere")
         shown = {"repr(sink)": repr(self.sink()), "describe()": json.dumps(self.sink().describe(self.type))}
@@ -421,12 +420,12 @@ class SinkContract(ContractHooks):
                 for name, action in asked.items():
                     error = refused(action, StoreUnavailable, "The store is away.")
                     shown[f"the error of {name}"] = all_of(error)
-        told = [name for name, text in shown.items() if self.secret in text]
-        assert not told, f"The password shows in {told}."
+        leaking = [name for name, text in shown.items() if self.secret in text]
+        assert not leaking, f"The password shows in {leaking}."
 
 
 def _at_once(actions: Sequence[Callable[[], object]]) -> list[object]:
-    """What each returns, or raises, all begun at once in threads of their own."""
+    """The result or error of each action, all begun at once in threads."""
     outcomes: list[object] = [None] * len(actions)
     begin = threading.Barrier(len(actions))
 

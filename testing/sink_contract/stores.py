@@ -1,6 +1,6 @@
-"""The contract of a store below a write-ahead sink: what `SinkContract` asks, and what only a `Store` can be asked.
+"""The contract of a store below a write-ahead sink: `SinkContract`, and tests of the `Store` itself.
 
-Chunks are iterators, so that a test can be in the middle of an apply: there it raises, waits, reads, cuts or dies.
+Chunks are iterators, so that a test can raise, wait, read, cut connections or die in the middle of an apply.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from functools import partial
 from typing import Any
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.ledger import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.contract import refused
 from exactlyonce.testing.sink_contract.forked import Forked, stand_still
 from exactlyonce.testing.sink_contract.hooks import ORIGIN, PIPELINE, SINK, Row, again, known, works
 from exactlyonce.testing.sink_contract.sinks import FIRST, SECOND, TWICE, SinkContract
 
 HELD_S = 1.0
-"""For how long an older incarnation stays in the middle of an apply, unless a fence returns sooner."""
+"""The time an older incarnation stays in the middle of an apply, unless a fence returns sooner."""
 BLOCKED_S = 2.0
-"""For how long a reader may be held up until that counts as seeing nothing."""
+"""The time after which a blocked reader counts as seeing nothing."""
 LIVES = 12
-"""Of processes that are killed."""
+"""The number of processes that are killed."""
 HALFWAY = (
     "Rows and their ledger row become visible together or not at all: one transaction, rolled back whatever is raised "
     "in it."
@@ -34,31 +35,31 @@ JOINED = "The rows of a batch are joined and cut between any two of them: an enc
 
 
 class _NotRead(Exception):
-    """The checkpoint topic could not be read any further."""
+    """Reading the checkpoint topic failed."""
 
 
 class StoreContract(SinkContract):
     """See the package."""
 
     def store(self) -> Store:
-        """A new one, as in a process of its own."""
+        """A new store, as in its own process."""
         self.make_ready()
         store: Store = self.sink().store(self.type)
-        self._made.append(store)
+        self._to_close.append(store)
         return store
 
     def fenced(self, incarnation: int = 1) -> Store:
-        """A store of a leader that has fenced."""
+        """The store of a leader that has fenced its predecessors."""
         store = self.store()
         again(lambda: store.fence(PIPELINE, SINK, incarnation, ORIGIN))
         return store
 
     def encoded(self, rows: Sequence[Row]) -> list[bytes]:
-        """Of *rows*, each by itself."""
+        """The entries of *rows*."""
         return self.store().encoder().encode([self.record(*row) for row in rows])
 
     def applies(self, store: Store, chunks: Sequence[bytes], entry: LedgerEntry) -> None:
-        """Apply what has not been applied."""
+        """Apply an entry for the first time."""
         failed = f"An apply of checkpoint {entry.checkpoint} is to work, however its rows were joined. {JOINED}"
         assert works(lambda: store.apply(iter(chunks), entry), failed) is True, (
             f"An apply of checkpoint {entry.checkpoint} says that it had been applied, but the transaction before it "
@@ -68,7 +69,7 @@ class StoreContract(SinkContract):
     # --- apply is atomic ----------------------------------------------------------------------------------------------
 
     def test_blocks_that_cannot_be_read(self) -> None:
-        """The chunks raise in the middle of an apply: that error comes out, nothing is left, and the next one works."""
+        """The chunks raise in the middle of an apply: the error propagates, no row stays, and a retry works."""
         store, chunks = self.fenced(), self.encoded(FIRST)
         for read in range(len(chunks)):
             refused(partial(store.apply, _breaks(chunks[:read]), entry(1)), _NotRead, NOT_THE_STORES)
@@ -77,7 +78,7 @@ class StoreContract(SinkContract):
         self.seen(FIRST, HALFWAY)
 
     def test_a_process_that_dies_within_an_apply(self) -> None:
-        """A process is killed by SIGKILL in the middle of an apply: nothing is left, and the next process does it."""
+        """A process is killed in the middle of an apply: no row stays, and the next process applies it."""
         self._needs_processes()
         chunks = self.encoded(FIRST)
         self.fenced().close()
@@ -99,7 +100,7 @@ class StoreContract(SinkContract):
         self.seen(FIRST, HALFWAY)
 
     def test_processes_that_die_at_any_moment(self) -> None:
-        """Processes apply one checkpoint after the other and are killed, each a little later: all rows come once."""
+        """Processes apply checkpoints and are killed, each a little later in an apply: all rows come once."""
         self._needs_processes()
         encoded = self.encoded([(number, 0) for number in range(400)])
         self.fenced().close()
@@ -126,7 +127,7 @@ class StoreContract(SinkContract):
         self.seen([(number, 0) for number in range(done)], f"{HALFWAY} By the ledger {done} checkpoints are there.")
 
     def test_a_connection_that_is_cut_within_an_apply(self) -> None:
-        """The connection is lost in the middle: StoreUnavailable, nothing is left, and the store connects again."""
+        """The connection is lost in the middle: StoreUnavailable, no row stays, and the store reconnects."""
         store, chunks = self.fenced(), self.encoded(FIRST)
 
         def cut_off() -> Iterator[bytes]:
@@ -143,7 +144,7 @@ class StoreContract(SinkContract):
         assert not again(lambda: store.apply(iter(chunks), entry(1))), TWICE
 
     def test_readers_never_see_a_part(self) -> None:
-        """In the middle of an apply readers see nothing of it; those that have to wait see nothing either."""
+        """Readers see nothing of an apply that is under way; they may have to wait."""
         store, chunks = self.fenced(), self.encoded(FIRST)
         seen: list[list[Any]] = []
 
@@ -162,7 +163,7 @@ class StoreContract(SinkContract):
     # --- a fence while an apply is under way --------------------------------------------------------------------------
 
     def test_a_fence_while_a_zombie_applies(self) -> None:
-        """A leader fences while an older one is in the middle of an apply: that has ended by then, or it fails."""
+        """A leader fences while an older one applies: the apply has ended by then, or it fails."""
         zombie, chunks = self.fenced(1), self.encoded(FIRST)
         inside, fenced, outcome = threading.Event(), threading.Event(), list[object]()
 
@@ -203,7 +204,7 @@ class StoreContract(SinkContract):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def test_rows_joined_in_any_way(self) -> None:
-        """Rows are joined to chunks of any length, with empty ones between them, and all of them come out again."""
+        """Rows joined into chunks of any length, with empty chunks, are all written."""
         rows = [(number, 0) for number in range(60)]
         store, encoded = self.fenced(), self.encoded(rows)
         written: list[Row] = []
@@ -224,31 +225,31 @@ class StoreContract(SinkContract):
         self.seen([*within, *within[1:]], "Rows were applied in another order: an older state of a key would stay.")
 
     def test_a_thousand_rows_of_many_keys(self) -> None:
-        """A larger checkpoint, in many chunks, comes whole and in its order."""
+        """A larger checkpoint in many chunks is written whole and in order."""
         rows = [(number % 700, number) for number in range(1_000)]
         store, encoded = self.fenced(), self.encoded(rows)
         self.applies(store, [b"".join(encoded[at : at + 90]) for at in range(0, 1_000, 90)], entry(1))
         self.seen(rows, "A thousand rows in twelve chunks.")
 
     def test_awkward_rows(self) -> None:
-        """Line feeds, quotes, separators and whatever else a row may hold come out as they went in."""
+        """Line feeds, quotes, separators and other content are written unchanged."""
         if not self.awkward:
             self.left_out("awkward", "rows that are hard to write down")
         store = self.fenced()
         encoded = store.encoder().encode(list(self.awkward))
         self.applies(store, [b"".join(encoded)], entry(1))
-        found, wanted = list(self.read()), list(self.awkward)
-        assert len(found) == len(wanted), f"{JOINED} {found}, and not {wanted}"
-        assert all(each in found for each in wanted), f"A row came out as another: {found}, and not {wanted}"
+        rows, wanted = list(self.read()), list(self.awkward)
+        assert len(rows) == len(wanted), f"{JOINED} {rows}, and not {wanted}"
+        assert all(row in rows for row in wanted), f"A row came out as another: {rows}, and not {wanted}"
 
     def test_encoding_is_pure(self) -> None:
-        """Encoding has no effect, and gives the same bytes for the same records, one entry for each."""
+        """Encoding has no side effect and gives the same bytes, one entry for each record."""
         self.fenced()
         records = [self.record(*row) for row in FIRST]
         encoder, other = self.store().encoder(), self.store().encoder()
         encoded = encoder.encode(records)
         assert len(encoded) == len(records), f"{len(encoded)} entries for {len(records)} records"
-        assert all(isinstance(each, bytes) and each for each in encoded), "Each entry is bytes, and not empty."
+        assert all(isinstance(row, bytes) and row for row in encoded), "Each entry is bytes, and not empty."
         again_encoded = [*other.encode(records[:2]), *other.encode(records[2:])]
         assert encoded == again_encoded, (
             "The same records give other bytes in another batch, or at another time: a repeated task writes other rows."
@@ -258,7 +259,7 @@ class StoreContract(SinkContract):
         self.seen([], "Encoding wrote to the target: what is encoded may never be decided.")
 
     def test_records_that_do_not_fit(self) -> None:
-        """What the store would refuse is refused by the encoder, before anything is decided, with what does not fit."""
+        """The encoder refuses records that the store would refuse, before their checkpoint is decided."""
         if not self.misfits:
             self.left_out("misfits", "records that the store does not take")
         encoder = self.store().encoder()
@@ -270,7 +271,7 @@ class StoreContract(SinkContract):
     # --- without the ledger -------------------------------------------------------------------------------------------
 
     def test_writing_without_the_ledger(self) -> None:
-        """For weaker delivery rows are written in one transaction, as often as they are given, and mark nothing."""
+        """Weaker delivery writes rows in one transaction, as often as they are given, without the ledger."""
         store, chunks = self.fenced(), self.encoded(FIRST)
         refused(partial(store.write, _breaks(chunks[:3])), _NotRead, NOT_THE_STORES)
         self.seen([], HALFWAY)
@@ -288,7 +289,7 @@ def _breaks(chunks: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def entry(checkpoint: int, *, previous: int | None = None, subtask: int = 0, incarnation: int = 1) -> LedgerEntry:
-    """Of the checkpoint behind the one before, unless *previous* says another."""
+    """The ledger entry of a checkpoint; *previous* is the one before, unless given."""
     before = checkpoint - 1 if previous is None else previous
     return LedgerEntry(
         pipeline=PIPELINE, sink=SINK, subtask=subtask, checkpoint=checkpoint, previous=before, incarnation=incarnation,

@@ -1,7 +1,7 @@
-"""The contract of a source, as a test class to inherit from: what barriers, restarts and bounded work rely upon.
+"""Contract tests, to inherit from, for a source: the behaviour that barriers, restarts and bounded work rely on.
 
-Each test is a way in which somebody's source has lost or doubled records; its docstring tells it, and what it says when
-it fails is what the source's author did wrong. Records are texts; what else the source needs the hooks say.
+Each test is a way, told in its docstring, in which some source has lost or doubled records; its failure says what the
+source does wrong. Records are texts.
 
 ```python
 from exactlyonce.testing.source_contract import SourceContract

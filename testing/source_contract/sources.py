@@ -1,25 +1,24 @@
 """The contract of every source; see the package.
 
-A test has one place to read, with `SPLITS` splits that are empty when it begins, and any number of readers of it, each
-as if in a process of its own. The text of a record says its split and number.
+A test has one place to read, with `SPLITS` splits that are empty at first, and any number of readers, each as in its
+own process. The text of a record is its split and number.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, Readable, ReaderClients, ReaderContext, SourceReader
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt, RecordError
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.contract import Contract, refused
 
 SOURCE = "contract"
 SPLITS = 2
@@ -35,79 +34,67 @@ def texts(split: int, begin: int, end: int) -> list[str]:
     return [f"{split}:{number}" for number in range(begin, end)]
 
 
-class SourceContract:
+class SourceContract(Contract):
     """See the package."""
 
     def source(self) -> Any:
-        """The description of the source, whose records are of type str; all that a test makes have one place."""
+        """The description of the source, with records of type str; all descriptions of one test have one place."""
         raise NotImplementedError
 
     def append(self, split: int, records: Sequence[str]) -> None:
-        """Add records to the end of a split; readers may see them when it returns."""
+        """Append records to a split; readers see them once it returns."""
         raise NotImplementedError
 
     def topic_id(self) -> str:
-        """The identity of the place, which a place that is made anew under its name does not have."""
+        """The identity of the place, which changes if it is recreated under its name."""
         raise NotImplementedError
 
     def clients(self) -> ReaderClients:
-        """What a worker gives to its readers. To be written where `open_reader` needs any."""
+        """The clients that a worker gives to its readers. Override it if `open_reader` needs any."""
         return _NoClients()
 
     client: Mapping[str, Any] = {}
-    """How bounded work reaches the place."""
+    """The client configuration of bounded work."""
 
     def add_split(self) -> int:
-        """Add a split to the place; its number. May be left out."""
+        """Add a split to the place; returns its number. May be left out."""
         self.left_out("add_split", "a split that is added")
 
     def remove(self, split: int, before: int) -> None:
-        """Take away the records of a split before an offset, as retention does. May be left out."""
+        """Remove the records of a split before an offset, as retention does. May be left out."""
         self.left_out("remove", "a position that was removed")
 
     def append_damaged(self, split: int) -> None:
-        """Add a record that is no text. May be left out."""
+        """Append a record that is no text. May be left out."""
         self.left_out("append_damaged", "a record that does not decode")
-
-    @staticmethod
-    def left_out(hook: str, what: str) -> NoReturn:
-        """Skip the test that needs *hook*."""
-        pytest.skip(f"{what}: write `{hook}` in the test class, and it is tested")
-
-    @pytest.fixture(autouse=True)
-    def _life(self) -> Iterator[None]:
-        self._made: list[Any] = []
-        yield
-        for each in self._made:
-            each.close()
 
     def readable(self) -> Readable:
         """The description, as engines see it."""
-        found: Readable = self.source()
-        return found
+        readable: Readable = self.source()
+        return readable
 
     def beginning(self, splits: Iterable[int] = range(SPLITS)) -> tuple[SourceOffset, ...]:
         """The positions before the first records."""
-        return tuple(SourceOffset(SOURCE, self.readable().topic, self.topic_id(), each, 0) for each in splits)
+        return tuple(SourceOffset(SOURCE, self.readable().topic, self.topic_id(), split, 0) for split in splits)
 
     def reader(
         self, positions: Sequence[SourceOffset] | None = None, targets: Iterable[SourceOffset] = ()
     ) -> Following:
-        """A reader, open at *positions*; None: at the beginning."""
+        """A reader open at *positions*; None: at the beginning."""
         context = ReaderContext(
             source=SOURCE,
             positions=self.beginning() if positions is None else positions,
             topic_id=self.topic_id(),
-            targets={each.partition: each.offset for each in targets},
+            targets={target.partition: target.offset for target in targets},
             clients=self.clients(),
         )
         reader = self.readable().open_reader(context)
-        self._made.append(reader)
+        self._to_close.append(reader)
         reader.open()
         return Following(reader, SourceDecoder(SOURCE, self.readable()))
 
     def filled(self, count: int = 20) -> None:
-        """Let every split have so many records."""
+        """Append *count* records to every split."""
         for split in range(SPLITS):
             self.append(split, texts(split, 0, count))
 
@@ -123,7 +110,7 @@ class SourceContract:
         assert not list(self.source().problems())
 
     def test_records_come_in_order(self) -> None:
-        """The records of each split are handed out in order, each once, also those that come while it is read."""
+        """A reader returns the records of each split once and in order, also those appended meanwhile."""
         self.filled()
         reader = self.reader()
         reader.read(SPLITS * 20)
@@ -134,16 +121,16 @@ class SourceContract:
             assert reader.of(split) == texts(split, 0, 25), "Records of one split come in its order, and each once."
 
     def test_runs(self) -> None:
-        """The runs of a batch say in which order the splits took turns: what a replay goes along."""
+        """The runs of a batch give the order of its splits, which a replay follows."""
         self.filled()
         reader = self.reader()
         while len(reader.records) < SPLITS * 20:
             batch = reader.poll(7)
-            said = [split for split, count in reader.reader.runs for _ in range(count)]
-            assert said == [int(text.split(":")[0]) for text in batch], f"The runs say {said}, of the batch {batch}."
+            runs = [split for split, count in reader.reader.runs for _ in range(count)]
+            assert runs == [int(text.split(":")[0]) for text in batch], f"The runs say {runs}, of the batch {batch}."
 
     def test_a_batch_is_as_long_as_it_may_be(self) -> None:
-        """No more records are handed out than were asked for, whatever was fetched."""
+        """A batch has at most as many records as were asked for, however many were fetched."""
         self.filled()
         reader = self.reader()
         while len(reader.records) < SPLITS * 20:
@@ -151,7 +138,7 @@ class SourceContract:
             assert len(batch) <= 3, f"3 records were asked for, {len(batch)} came: a barrier waits for all of them."
 
     def test_positions_are_exact(self) -> None:
-        """After any batch, another process that begins at the positions gets exactly what comes next."""
+        """Another process that begins at the positions after any batch gets exactly the records that follow."""
         self.filled()
         for sizes in ((1,), (7, 2), (5, 30)):
             reader = self.reader()
@@ -160,21 +147,21 @@ class SourceContract:
                 rest = self.reader(reader.reader.positions())
                 rest.read(SPLITS * 20 - len(reader.records), why=EXACT)
                 for split in range(SPLITS):
-                    found = reader.of(split) + rest.of(split)
-                    assert found == texts(split, 0, 20), f"{EXACT} In all, split {split} gave {found}."
+                    records = reader.of(split) + rest.of(split)
+                    assert records == texts(split, 0, 20), f"{EXACT} In all, split {split} gave {records}."
 
     def test_positions_say_what_they_are_of(self) -> None:
-        """A position names source, place, identity and split, as a manifest keeps it; each split has one, in order."""
+        """A position names source, place, identity and split, as in a manifest; there is one per split, in order."""
         self.filled(3)
         reader = self.reader()
         reader.read(SPLITS * 3)
         positions = reader.reader.positions()
         assert msgspec.convert(msgspec.to_builtins(positions), tuple[SourceOffset, ...]) == positions, "It is data."
-        named = [(each.source, each.topic, each.topic_id, each.partition) for each in positions]
+        named = [(position.source, position.topic, position.topic_id, position.partition) for position in positions]
         assert named == [(SOURCE, self.readable().topic, self.topic_id(), split) for split in range(SPLITS)]
 
     def test_positions_stand_still(self) -> None:
-        """Where nothing is handed out, a position does not move, whatever is fetched meanwhile."""
+        """A position moves with returned records only, not with fetched ones."""
         self.filled()
         reader = self.reader()
         assert reader.reader.positions() == self.beginning(), f"Before the first batch: {EXACT}"
@@ -185,7 +172,7 @@ class SourceContract:
         assert reader.reader.positions() == stood, EXACT
 
     def test_every_position_can_be_gone_to(self) -> None:
-        """Any position that was ever noted, behind any record, is where a restart may begin."""
+        """A restart may begin at the position after any record."""
         self.append(0, texts(0, 0, 12))
         reader = self.reader(self.beginning([0]))
         noted = [reader.reader.positions()]
@@ -198,7 +185,7 @@ class SourceContract:
             assert again.of(0) == [f"0:{number}"], f"{EXACT} Behind {number} records comes {again.of(0)}."
 
     def test_nothing_is_remembered_elsewhere(self) -> None:
-        """Where a reader stood is for manifests alone: another one that begins at the beginning gets all again."""
+        """Only manifests keep positions: another reader that begins at the beginning gets all records again."""
         self.filled(5)
         why = "A reader went on where another had been, by something that is in no manifest."
         for _ in range(2):
@@ -208,7 +195,7 @@ class SourceContract:
             assert reader.of(0) == texts(0, 0, 5), why
 
     def test_nothing_to_read(self) -> None:
-        """Without records a poll ends, empty; without splits there is nothing to wait for."""
+        """A poll without records returns empty; a reader without splits is idle."""
         reader = self.reader()
         assert (reader.poll(10), reader.reader.idle) == ([], False)
         none = self.reader([])
@@ -217,7 +204,7 @@ class SourceContract:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def test_targets(self) -> None:
-        """A reader has finished once all splits have reached their targets, and one without targets never has."""
+        """A reader has finished once all splits have reached their targets; one without targets never finishes."""
         self.filled()
         whole = self.reader()
         whole.read(SPLITS * 20)
@@ -235,24 +222,24 @@ class SourceContract:
         assert self.reader([], targets).reader.finished, "A subtask without splits has finished in a bounded run."
 
     def test_lag(self) -> None:
-        """The lag is what is left to be handed out, and goes to zero."""
+        """The lag is the number of records not yet returned, and goes to zero."""
         self.filled()
         reader = self.reader()
-        told: list[tuple[int, int]] = []
+        lags: list[tuple[int, int]] = []
         while len(reader.records) < SPLITS * 20:
             reader.poll(2)
-            told.append((SPLITS * 20 - len(reader.records), reader.reader.lag()))
-        assert all(lag <= left for left, lag in told), (
-            f"More is said to be left than there is: (left, lag) were {told}."
+            lags.append((SPLITS * 20 - len(reader.records), reader.reader.lag()))
+        assert all(lag <= left for left, lag in lags), (
+            f"More is said to be left than there is: (left, lag) were {lags}."
         )
-        assert any(lag == left > 0 for left, lag in told), f"The lag never said what was left: (left, lag) were {told}."
+        assert any(lag == left > 0 for left, lag in lags), f"The lag never said what was left: (left, lag) were {lags}."
         reader.until(lambda: reader.reader.lag() == 0, "All has been handed out, and the lag is not 0.")
         assert reader.reader.waiting == "", "Nothing is waited for that does not answer."
 
     # --- splits that come, records that go ----------------------------------------------------------------------------
 
     def test_a_split_is_added(self) -> None:
-        """A split that is added while others are read begins at its first record; the others go on as they were."""
+        """A split added while others are read begins at its first record; the others continue."""
         self.filled(10)
         reader = self.reader()
         reader.read(8, 4)
@@ -274,10 +261,10 @@ class SourceContract:
             assert reader.of(split) == texts(split, 0, 10), f"Split {split} gave {reader.of(split)}."
 
     def test_a_position_that_was_removed(self) -> None:
-        """Records that come next are gone: Halt, and nothing of that split is handed out behind the gap."""
+        """The next records are gone: Halt, and no later record of that split is returned."""
         self.filled()
         self.remove(0, before=7)
-        (noted,) = [each for each in self.beginning() if each.partition == 0]
+        (noted,) = self.beginning([0])
         for offset in (0, 3, 6):
             self._halts(msgspec.structs.replace(noted, offset=offset))
         there = self.reader([msgspec.structs.replace(noted, offset=7)])
@@ -285,9 +272,9 @@ class SourceContract:
         assert there.of(0) == texts(0, 7, 20), "From the first record on that is there, all is read."
 
     def test_a_position_behind_the_end(self) -> None:
-        """A position that the place has not reached is of another history: Halt, and no start from anywhere."""
+        """A position after the end belongs to another history: Halt, and no start elsewhere."""
         self.filled()
-        (noted,) = [each for each in self.beginning() if each.partition == 0]
+        (noted,) = self.beginning([0])
         self._halts(msgspec.structs.replace(noted, offset=1_000_000))
 
     def _halts(self, position: SourceOffset) -> None:
@@ -306,14 +293,11 @@ class SourceContract:
     # --- decoding -----------------------------------------------------------------------------------------------------
 
     def test_a_record_that_does_not_decode(self) -> None:
-        """The error names the record by its coordinates, and those that decode keep theirs."""
+        """The error names the coordinates of the record; records that decode have theirs."""
         self.append(0, texts(0, 0, 3))
         self.append_damaged(0)
-        reader = self.reader(self.beginning([0]))
-        raw: list[Any] = []
-        while len(raw) < 4:
-            raw += reader.raw(10)
-        offsets = [each.offset() for each in raw]
+        raw = self._raw(4)
+        offsets = [record.offset() for record in raw]
         assert offsets == sorted(set(offsets)), f"Every record says where it lies; these say {offsets}."
         decoder = SourceDecoder(SOURCE, self.readable())
         error = refused(lambda: decoder.decode(raw), RecordError, "A record that is no text was taken.")
@@ -324,25 +308,30 @@ class SourceContract:
         assert (raw[0].topic(), raw[0].partition()) == (self.readable().topic, 0)
 
     def test_times(self) -> None:
-        """A record says when it came to be, in milliseconds: backfilled splits stay together by it."""
+        """A record has its time in milliseconds, by which backfilled splits are kept in step."""
         self.append(0, texts(0, 0, 2))
+        times_ms = [SourceDecoder(SOURCE, self.readable()).time_ms(record) for record in self._raw(2)]
+        valid = all(isinstance(time_ms, int) and time_ms >= 0 for time_ms in times_ms)
+        assert valid, f"Times are milliseconds since 1970: {times_ms}"
+
+    def _raw(self, count: int) -> list[Any]:
+        """The first records of split 0, undecoded."""
         reader = self.reader(self.beginning([0]))
         raw: list[Any] = []
-        while len(raw) < 2:
+        while len(raw) < count:
             raw += reader.raw(10)
-        times = [SourceDecoder(SOURCE, self.readable()).time_ms(each) for each in raw]
-        assert all(isinstance(each, int) and each >= 0 for each in times), f"Times are milliseconds since 1970: {times}"
+        return raw
 
     # --- bounded work -------------------------------------------------------------------------------------------------
 
     def test_ranges(self) -> None:
-        """A range is exactly the records from its start up to its end, and stands at its end once it is read."""
+        """A range has exactly the records from its start to its end, and its position is then the end."""
         self.append(1, texts(1, 0, 20))
         for start, end in ((0, 20), (0, 1), (5, 9), (19, 20), (7, 7)):
             (position,) = self.beginning([1])
             position = msgspec.structs.replace(position, offset=start)
-            ended, found = self._range(position, end, 6)
-            assert found == texts(1, start, end), f"The range {start} to {end} gave {found}."
+            ended, records = self._range(position, end, 6)
+            assert records == texts(1, start, end), f"The range {start} to {end} gave {records}."
             noted = (ended.source, ended.topic, ended.topic_id, ended.partition, ended.offset)
             assert noted == (SOURCE, position.topic, position.topic_id, 1, end), (
                 f"Once it is read it stands at {ended}."
@@ -353,17 +342,17 @@ class SourceContract:
 
     def _range(self, start: SourceOffset, end: int, records_max: int) -> tuple[SourceOffset, list[str]]:
         reader = self.readable().open_range(RangeContext(start=start, end=end, client=self.client, kilobytes=4_096))
-        self._made.append(reader)
-        decoder, found = SourceDecoder(SOURCE, self.readable()), list[str]()
+        self._to_close.append(reader)
+        decoder, records = SourceDecoder(SOURCE, self.readable()), list[str]()
         while raw := reader.read(records_max):
             assert len(raw) <= records_max, f"{records_max} records were asked for, {len(raw)} came."
-            found += decoder.decode(raw).records
+            records += decoder.decode(raw).records
         position = reader.position()
         reader.close()
-        return position, found
+        return position, records
 
     def test_a_range_that_is_not_all_there(self) -> None:
-        """A range whose first records are gone is an error that says so: it never begins later."""
+        """A range whose first records are gone is an error and does not begin later."""
         self.append(1, texts(1, 0, 20))
         self.remove(1, before=7)
         (position,) = self.beginning([1])
@@ -371,7 +360,7 @@ class SourceContract:
 
 
 class Following:
-    """A reader, and what it has handed out."""
+    """A reader and the records that it has returned."""
 
     def __init__(self, reader: SourceReader, decoder: SourceDecoder) -> None:
         self.reader, self._decoder = reader, decoder
@@ -389,7 +378,7 @@ class Following:
         return batch
 
     def read(self, total: int, records_max: int = 1_000, why: str = "Records do not come.") -> None:
-        """Read until it has handed out so many in all; fail, saying *why*, where no more come."""
+        """Read until it has returned *total* records in all; fail with *why* if no more come."""
         self.until(lambda: len(self.records) >= total, f"{why} {total} were to come.", records_max)
 
     def until(self, condition: Callable[[], bool], otherwise: str, records_max: int = 1_000) -> None:
@@ -400,11 +389,11 @@ class Following:
             assert time.monotonic() < deadline, f"{otherwise} {len(self.records)} came."
 
     def of(self, split: int) -> list[str]:
-        """What it has handed out of *split*."""
-        return [each for each in self.records if each.startswith(f"{split}:")]
+        """The records of *split* so far."""
+        return [record for record in self.records if record.startswith(f"{split}:")]
 
 
 class _NoClients:
     def consumers(self, topic: str) -> Any:
-        """A source that reads no topic needs none."""
+        """Refuse: a source that reads no topic needs no consumers."""
         raise NotImplementedError(f"consumers of {topic}: write `clients` in the test class")

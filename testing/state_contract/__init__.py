@@ -1,7 +1,7 @@
-"""The contract of a state backend, as a test class to inherit from: what operators, snapshots and restarts rely upon.
+"""Contract tests, to inherit from, for a state backend: the behaviour that operators, snapshots and restarts rely on.
 
-Each test is a history that has lost or changed somebody's state; its docstring tells it, and what it says when it fails
-is what the backend's author did wrong. Blocks lie in memory, no Kafka is needed.
+Each test is a history, told in its docstring, that has lost or changed state; its failure says what the backend does
+wrong. Blocks are in memory, no Kafka is needed.
 
 ```python
 from exactlyonce.testing.state_contract import StateBackendContract

@@ -1,6 +1,6 @@
 """The contract of every state backend; see the package.
 
-A checkpoint that is not sealed was aborted. What a test expects is a plain dict, which records change as they do.
+A checkpoint that is not sealed was aborted. A plain dict, changed by the same records, is the expected state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
 from exactlyonce.state.errors import ApplyFailed, StateIncompatible, StateUnstorable
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, OPERATOR, StateBlocks, Subtasks, key_of
 
 KEYS = range(60)
@@ -29,18 +29,18 @@ AT_BARRIER = "A snapshot is the state at its barrier, whatever records do after 
 ALL_CHANGES = "A snapshot holds all changes since its base, those of checkpoints that were aborted as well."
 NEUTRAL = "Blocks are the same for every backend: sections of key groups, as `state.blocks` writes them."
 FREEZE_BYTES_MAX = 64 * 1024
-"""What freezing may allocate, however many keys there are: none is copied."""
+"""The memory that freezing may allocate, however many keys there are: none is copied."""
 MANY = 20_000
 
 
 class Cart(msgspec.Struct):
-    """A state that functions change in place."""
+    """A state that is changed in place."""
 
     items: list[int]
 
 
 def _fill(cart: Cart | None, item: int) -> tuple[Cart | None, Cart | None]:
-    """Adds in place; a negative item empties the cart, and deletes it."""
+    """Add in place; a negative item deletes the cart."""
     if item < 0:
         return None, None
     cart = cart or Cart([])
@@ -52,7 +52,7 @@ class StateBackendContract:
     """See the package."""
 
     def backend(self) -> StateBackend:
-        """A new one, as in a process of its own."""
+        """A new backend, as in its own process."""
         raise NotImplementedError
 
     def subtasks(self, blocks: StateBlocks | None = None, type_: Any = int, **restored: Any) -> Subtasks:
@@ -60,26 +60,25 @@ class StateBackendContract:
         return Subtasks(self.backend(), blocks or StateBlocks(), type_, **restored)
 
     def table(self, type_: Any = int) -> Table[Any]:
-        """An empty one."""
+        """An empty table."""
         return self.subtasks(type_=type_).tables[0]
 
     def restores(
         self, before: Subtasks, indexes: Sequence[bytes], checkpoint: int, expected: Mapping[int, Any], why: str,
         **restored: Any,
     ) -> Subtasks:  # fmt: skip
-        """The subtasks of a new process; fail, saying *why*, unless they hold *expected*."""
+        """The subtasks of a new process; fail with *why* unless they hold *expected*."""
         __tracebackhide__ = True
         restored = {"parallelism": before.parallelism, **restored}
         after = self.subtasks(before.blocks, before.type, checkpoint=checkpoint, indexes=indexes, **restored)
         wanted = {key_of(number): state for number, state in expected.items()}
-        found = after.items()
-        assert found == wanted, f"{why}\n{_difference(found, wanted)}"
+        _same(after.items(), wanted, why)
         return after
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def test_records_see_what_those_before_them_left(self) -> None:
-        """Of one key, each record sees the state that the one before it left, in one batch or in several."""
+        """Each record of a key sees the state that the one before it left, in one batch or in several."""
         table, a, b = self.table(), key_of(1), key_of(2)
         outputs = table.apply(_add, [a, b, a], [1, 10, 2]) + table.apply(_add, [b], [5])
         assert outputs == [1, 10, 3, 15], f"Records of a batch go through in order, one after another: {outputs}"
@@ -87,7 +86,7 @@ class StateBackendContract:
         assert dict(table.items()) == {a: 3, b: 15}
 
     def test_none_deletes(self) -> None:
-        """A key whose state became None is as one that never was, within the batch and after a barrier."""
+        """A key whose state became None is as if it had never been, within the batch and after a barrier."""
         table, key = self.table(), key_of(1)
 
         def until_three(count: int | None, _: Any) -> tuple[int | None, int | None]:
@@ -101,7 +100,7 @@ class StateBackendContract:
         assert (table.get(key), dict(table.items())) == (None, {}), gone
 
     def test_reduce(self) -> None:
-        """The first record of a key is its accumulator; records and earlier outputs stay what they were."""
+        """The first record of a key is its accumulator; records and earlier outputs do not change."""
         table, key = self.table(Cart), key_of(1)
 
         def join(cart: Cart, other: Cart) -> Cart:
@@ -116,7 +115,7 @@ class StateBackendContract:
         assert records == [Cart([1]), Cart([2]), Cart([3])], f"A record became the accumulator itself: {records}"
 
     def test_a_failing_function(self) -> None:
-        """The error says which record of the batch failed, and has what the function raised as its cause."""
+        """The error says which record of the batch failed; its cause is the function's error."""
         runs: Sequence[Callable[[list[bytes], list[int]], Any]] = (
             partial(self.table().apply, lambda _, record: (1 // record, record)),
             partial(self.table().reduce, lambda _, record: 1 // record),
@@ -127,7 +126,7 @@ class StateBackendContract:
             assert isinstance(failed.__cause__, ZeroDivisionError), "What the function raised is the cause."
 
     def test_a_record_of_another_key_group(self) -> None:
-        """A record that was sent to the wrong subtask is a defect, and no new key."""
+        """A record sent to the wrong subtask is a defect, not a new key."""
         subtasks = self.subtasks(parallelism=2)
         wrong = next(table for table in subtasks.tables if table is not subtasks.table_of(key_of(1)))
         why = "The table took a record of a key group that is not its own: it would be lost at restore."
@@ -136,14 +135,14 @@ class StateBackendContract:
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def test_freezing_takes_constant_time(self) -> None:
-        """A barrier is short: freezing copies nothing, and does no more for 20,000 keys than for 20."""
+        """Freezing copies nothing and costs no more for 20,000 keys than for 20."""
         costs = {count: self._cost_of_freezing(count) for count in (20, MANY)}
         slow = "The synchronous part of a snapshot is constant: records wait for it. Encode and copy in `encode`."
         assert costs[MANY][0] <= FREEZE_BYTES_MAX, f"{slow} Freezing {MANY} keys took {costs[MANY][0]} bytes."
         assert costs[MANY][1] <= costs[20][1] + 20, f"{slow} Calls made, by number of keys: {costs}."
 
     def _cost_of_freezing(self, count: int) -> tuple[int, int]:
-        """(bytes allocated, functions called) by a freeze of *count* keys, all of which have changed."""
+        """(bytes allocated, functions called) by a freeze of *count* changed keys."""
         table, called = self.table(), 0
         table.apply(_add, [key_of(number) for number in range(count)], range(count))
 
@@ -164,21 +163,21 @@ class StateBackendContract:
         return peak - before, called
 
     def test_encoding_goes_in_slices(self) -> None:
-        """Between two slices of an encoding records are taken, so a large table has many."""
+        """Records are processed between two slices of an encoding, so a large table has many."""
         table = self.table()
         table.apply(_add, [key_of(number) for number in range(MANY)], range(MANY))
         slices = sum(1 for _ in table.freeze(1, 0).encode())
         assert slices >= 20, f"{MANY} keys were encoded in {slices} slices: records wait for each of them."
 
     def test_a_snapshot_is_the_state_at_its_barrier(self) -> None:
-        """After whichever slice records change, add or delete states, the snapshot is as it was at the barrier."""
+        """Records that change, add or delete states after any slice do not affect the snapshot."""
         for type_, fn in ((int, _add_or_delete), (Cart, _fill)):
             steps = 1 + sum(1 for _ in self._begun(type_, fn).freeze(2, 1).encode())
             for instant in range(steps):
                 self._disturbed(type_, fn, instant)
 
     def _begun(self, type_: Any, fn: Callable[..., Any], blocks: StateBlocks | None = None) -> Table[Any]:
-        """A table with a sealed checkpoint 1, and changes after it."""
+        """A table with a sealed checkpoint 1 and later changes."""
         blocks = blocks or StateBlocks()
         table = self.subtasks(blocks, type_).tables[0]
         table.apply(fn, [key_of(number) for number in KEYS], [1] * len(KEYS))
@@ -199,12 +198,12 @@ class StateBackendContract:
         newest = copy.deepcopy(dict(table.items()))
         refs += [blocks.put(block) for block in encoding if block is not None]
         index = snapshot.seal(refs)
-        again = self.subtasks(blocks, type_, checkpoint=2, indexes=index).items()
-        assert again == expected, f"{AT_BARRIER}\nAfter slice {instant}: {_difference(again, expected)}"
+        restored = self.subtasks(blocks, type_, checkpoint=2, indexes=index)
+        _same(restored.items(), expected, f"{AT_BARRIER}\nAfter slice {instant}:")
         assert dict(table.items()) == newest, "Encoding changed what records see."
 
     def test_several_snapshots_are_open(self) -> None:
-        """Three barriers pass before the first is encoded; encoded in turns, each is the state at its own barrier."""
+        """Three snapshots that are encoded in turns are each the state at their own barrier."""
         for type_, fn in ((int, _add_or_delete), (Cart, _fill)):
             blocks = StateBlocks()
             table = self._begun(type_, fn, blocks)
@@ -217,14 +216,12 @@ class StateBackendContract:
                 table.apply(fn, keys, [checkpoint] * (len(keys) - 1) + [-1])
             indexes = _in_turns(blocks, snapshots)
             for checkpoint, index in indexes.items():
-                found = self.subtasks(blocks, type_, checkpoint=checkpoint, indexes=index).items()
-                assert found == expected[checkpoint], (
-                    f"{AT_BARRIER}\nOf three that were open at once, checkpoint {checkpoint}: "
-                    f"{_difference(found, expected[checkpoint])}"
-                )
+                restored = self.subtasks(blocks, type_, checkpoint=checkpoint, indexes=index)
+                why = f"{AT_BARRIER}\nOf three that were open at once, checkpoint {checkpoint}:"
+                _same(restored.items(), expected[checkpoint], why)
 
     def test_increments(self) -> None:
-        """After a first snapshot, one changed key of many costs a small part of it, after a restore too."""
+        """One changed key of many costs a small part of the first snapshot, after a restore too."""
         subtasks = self.subtasks()
         model = {number: number for number in range(5_000)}
         subtasks.put(model)
@@ -243,7 +240,7 @@ class StateBackendContract:
             subtasks = self.restores(subtasks, indexes, checkpoint, model, "An increment belongs to its image.")
 
     def test_a_checkpoint_that_is_aborted(self) -> None:
-        """Checkpoints 2 and 3 are given up, half encoded or not at all; 4, relative to 1, has their changes."""
+        """Checkpoints 2 and 3 are aborted, half encoded or not at all; 4, relative to 1, has their changes."""
         for encoded in (0, 1, 1_000):
             subtasks = self.subtasks()
             model: dict[int, Any] = dict.fromkeys(KEYS, 1)
@@ -266,7 +263,7 @@ class StateBackendContract:
             self.restores(subtasks, indexes, 5, model, ALL_CHANGES)
 
     def test_a_checkpoint_that_completes_late(self) -> None:
-        """Checkpoint 3 is triggered on base 1 while 2 is under way: 2 completes, then 3, each is whole."""
+        """Checkpoint 3 is triggered on base 1 while 2 is in progress; 2 completes, then 3, both whole."""
         subtasks = self.subtasks()
         subtasks.put(dict.fromkeys(KEYS, 1))
         subtasks.write(subtasks.freeze(1, 0))
@@ -278,7 +275,7 @@ class StateBackendContract:
             self.restores(subtasks, subtasks.write(frozen), checkpoint, model, ALL_CHANGES)
 
     def test_a_savepoint(self) -> None:
-        """What is written whole stands on no older block, though records go on, and later checkpoints build on it."""
+        """A whole snapshot refers to no older block, and later checkpoints build on it."""
         subtasks = self.subtasks()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks.put(model)
@@ -289,14 +286,14 @@ class StateBackendContract:
             frozen = subtasks.freeze(checkpoint, 1, whole=checkpoint == 3)
         subtasks.put({4: 7, 5: None})
         indexes = subtasks.write(frozen)
-        stands_on = {block.checkpoint for each in frozen for block in each.chain.blocks}
+        stands_on = {block.checkpoint for snapshot in frozen for block in snapshot.chain.blocks}
         assert stands_on == {3}, f"What is written whole has no older block in its chain: {stands_on}"
         self.restores(subtasks, indexes, 3, model, ALL_CHANGES)
         later = subtasks.write(subtasks.freeze(4, 3))
         self.restores(subtasks, later, 4, _changed(model, {4: 7, 5: None}), ALL_CHANGES)
 
     def test_every_checkpoint_whole(self) -> None:
-        """Where each is written whole, none stands on another, though some were never completed."""
+        """Checkpoints that are all written whole refer to no other, even if some were never completed."""
         subtasks = self.subtasks()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks.put(model)
@@ -306,13 +303,13 @@ class StateBackendContract:
             model = _changed(model, changes)
             frozen = subtasks.freeze(checkpoint, base, whole=True)
             indexes = subtasks.write(frozen)
-            stands_on = {block.checkpoint for each in frozen for block in each.chain.blocks}
+            stands_on = {block.checkpoint for snapshot in frozen for block in snapshot.chain.blocks}
             assert stands_on == {checkpoint}, f"Checkpoint {checkpoint} has older blocks in its chain: {stands_on}"
             base = checkpoint if checkpoint != 3 else base
         self.restores(subtasks, indexes, 5, model, ALL_CHANGES)
 
     def test_deleted_keys(self) -> None:
-        """What was deleted does not come back with an older block, nor does what came again stay away."""
+        """A deleted key does not return with an older block, and one that was set again is there."""
         subtasks = self.subtasks()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks.put(model)
@@ -331,7 +328,7 @@ class StateBackendContract:
         self.restores(subtasks, indexes, 9, {}, "All keys were deleted, one by one.")
 
     def test_what_cannot_be_stored(self) -> None:
-        """A state of another type fails its snapshot, by name: it could not be restored."""
+        """A state of another type fails its snapshot, naming the operator: it could not be restored."""
         table = self.table()
         table.apply(lambda _, record: (record, None), [key_of(1)], ["no number"])
         snapshot = table.freeze(1, 0)
@@ -340,7 +337,7 @@ class StateBackendContract:
         assert OPERATOR in str(error), f"The error names the operator: {error}"
 
     def test_checkpoints_and_bases_only_grow(self) -> None:
-        """A checkpoint that was frozen before, or a base that was never sealed or was given up, is a defect."""
+        """A checkpoint frozen before, or a base that was never sealed or was superseded, is a defect."""
         subtasks = self.subtasks()
         for checkpoint in (1, 2):
             subtasks.write(subtasks.freeze(checkpoint, 0))
@@ -352,7 +349,7 @@ class StateBackendContract:
     # --- restarts -----------------------------------------------------------------------------------------------------
 
     def test_other_parallelism(self) -> None:
-        """State goes from any number of subtasks to any other, along key groups, and on from there."""
+        """State moves by key groups from any number of subtasks to any other, repeatedly."""
         subtasks, model = self.subtasks(), dict[int, Any]()
         for checkpoint, parallelism in enumerate((1, 3, 2, 8, 1), 1):
             changes = {number: checkpoint for number in KEYS if number % checkpoint == 0}
@@ -363,7 +360,7 @@ class StateBackendContract:
             subtasks = self.restores(subtasks, indexes, checkpoint, model, why, parallelism=parallelism)
 
     def test_some_key_groups(self) -> None:
-        """Restored in part, a table reads the blocks of these key groups, and its snapshot carries the others over."""
+        """A table restored in part reads the blocks of its key groups; its snapshot keeps references to the others."""
         subtasks = self.subtasks(parallelism=MAX_PARALLELISM)
         model: dict[int, Any] = dict.fromkeys(range(2000), 1)
         subtasks.put(model)
@@ -383,7 +380,7 @@ class StateBackendContract:
         self.restores(partly, indexes, 2, {**model, 5: 2}, "What was not restored is carried over by reference.")
 
     def test_blocks_of_another_backend(self) -> None:
-        """What the hash map has written is restored, with its increments; and the hash map restores what is written."""
+        """Increments of the hash map are restored, and the hash map restores those of this backend."""
         mine, other = self.backend(), HashMapBackend()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks = Subtasks(other, StateBlocks())
@@ -394,11 +391,10 @@ class StateBackendContract:
             model = _changed(model, changes)
             indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
             subtasks = Subtasks(reader, subtasks.blocks, checkpoint=checkpoint, indexes=indexes)
-            wanted = {key_of(number): state for number, state in model.items()}
-            assert subtasks.items() == wanted, f"{NEUTRAL}\n{_difference(subtasks.items(), wanted)}"
+            _same(subtasks.items(), {key_of(number): state for number, state in model.items()}, NEUTRAL)
 
     def test_state_of_another_type(self) -> None:
-        """State that cannot be read as the type that is declared now is refused, not taken as something else."""
+        """State that cannot be read as the declared type is refused."""
         subtasks = self.subtasks(type_=str)
         subtasks.put({1: "one"})
         indexes = subtasks.write(subtasks.freeze(1, 0))
@@ -406,7 +402,7 @@ class StateBackendContract:
         refused(lambda: restored().items(), StateIncompatible, "Texts were restored as numbers.")
 
     def test_nothing_is_stored(self) -> None:
-        """Without state there is no index, and the checkpoint is a base all the same."""
+        """A checkpoint without state has no index and is still a base."""
         subtasks = self.subtasks()
         indexes = subtasks.write(subtasks.freeze(1, 0))
         assert indexes == [], "Empty state has no index."
@@ -429,21 +425,24 @@ def _changed(model: Mapping[int, Any], changes: Mapping[int, Any]) -> dict[int, 
 
 
 def _in_turns(blocks: StateBlocks, snapshots: Sequence[TableSnapshot]) -> dict[int, tuple[bytes, ...]]:
-    """Encode some slices of each, one after the other, the newest first; the indexes by checkpoint."""
+    """Encode the snapshots slice by slice in turns, the newest first; the indexes by checkpoint."""
     encodings = [(snapshot, snapshot.encode(), list[Any]()) for snapshot in snapshots]
     waiting = [*reversed(encodings)]
     end = object()
     while waiting:
-        for each in [*waiting]:
-            block: Any = next(each[1], end)
+        for encoding in [*waiting]:
+            block: Any = next(encoding[1], end)
             if block is end:
-                waiting.remove(each)
+                waiting.remove(encoding)
             elif block is not None:
-                each[2].append(blocks.put(block))
+                encoding[2].append(blocks.put(block))
     return {snapshot.checkpoint: snapshot.seal(refs) for snapshot, _, refs in encodings}
 
 
-def _difference(found: Mapping[bytes, Any], wanted: Mapping[bytes, Any]) -> str:
-    missing = [(key, state) for key, state in wanted.items() if found.get(key) != state]
-    added = [(key, state) for key, state in found.items() if wanted.get(key) != state]
-    return f"Of {len(wanted)} keys it is to have {missing[:3]}, and has instead {added[:3]}."
+def _same(states: Mapping[bytes, Any], wanted: Mapping[bytes, Any], why: str) -> None:
+    """Fail with *why* unless both are equal."""
+    __tracebackhide__ = True
+    missing = [(key, state) for key, state in wanted.items() if states.get(key) != state]
+    added = [(key, state) for key, state in states.items() if wanted.get(key) != state]
+    difference = f"Of {len(wanted)} keys it is to have {missing[:3]}, and has instead {added[:3]}."
+    assert states == wanted, f"{why}\n{difference}"

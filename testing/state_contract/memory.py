@@ -1,4 +1,4 @@
-"""Subtasks of one operator over blocks in memory: what the tests of the contract do with a backend."""
+"""Subtasks of one operator over blocks in memory, for the tests of the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PARALLELISM = 8
 
 
 class StateBlocks:
-    """The blocks that snapshots have written, found by reference."""
+    """The blocks that snapshots have written, by reference."""
 
     def __init__(self) -> None:
         self._bodies: dict[BlockRef, bytes] = {}
@@ -41,27 +41,27 @@ class StateBlocks:
         return ref
 
     def keep(self, refs: Iterable[BlockRef]) -> None:
-        """All others are gone, as those that no checkpoint needs."""
+        """Delete all other blocks, as those that no checkpoint needs."""
         self._bodies = {ref: self._bodies[ref] for ref in refs}
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
         """The blocks, newest first: no order is promised."""
-        for ref in sorted(refs, key=lambda each: each.offset, reverse=True):
+        for ref in sorted(refs, key=lambda ref: ref.offset, reverse=True):
             self.read.append(ref)
             yield ref, self._bodies[ref]
 
     def write(self, snapshot: TableSnapshot) -> tuple[bytes, ...]:
-        """Encode all of a snapshot, and seal it; the parts of its index."""
+        """Encode a snapshot and seal it; returns the parts of its index."""
         return snapshot.seal([self.put(block) for block in snapshot.encode() if block is not None])
 
 
 def key_of(number: int) -> bytes:
-    """The key *number*, as records have it."""
+    """The key of *number* as in records."""
     return canonical_key(f"key-{number}")
 
 
 class Subtasks:
-    """All subtasks of the operator, each with a table of *backend*, as a checkpoint has left them."""
+    """All subtasks of the operator, each with a table of *backend* restored from a checkpoint."""
 
     def __init__(
         self, backend: StateBackend, blocks: StateBlocks, type_: Any = int, *, parallelism: int = 1,
@@ -79,22 +79,22 @@ class Subtasks:
             )
 
     def table_of(self, key: bytes) -> Table[Any]:
-        """The table that has *key*."""
+        """The table of *key*."""
         return self.tables[subtask_of(key_group(key, MAX_PARALLELISM), self.parallelism, MAX_PARALLELISM)]
 
     def put(self, states: Mapping[int, Any]) -> None:
-        """Let a record of each key set its state; None deletes it."""
+        """Set states by one record per key; None deletes."""
         for number, state in states.items():
             self.table_of(key_of(number)).apply(lambda _, record: (record, None), [key_of(number)], [state])
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> list[TableSnapshot]:
-        """The barrier of *checkpoint* is in all subtasks."""
+        """Let the barrier of *checkpoint* reach all subtasks."""
         return [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
 
     def write(self, snapshots: Iterable[TableSnapshot]) -> list[bytes]:
-        """Write what the subtasks have frozen; all parts of their indexes."""
+        """Write the snapshots; returns all parts of their indexes."""
         return [part for snapshot in snapshots for part in self.blocks.write(snapshot)]
 
     def items(self) -> dict[bytes, Any]:
-        """The newest states of all subtasks."""
+        """The current states of all subtasks."""
         return {key: state for table in self.tables for key, state in table.items()}

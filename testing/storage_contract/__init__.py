@@ -1,7 +1,7 @@
-"""The contract of a block storage, as a test class to inherit from: what checkpoints and restarts rely upon.
+"""Contract tests, to inherit from, for a block storage: the behaviour that checkpoints and restarts rely on.
 
-Each test is a case that has lost a checkpoint or kept what nobody needs; its docstring tells it, and what it says when
-it fails is what the storage's author did wrong.
+Each test is a case, told in its docstring, that has lost a checkpoint or leaked blocks; its failure says what the
+storage does wrong.
 
 ```python
 from exactlyonce.testing.storage_contract import BlockStorageContract

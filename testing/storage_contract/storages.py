@@ -1,27 +1,25 @@
 """The contract of every block storage; see the package.
 
-A test has one place for blocks, which is empty when it begins, and any number of storages of it, each as if in a
-process of its own.
+A test has one place for blocks, empty at first, and any number of storages of it, each as in its own process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
-import pytest
 
 from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage, DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.contract import Contract, refused
 
 EXACTLY = "A reference is good for exactly the bytes that it names by their SHA-256; for anything else, DamagedBlock."
 AWAY = "A storage that is away is waited for, by whoever writes the file, and by nobody else."
@@ -29,67 +27,54 @@ ORPHANS = "A block that is not listed, and that no manifest names, stays for goo
 
 
 def block(body: bytes, checkpoint: int = 1) -> Block:
-    """One of operator `totals`."""
+    """A block of operator `totals`."""
     return Block("totals", checkpoint, "state", "none", "contract", body)
 
 
 def bytes_of(seed: object, size: int) -> bytes:
-    """*size* bytes that only *seed* has, and that no compression makes shorter."""
+    """*size* incompressible bytes, unique for each *seed*."""
     return hashlib.shake_128(str(seed).encode()).digest(size)
 
 
-class BlockStorageContract:
+class BlockStorageContract(Contract):
     """See the package."""
 
     beginning: Sequence[int]
-    """The ends behind which all blocks lie: what a pipeline without a checkpoint gives `since`."""
+    """The ends after which all blocks come: the argument of `since` in a pipeline without a checkpoint."""
     ordered = True
     """Whether the storage knows an order. One that does not lists everything, and its ends are zeros."""
-
     limit_s: float = LIMIT_S
-    """For how long a test waits until somebody is told."""
+    """The time in which a storage that is away must report it."""
     in_topic = False
-    """Whether blocks lie in the checkpoint topic, with which they are erased."""
+    """Whether blocks are in the checkpoint topic and erased with it."""
 
     def storage(self) -> BlockStorage:
-        """A new one, as in a process of its own; all of a test have one place."""
+        """A new storage, as in its own process; all storages of one test have one place."""
         raise NotImplementedError
 
     def decided(self, refs: Sequence[BlockRef]) -> None:
-        """The transaction of a decision log that drops *refs*. To be written where that is what removes them."""
+        """The decision log's transaction that drops *refs*. Override it if that is what removes them."""
 
     def laid(self, key: str, value: bytes) -> tuple[int, int]:
-        """Lay bytes under the key of a block, as damage would; -> (partition, offset) of them. May be left out."""
+        """Store bytes under the key of a block, as damage would; returns their (partition, offset). May be left out."""
         self.left_out("laid", "a block that was cut off")
 
     def lost(self, ref: BlockRef) -> BlockRef:
-        """Take a block away, as an operator's mistake would; -> its reference, or that of one which never was. May be
-        left out."""
+        """Remove a block by mistake; returns its reference, or that of one that never existed. May be left out."""
         self.left_out("lost", "a block that is gone")
 
     def away(self) -> AbstractContextManager[object]:
-        """Within, the storage does not answer; then it is as it was. May be left out."""
+        """A context in which the storage does not answer. May be left out."""
         self.left_out("away", "a storage that is away")
 
-    @staticmethod
-    def left_out(hook: str, what: str) -> NoReturn:
-        """Skip the test that needs *hook*."""
-        pytest.skip(f"{what}: write `{hook}` in the test class, and it is tested")
-
-    @pytest.fixture(autouse=True)
-    def _life(self) -> Iterator[None]:
-        self._made: list[BlockStorage] = []
-        yield
-        for each in self._made:
-            each.close()
-
     def opened(self) -> BlockStorage:
-        """A storage that is closed when the test ends."""
-        self._made.append(self.storage())
-        return self._made[-1]
+        """A new storage, closed when the test ends."""
+        storage = self.storage()
+        self._to_close.append(storage)
+        return storage
 
     def put(self, bodies: Iterable[bytes], checkpoint: int = 1, blocks: AttemptBlocks | None = None) -> list[BlockRef]:
-        """The references of blocks with these bodies, of key groups 0, 1, 2 and so on."""
+        """Put blocks with these bodies in key groups 0, 1, 2 and so on; returns their references."""
         blocks = blocks or self.opened().begin(1, 0)
         tickets = [blocks.write(block(body, checkpoint), group) for group, body in enumerate(bodies)]
         blocks.wait(LIMIT_S)
@@ -98,23 +83,23 @@ class BlockStorageContract:
         return [ref for ref in refs if ref is not None]
 
     def got(self, refs: Iterable[BlockRef], storage: BlockStorage | None = None) -> dict[str, bytes]:
-        """Bodies by key; every reference is to be answered once."""
-        found = [(ref.key, each.body) for ref, each in (storage or self.opened()).fetch(refs)]
-        assert len(found) == len(dict(found)), "A block was given twice."
-        return dict(found)
+        """Bodies by key; every reference is answered once."""
+        bodies = [(ref.key, fetched.body) for ref, fetched in (storage or self.opened()).fetch(refs)]
+        assert len(bodies) == len(dict(bodies)), "A block was given twice."
+        return dict(bodies)
 
     def test_blocks_of_one_key_group_come_in_the_order_in_which_they_were_put(self) -> None:
-        """If they are asked for in it: rows that were set aside are applied in this order."""
+        """Blocks of one key group, asked for in this order, come in it: staged rows are applied in this order."""
         storage = self.opened()
         blocks = storage.begin(1, 0)
         tickets = [blocks.write(block(b"%d" % number, 1), 3, part=number) for number in range(20)]
         blocks.wait(LIMIT_S)
         refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
-        found = [each.body for _, each in storage.fetch(refs)]
-        assert found == [b"%d" % number for number in range(20)], f"They come in another order: {found}"
+        bodies = [fetched.body for _, fetched in storage.fetch(refs)]
+        assert bodies == [b"%d" % number for number in range(20)], f"They come in another order: {bodies}"
 
     def damaged(self, ref: BlockRef, others: Sequence[BlockRef], why: str) -> None:
-        """*ref* cannot be had, the error names it; the *others* can."""
+        """Fetching *ref* fails and the error names it; the *others* are fetched."""
         storage = self.opened()
         error = refused(lambda: self.got([ref, *others], storage), DamagedBlock, why)
         assert isinstance(error, DamagedBlock)
@@ -123,27 +108,27 @@ class BlockStorageContract:
         assert len(self.got(others, storage)) == len(others), "After a damaged block the others cannot be had any more."
 
     def listed(self, ends: Iterable[int]) -> set[BlockRef]:
-        """What lies behind *ends*."""
+        """The blocks after *ends*."""
         scanned = self.opened().since(ends)
         assert not scanned.unreadable, scanned.unreadable
         assert len({ref.key for ref in scanned.blocks}) == len(scanned.blocks), "A block is listed twice."
         return set(scanned.blocks)
 
     def ends(self) -> tuple[int, ...]:
-        """Behind which lies what is put from now on."""
+        """The current ends: later blocks come after them."""
         ends = self.opened().since(self.beginning).end_offsets
         assert self.ordered or not any(ends), f"A storage that knows no order notes zeros, and not {ends}."
         return ends
 
     def dropped(self, refs: Sequence[BlockRef]) -> None:
-        """Drop *refs*, as a decision log and its engine do."""
+        """Drop *refs* as a decision log and its engine do."""
         self.decided(refs)
         self.opened().dropped(refs)
 
     # --- put and get --------------------------------------------------------------------------------------------------
 
     def test_what_is_put_can_be_had(self) -> None:
-        """Another process gets every block by its reference, whatever the order, and however often it is asked for."""
+        """Another process gets every block by its reference, in any order and any number of times."""
         bodies = [bytes_of(group, 3_000) for group in range(40)]
         refs = self.put(bodies)
         expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
@@ -152,7 +137,7 @@ class BlockStorageContract:
         assert self.got([]) == {}
 
     def test_a_reference(self) -> None:
-        """It says who put the block for which checkpoint, and names the bytes by their number and SHA-256."""
+        """A reference names the block's writer and checkpoint, and its bytes by size and SHA-256."""
         value = encode(block(b"body", 9))
         blocks = self.opened().begin(3, 7)
         ticket = blocks.write(block(b"body", 9), 5, part=2)
@@ -165,7 +150,7 @@ class BlockStorageContract:
         assert key == BlockKey(3, 9, "totals", 5, 2, 7, key.nonce)
 
     def test_putting_does_not_wait(self) -> None:
-        """`write` returns at once and `poll` tells; the loop goes on meanwhile. Nothing is pending in the end."""
+        """`write` returns at once, `poll` counts the pending blocks, and none is pending after `wait`."""
         blocks = self.opened().begin(1, 0)
         tickets = [blocks.write(block(bytes_of(group, 10_000)), group) for group in range(20)]
         assert blocks.pending <= 20
@@ -174,7 +159,7 @@ class BlockStorageContract:
         assert all(ticket.resolved for ticket in tickets)
 
     def test_sizes(self) -> None:
-        """A block of exactly the largest size is put and had, an empty one too; a larger one is refused at once."""
+        """Blocks of the largest size and empty ones are stored; a larger one is refused at once."""
         body = bytes(BLOCK_SIZE_MAX - len(encode(block(bytes(BLOCK_SIZE_MAX // 2)))) + BLOCK_SIZE_MAX // 2)
         refs = self.put([body, b""])
         assert refs[0].size == BLOCK_SIZE_MAX
@@ -183,7 +168,7 @@ class BlockStorageContract:
         refused(lambda: blocks.write(block(body + b"x"), 0), InvariantViolation, "A block over the limit was taken.")
 
     def test_a_key_is_put_once(self) -> None:
-        """The same operator, checkpoint, key group and part twice is a defect: the reference would name one of two."""
+        """Putting one operator, checkpoint, key group and part twice is a defect: its reference would be ambiguous."""
         blocks = self.opened().begin(1, 0)
         first = blocks.write(block(b"first"), 3, part=1)
         again = partial(blocks.write, block(b"second"), 3, part=1)
@@ -193,14 +178,14 @@ class BlockStorageContract:
         assert self.got([first.ref]) == {first.key: b"first"}
 
     def test_two_processes_of_one_attempt(self) -> None:
-        """A worker that was taken for dead puts the same blocks as the one that stands for it: each has its own."""
+        """A worker that was declared dead puts the same blocks as its replacement: each has its own."""
         zombie, worker = (self.put([name, name], blocks=self.opened().begin(1, 0)) for name in (b"zombie", b"worker"))
         assert self.got([*zombie, *worker]) == {
             **{ref.key: b"zombie" for ref in zombie}, **{ref.key: b"worker" for ref in worker},
         }  # fmt: skip
 
     def test_a_reader_goes_on(self) -> None:
-        """A storage serves its process for as long as it lives: again, after a part that was not taken, after close."""
+        """A storage can be read again, after an abandoned read and after close."""
         refs = self.put(map(bytes_of, range(30), [20_000] * 30))
         storage = self.opened()
         for part in (refs[20:], refs[:4], refs[::3], refs):
@@ -214,7 +199,7 @@ class BlockStorageContract:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def test_other_bytes_than_were_written(self) -> None:
-        """A reference with another digest, size or key never gets a block."""
+        """A reference with another digest, size or key gets no block."""
         refs = self.put(map(bytes_of, range(8), [100] * 8))
         changes: Sequence[dict[str, Any]] = (
             {"sha256": bytes(32)}, {"size": 3}, {"key": refs[0].key.replace("/totals/", "/others/")},
@@ -223,7 +208,7 @@ class BlockStorageContract:
             self.damaged(msgspec.structs.replace(refs[0], **change), refs[1:], EXACTLY)
 
     def test_a_block_that_was_cut_off(self) -> None:
-        """Whatever lies under the key of a block, cut off, empty or garbage, is damage, unless it is what was put."""
+        """A truncated, empty or garbled value under a block's key is damage."""
         whole, *others = self.put([bytes_of("whole", 5_000), b"a", b"b"])
         value = encode(block(bytes_of("whole", 5_000)))
         key = whole.key[:-1] + ("0" if whole.key[-1] != "0" else "1")
@@ -237,7 +222,7 @@ class BlockStorageContract:
             self.damaged(own, others, "Bytes that are no block are damage, also where the reference was made for them.")
 
     def test_a_block_that_is_gone(self) -> None:
-        """What is not there is damage, said soon, and no empty answer: else a restart would go on without state."""
+        """A missing block is damage, reported soon: a restart would otherwise continue without state."""
         refs = self.put(map(bytes_of, range(6), [100] * 6))
         gone = self.lost(refs[0])
         self.damaged(gone, refs[1:], "A block that is gone is an error: its state would be missing in silence.")
@@ -245,7 +230,7 @@ class BlockStorageContract:
     # --- list and drop ------------------------------------------------------------------------------------------------
 
     def test_orphans_are_listed(self) -> None:
-        """What was put behind the ends is found, whoever put it, for whatever checkpoint; what lies before is not."""
+        """Blocks put after the ends are listed, of any writer and checkpoint; earlier ones are not."""
         old = self.put([b"old"] * 8)
         ends = self.ends()
         before = set() if self.ordered else set(old)
@@ -259,7 +244,7 @@ class BlockStorageContract:
         )
 
     def test_ends_only_grow(self) -> None:
-        """Ends that a manifest has noted stay good: what is put later lies behind them."""
+        """Ends that a manifest has noted stay valid: later blocks come after them."""
         noted = [self.ends()]
         put: list[list[BlockRef]] = []
         for number in range(3):
@@ -270,7 +255,7 @@ class BlockStorageContract:
             assert self.listed(ends) == wanted, f"{ORPHANS} Behind the ends noted before checkpoint {number + 1}."
 
     def test_what_is_dropped(self) -> None:
-        """A dropped block is not listed any more, and dropping it again is no error; all others stay."""
+        """A dropped block is no longer listed, dropping it again is no error, and all others stay."""
         refs = self.put(map(bytes_of, range(10), [100] * 10))
         self.dropped(refs[:4])
         gone = "A dropped block is listed: it would be taken for an orphan, and dropped, at each start."
@@ -281,7 +266,7 @@ class BlockStorageContract:
         assert len(self.got(refs[6:])) == 4
 
     def test_erasing(self) -> None:
-        """A pipeline that is forgotten leaves no block outside of its topic; what is erased twice is no error."""
+        """A forgotten pipeline leaves no block outside of its topic; erasing twice is no error."""
         refs = self.put([b"state"] * 5)
         storage = self.opened()
         storage.erase()
@@ -293,7 +278,7 @@ class BlockStorageContract:
     # --- away ---------------------------------------------------------------------------------------------------------
 
     def test_a_storage_that_is_away_is_waited_for(self) -> None:
-        """Whoever puts goes on, is told what is waited for, and has its blocks durable once the storage is back."""
+        """A writer continues, is told what it waits for, and has its blocks durable once the storage is back."""
         blocks = self.opened().begin(1, 0)
         self.put([b"before"], blocks=blocks)
         with self.away():
@@ -310,7 +295,7 @@ class BlockStorageContract:
         assert len(self.got(ref for ref in refs if ref is not None)) == 6, AWAY
 
     def test_who_waits_looks_meanwhile(self) -> None:
-        """Whoever is fenced while the storage is away waits no longer; and as many blocks may be left as it says."""
+        """A writer that is fenced while the storage is away stops waiting; `left` blocks may stay pending."""
         blocks = self.opened().begin(1, 0)
         self.put([b"before"], blocks=blocks)
 
@@ -325,7 +310,7 @@ class BlockStorageContract:
             refused(lambda: blocks.wait(LIMIT_S, look, left=2), Fenced, why)
 
     def test_reading_while_it_is_away(self) -> None:
-        """A storage that is away is no damage: `StorageUnavailable`, or what was asked for, once it is back."""
+        """A storage that is away raises `StorageUnavailable`, not damage; it returns the blocks once it is back."""
         refs = self.put([b"needed"] * 3)
         storage = self.opened()
         with self.away():

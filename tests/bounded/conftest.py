@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "folds"), str(HERE.parent / "engines")]
 
 
 @pytest.fixture
@@ -27,3 +22,21 @@ def fed(kafka: Any, topic_name: str) -> Any:
     from bounded import Fed
 
     return Fed(kafka, topic_name)
+
+
+@pytest.fixture
+def said(fed: Any, capsys: Any, monkeypatch: Any, request: pytest.FixtureRequest) -> Callable[..., tuple[int, str]]:
+    """`said("audit", "--json")` is the exit code of a command for the module's TARGET, and what it writes."""
+    from bounded import HERE
+
+    from exactlyonce.cli.main import main
+
+    def run(command: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(HERE)
+        capsys.readouterr()
+        words = ("--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers)
+        code = main([command, request.module.TARGET, *words, *arguments])
+        out, err = capsys.readouterr()
+        return code, out or err
+
+    return run

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from auditing import Quiet
@@ -18,14 +18,13 @@ from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines import performer
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
-from exactlyonce.engines.bounded.catch_up import default_parallelism
+from exactlyonce.engines.bounded.catch_up import CatchUp, default_parallelism
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import LIMIT_S
@@ -34,8 +33,7 @@ pytestmark = pytest.mark.broker
 
 
 def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> int:
-    """The exit code of a command on `broad`, in this process; none of these comes as far as to Java. Another test of
-    the process may have left a session behind, which would be used."""
+    """The exit code of a command on `broad` here; none gets as far as Java, nor to another test's session."""
     monkeypatch.chdir(HERE)
     monkeypatch.setattr("exactlyonce.engines.spark.session._running", lambda sessions: None)
     pipeline = ["bounded_pipelines:broad", "--param", f"name={fed.name}"]
@@ -65,7 +63,7 @@ def test_a_running_pipeline_is_left_alone(
     assert "last heartbeat" in said
     assert "--take-over" in said
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert command(fed, monkeypatch, "backfill") == 2
+    assert command(fed, monkeypatch, "backfill", "--on", "spark") == 2
     assert "Spark needs Java 17 or 21" in capsys.readouterr().err
     catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path / "staging")
     fed.assert_output()
@@ -77,6 +75,7 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
         ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
+        ("backfill", "--on", "driver", "--spark-conf", "a=b"): "--on driver starts no Spark, so --spark-conf cannot",
         ("backfill", "--to", "yesterday"): "is no place to go to",
         ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
         ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
@@ -90,8 +89,7 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
 def test_what_is_refused_before_anybody_is_fenced(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A width that cannot be, or an end that cannot be reached, is refused before a Spark is started, and the instance
-    that is to give way goes on."""
+    """A width or an end that cannot be is refused before Spark starts, and the other instance goes on."""
     fed.feed(30)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     catch_up(fed, loaded, 1, tmp_path)
@@ -102,13 +100,38 @@ def test_what_is_refused_before_anybody_is_fenced(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     wrong = {
         ("--parallelism", "120"): "is more than a checkpoint of this pipeline has room for",
-        ("--parallelism", "129"): "can be spread over 128 subtasks at most",
+        ("--parallelism", "129"): "parallelism 129 is more than the 128 key groups of the pipeline",
         ("--to", f'{{"{fed.name}-in": {{"0": 1}}}}'): f"Every partition of {fed.name}-in needs an end",
-        (): "Spark needs Java 17 or 21",
+        ("--on", "spark"): "Spark needs Java 17 or 21",
     }
     for options, said in wrong.items():
         assert command(fed, monkeypatch, "catch-up", "--take-over", *options) == 2
         assert said in capsys.readouterr().err
+    assert fed.history().incarnation_latest == before
+
+
+def judged(fed: Fed, loaded: Loaded, parallelism: int) -> CatchUp:
+    progress = Silent()
+    work = CatchUp(loaded, RunOptions(fed.config), progress, parallelism=parallelism, from_nothing=True)
+    work.judge()
+    return work
+
+
+def test_more_units_than_key_groups_are_clamped(fed: Fed) -> None:
+    work = judged(fed, load_pipeline("bounded_pipelines", "narrow", fed.name), 3)
+    assert (work.parallelism, work.options.parallelism) == (2, 2)
+    (note,) = cast(Silent, work.progress).notes
+    assert note.startswith("parallelism 3 is more than the 2 key groups of the pipeline")
+
+
+def test_state_kept_by_partition_keeps_its_width(fed: Fed, tmp_path: Path) -> None:
+    """Another width is refused before anybody is fenced; the width of the state is the default."""
+    loaded = load_pipeline("pipelines", "partitioned", fed.name)
+    fed.feed(30)
+    catch_up(fed, loaded, 2, tmp_path)
+    before = fed.history().incarnation_latest
+    with pytest.raises(GraphError, match="run it with parallelism 2, as before"):
+        judged(fed, loaded, 3)
     assert fed.history().incarnation_latest == before
 
 
@@ -161,7 +184,7 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
 
     def failing(stage: str, work: Sequence[bytes]) -> list[bytes]:
         answers = in_process(stage, work)
-        if stage == "publish":
+        if stage.endswith(", publish"):
             raise OSError("the driver lost its executors")
         return answers
 
@@ -178,8 +201,11 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
     fed.feed(300)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
 
+    stages: list[str] = []
+
     def overtaken(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        if stage == "stage 2":
+        stages.append(stage)
+        if len(stages) == 2:
             catch_up(fed, loaded, 1, tmp_path / "other")
         return in_process(stage, work)
 
@@ -190,13 +216,13 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.05)
     fed.feed(100)
     seen: set[int] = set()
 
     def lasting(stage: str, work: Sequence[bytes]) -> list[bytes]:
         deadline = time.monotonic() + LIMIT_S
-        while stage == "stage 1" and len(seen) < 3:
+        while len(seen) < 3:
             assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
             incarnation = fed.history().newest_incarnation
             assert incarnation is not None
@@ -243,7 +269,7 @@ def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """It is read from its first record; an offset has the leader epoch of the record before it, or none."""
+    """It is read from its first record. An offset has the leader epoch of the record before it, or none."""
 
     def grow() -> None:
         more = orders(30, first=2_000_000)
@@ -293,7 +319,7 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert counts[0] < 7
     await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
-    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
 
 

@@ -16,7 +16,7 @@ from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
@@ -43,7 +43,7 @@ class Changing:
         self.kafka.produce(f"{self.name}-in", orders(COUNT, first=self.fed))
         self.fed += COUNT
         options = RunOptions(self.client, parallelism=1)
-        CatchingUp(self.loaded(delivery), options, submit, self.folder, Silent()).run()
+        CatchUp(self.loaded(delivery), options, Silent()).lead(submit, self.folder)
 
     def audit(self, delivery: str) -> AuditReport:
         return Audit(self.loaded(delivery), self.client, in_process, self.folder, Quiet()).run()

@@ -9,7 +9,6 @@ from auditing import Quiet
 from bounded import Fed, catch_up, load_pipeline, run_local
 from golden import compute_again, states_of
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.submit import in_process
 
@@ -17,9 +16,9 @@ pytestmark = pytest.mark.broker
 
 
 def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
-    """What readers see is what the intervals give along their order logs: nothing less, more, other or otherwise."""
+    """Readers see exactly what the intervals give along their order logs: nothing less, more, other or otherwise."""
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
-    report = Audit(loaded, ClientConfig(fed.config), in_process, staging, Quiet()).run()
+    report = Audit(loaded, fed.config, in_process, staging, Quiet()).run()
     assert (report.findings, report.unjudged) == ([], [])
     assert report.checkpoints
 

@@ -25,7 +25,7 @@ from bounded import *
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 options = RunOptions(ClientConfig({"bootstrap.servers": sys.argv[1]}), parallelism=2)
 loaded = load_pipeline("bounded_pipelines", "broad", sys.argv[2])
-CatchingUp(loaded, options, in_process, Path(sys.argv[3]), Silent(), chunk_records=1500).run()
+CatchUp(loaded, options, Silent(), chunk_records=1500).lead(in_process, Path(sys.argv[3]))
 """
 
 

@@ -19,7 +19,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks.kafka.sink import Outputs
 
 MARGIN = 1 << 16
-"""What keys, coordinates and heads add to a frame."""
+"""Bytes that keys, coordinates and heads add to a frame."""
 
 
 class Document(msgspec.Struct):

@@ -15,14 +15,14 @@ from manifests import committable, manifest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
-from exactlyonce.engines.bounded.ranges import Reading, parts
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets
+from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, first_part, rest
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import turns
+from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.engines.bounded.unit.messages import Reading
+from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
-from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError
@@ -56,7 +56,11 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
     ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
-    found = list(parts(ranges, records_max))
+    found: list[tuple[Reading, ...]] = []
+    left: tuple[Reading, ...] = ranges
+    while any(each.length for each in left):
+        found.append(first_part(left, records_max))
+        left = rest(left, found[-1])
     for place, each in enumerate(ranges):
         ends = [each.start, *(part[place].end for part in found)]
         assert [part[place].start for part in found] == ends[:-1]
@@ -102,7 +106,7 @@ class Numbers:
 
 
 def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "OPEN_READERS_MAX", 2)
+    monkeypatch.setattr(ordering, "OPEN_READERS_MAX", 2)
     is_open, staying = set[Numbers](), set[ReaderInTurn]()
     ends = [10 + number for number in range(10)]
     readers = [
@@ -139,13 +143,11 @@ def retry(monkeypatch: pytest.MonkeyPatch) -> Loaded:
 
 
 def test_loops_are_refused(retry: Loaded, tmp_path: Path) -> None:
-    """Before a broker is asked; the error names the local engine."""
     with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
-        CatchingUp(retry, RunOptions(NOBODY), in_process, tmp_path, Silent()).run()
+        CatchUp(retry, RunOptions(NOBODY), Silent()).lead(in_process, tmp_path)
 
 
 def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:
-    """The reason, with which the run halts, names the loop, before a broker is asked."""
     graph = retry.pipeline.build()
     same = {"pipeline": "retry", "fingerprint": graph.fingerprint(), "max_parallelism": graph.max_parallelism}
     lost = committable("eo:retry:charged:0:1.0:0", checkpoint=2)

@@ -13,16 +13,9 @@ from manifests import manifest
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.replay.recompute import RecomputedOutput, flat, topic_of
+from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of
 from exactlyonce.engines.bounded.replay.reproduce import Count, _commit, agree
-from exactlyonce.engines.bounded.replay.sharing import (
-    RecomputedOutput,
-    flat,
-    mismatch,
-    placed,
-    places_of,
-    share_of,
-    topic_of,
-)
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
@@ -45,30 +38,42 @@ def digit(key: bytes | None, count: int) -> int | None:
 
 def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> None:
     first, second = committable("a", 6, p0=1, p1=2), committable("b", p1=1, p2=1)
-    made = manifest(committables=(second, first), sinks=(("out", "t", 3),))
+    decided = manifest(committables=(second, first), sinks=(("out", "t", 3),))
     everything = outputs("01112")
-    assert list(share_of(made, first, everything)) == everything[:3]
-    assert list(share_of(made, second, everything)) == everything[3:]
-    assert topic_of(made, "out") == ("t", 3)
+    assert list(share_of(decided, first, everything)) == everything[:3]
+    assert list(share_of(decided, second, everything)) == everything[3:]
+    assert topic_of(decided, "out") == ("t", 3)
+
+
+def test_records_of_a_sink_that_chooses_partitions_go_there_whatever_their_keys() -> None:
+    """So records without a key can be written again where only some partitions have lost theirs."""
+    whole = committable("a", p0=2, p1=1, p2=1)
+    everything = [output._replace(partition=place) for output, place in zip(outputs("-1-0"), (0, 2, 1, 0), strict=True)]
+    places = places_of(everything, digit, 3)
+    assert places == [0, 2, 1, 0]
+    lost = whole.within(committable("b", p1=1))
+    assert mismatch(whole, lost, "t", places) == ""
+    assert [(place, output.value) for place, output in placed(lost, "t", everything, places)] == [(1, b"2")]
+    assert "1 instead of 0" in mismatch(committable("a", p0=3, p1=1), lost, "t", places)
 
 
 def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_counts() -> None:
     whole = committable("a", p0=2, p1=3)
-    made = outputs("0-1-1")
-    places = places_of(made, digit, 3)
+    everything = outputs("0-1-1")
+    places = places_of(everything, digit, 3)
     assert places == [0, None, 1, None, 1]
     assert mismatch(whole, whole, "t", places) == ""
-    found = [(partition, output.value) for partition, output in placed(whole, "t", made, places)]
+    found = [(partition, output.value) for partition, output in placed(whole, "t", everything, places)]
     assert found == [(0, b"0"), (0, b"1"), (1, b"2"), (1, b"3"), (1, b"4")]
 
 
 def test_only_what_went_to_lost_partitions_is_produced() -> None:
     whole = committable("a", p0=2, p1=3)
-    made = outputs("01011")
+    everything = outputs("01011")
     lost = whole.within(committable("b", p1=3))
-    places = places_of(made, digit, 3)
+    places = places_of(everything, digit, 3)
     assert mismatch(whole, lost, "t", places) == ""
-    assert [output.value for _, output in placed(lost, "t", made, places)] == [b"1", b"3", b"4"]
+    assert [output.value for _, output in placed(lost, "t", everything, places)] == [b"1", b"3", b"4"]
 
 
 @pytest.mark.parametrize(

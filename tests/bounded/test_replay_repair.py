@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 @pytest.fixture
 def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
-    made = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
-    yield made
-    made.end()
+    lossy = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
+    yield lossy
+    lossy.end()
 
 
 @pytest.mark.exhaustive

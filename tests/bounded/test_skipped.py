@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline
 from running import assert_totals, run_here
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli.commands import backfill
 from exactlyonce.cli.main import main
-from exactlyonce.engines.bounded.submit import Executors, in_process
 
 pytestmark = pytest.mark.broker
 BAD = b'{"id": 7, "customer": 12, "total": 1}'
 
 
 def noted(manifest: Manifest) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """By partition that has any: how many were skipped, and where the last few are."""
+    """The number of skipped records by partition that has any, and the places of the last few."""
     return {each.partition: (each.skipped, each.skipped_at) for each in manifest.offsets if each.skipped}
 
 
 def test_what_is_skipped_is_named_and_noted(fed: Fed, tmp_path: Path) -> None:
-    """The first few by topic, partition, offset and field, all by count; the manifest has the sum over all checkpoints,
-    whichever engine took them."""
+    """The first few by topic, partition, offset and field, all by count; manifests sum over checkpoints."""
     topic, loaded = f"{fed.name}-in", load_pipeline("pipelines", "skipping", fed.name)
     fed.kafka.produce(topic, [BAD] * 7, partition=1)
     fed.kafka.produce(topic, [BAD], partition=2)
@@ -56,30 +50,23 @@ def test_what_is_skipped_is_named_and_noted(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_what_the_command_says_of_it(
-    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its notes, its events and its last words have them, as text and in JSON; `checkpoints` shows the count."""
-
-    @contextmanager
-    def here(*given: Any) -> Iterator[Executors]:
-        yield Executors(in_process, tmp_path, lambda: 1)
-
     def command(name: str, *words: str) -> tuple[str, str]:
         assert main([name, *words, "--bootstrap-servers", fed.kafka.bootstrap_servers]) == 0
         return capsys.readouterr()
 
-    monkeypatch.setattr(backfill, "executors", here)
     monkeypatch.chdir(HERE.parents[1] / "engines")
     pipeline, topic = ("pipelines:skipping", "--param", f"name={fed.name}"), f"{fed.name}-in"
     fed.kafka.produce(topic, [BAD, BAD], partition=3)
     fed.feed(10)
-    _, err = command("backfill", *pipeline)
+    _, err = command("backfill", *pipeline, "--on", "driver")
     notes = [json.loads(line).get("text", "") for line in err.splitlines() if line.startswith("{")]
     skipped = [note for note in notes if note.startswith("skipped: ")]
     assert [f"{topic}[3] offset {place}:" in note for place, note in enumerate(skipped)] == [True, True], notes
     assert f"2 skipped because they do not decode ({topic}[3] 2, the first at 0, 1)" in err.splitlines()[-1]
     fed.kafka.produce(topic, [BAD], partition=0)
-    out, err = command("catch-up", *pipeline, "--json")
+    out, err = command("catch-up", *pipeline, "--on", "driver", "--json")
     figures = json.loads(out)
     (place,) = figures.pop("skipped_records")
     assert (figures["skipped"], place["source"], place["topic"], place["partition"]) == (1, "orders", topic, 0)

@@ -5,34 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bounded import HERE, Fed, catch_up
 from settled import await_readable
 from timed_pipelines import FIRST_MS
 
-from exactlyonce.cli.main import main
 from exactlyonce.pipeline.loading import Loaded, load_reference
 
 pytestmark = pytest.mark.broker
 TARGET = "timed_pipelines:timed"
 COUNT = 40
-
-
-@pytest.fixture
-def said(fed: Fed, capsys: Any, monkeypatch: Any) -> Callable[..., tuple[int, str]]:
-    """`said("audit", "--json")` is the exit code of a command here, and what it writes."""
-
-    def run(command: str, *arguments: str) -> tuple[int, str]:
-        monkeypatch.chdir(HERE)
-        capsys.readouterr()
-        words = (command, TARGET, "--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers)
-        code = main([*words, *arguments])
-        out, err = capsys.readouterr()
-        return code, out or err
-
-    return run
 
 
 def times(fed: Fed, topic: str) -> dict[int, int]:
@@ -54,17 +37,17 @@ def test_times_of_records(fed: Fed, said: Callable[..., tuple[int, str]], tmp_pa
     wanted = {number: FIRST_MS + number for number in range(2 * COUNT)}
     assert times(fed, "out") == times(fed, "loose") == wanted
 
-    code, text = said("audit", "--in-process", "--json")
+    code, text = said("audit", "--on", "driver", "--json")
     report = json.loads(text)
     assert (code, report["findings"], report["unjudged"]) == (0, [], [])
-    code, text = said("audit", "--in-process", "--json", "--param", "later_ms=1")
+    code, text = said("audit", "--on", "driver", "--json", "--param", "later_ms=1")
     findings = json.loads(text)["findings"]
     assert (code, {each["kind"] for each in findings}) == (1, {"changed"})
     assert len(findings) == 4 * COUNT
     assert {each["expected"]["timestamp_ms"] - each["seen"]["timestamp_ms"] for each in findings} == {1}
 
     code, text = said(
-        "replay", "--in-process", "--checkpoint", str(max(fed.history().manifests)),
+        "replay", "--on", "driver", "--checkpoint", str(max(fed.history().manifests)),
         "--into", f"{fed.name}-again-out", "--sink", "out",
     )  # fmt: skip
     assert code == 0, text
@@ -76,7 +59,7 @@ def test_times_of_records(fed: Fed, said: Callable[..., tuple[int, str]], tmp_pa
     code, text = said("run", "--until", "latest", "--inline", "--checkpoint-interval", "10m")
     assert code == 0, text
     assert f"sink out: topic {fed.name}-out has message.timestamp.type=LogAppendTime" in text
-    report = json.loads(said("audit", "--in-process", "--json")[1])
+    report = json.loads(said("audit", "--on", "driver", "--json")[1])
     assert report["findings"] == []
     assert [each.split(":")[0] for each in report["unjudged"][-2:]] == [
         f"the times of the records of sink {sink}" for sink in ("out", "loose")

@@ -19,7 +19,7 @@ from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
@@ -46,7 +46,7 @@ class Slow:
 
     @property
     def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
 
     def start(self, parallelism: int, *arguments: str, pause_ms: int = 1, env: dict[str, str] | None = None) -> Run:
         target = ("pipelines:slow_behind_a_shuffle", f"--param=name={self.name}", f"--param=pause_ms={pause_ms}")
@@ -106,11 +106,11 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
     assert job.history.newest_incarnation == incarnation
     loaded = load_pipeline("pipelines", "slow_behind_a_shuffle", topic_name, pause_ms="1")
     options = RunOptions(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), parallelism=2)
-    work = CatchingUp(loaded, options, in_process, tmp_path, Silent())
+    work = CatchUp(loaded, options, Silent())
     with pytest.raises(ConfigError, match="is unaligned"):
-        work.run()
+        work.lead(in_process, tmp_path)
     job.finish(2)
-    assert work.run().checkpoints == 0
+    assert work.lead(in_process, tmp_path).checkpoints == 0
     assert_totals(kafka, f"{topic_name}-out", job.fed)
 
 

@@ -21,11 +21,11 @@ from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.bounded.ranges import Reading, readings
 from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.stop_offsets import readings
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import turns
-from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Unit
 from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
@@ -39,7 +39,7 @@ class Computing:
         self.config = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
         self.graph = loaded.pipeline.build()
         self.plan = plan(self.graph, parallelism)
-        self.topic = prepare_topic(self.config.confluent(), self.graph.pipeline_id, 3)
+        self.topic = prepare_topic(self.config, self.graph.pipeline_id, 3)
         topics = Topics(self.config)
         names = {node.id: str(node.source.topic) for node in self.graph.sources if node.source}
         self.ranges: tuple[Reading, ...] = readings(
@@ -114,7 +114,7 @@ def test_units_leave_out_what_is_to_be_skipped(fed: Any, loaded: Any, tmp_path: 
 def test_more_partitions_than_may_be_open(
     kafka: Any, topic_name: str, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "OPEN_READERS_MAX", 4)
+    monkeypatch.setattr(ordering, "OPEN_READERS_MAX", 4)
     for name, partitions in (("in", 60), ("more", 1)):
         kafka.create_topic(f"{topic_name}-{name}", partitions)
     fed = SimpleNamespace(kafka=kafka)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,8 +16,6 @@ from exactlyonce.checkpoint.records.manifest import (
     OrderLog,
     SourceOffset,
 )
-
-sys.path[:0] = [str(Path(__file__).parent / "scripted"), str(Path(__file__).parents[1] / "engines")]
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 COMMITTABLE = Committable(

@@ -75,7 +75,7 @@ def test_at_least_once_nothing_is_held_and_inputs_may_be_barriers_ahead() -> Non
 
 
 def _intervals(rng: random.Random, *, exactly_once: bool) -> Iterator[tuple[bool, bool]]:
-    """Of each interval of some interleaving, whether it took what lies between its barriers, and what is said of it."""
+    """Whether each interval of an interleaving took exactly what lies between its barriers, and the violations."""
     between = {n: [f"{n}.{i}" for i in range(rng.randint(0, 2))] for n in range(1, 6)}
     channels: dict[str, list[Any]] = {name: [each for n in between for each in (*between[n], n)] for name in "abc"}
     alignment = Alignment(channels, exactly_once=exactly_once)
@@ -99,8 +99,7 @@ def test_no_interval_that_took_more_or_less_than_lies_between_its_barriers_count
 
 
 def test_a_barrier_that_overtakes_waits_for_none_and_holds_none() -> None:
-    """Overtaking ends the alignment: whoever was held goes on, those that owe the barrier are named, and its coming
-    later means nothing, be it behind the snapshot of the next."""
+    """Overtaking ends the alignment: held inputs continue, and those without the barrier are named, until it comes."""
     alignment = Alignment("abc")
     assert not alignment.barrier("b", 4)
     assert alignment.is_held("b")

@@ -268,7 +268,7 @@ def test_a_plan_carries_what_all_subtasks_have_acknowledged() -> None:
     assert job(Acknowledged(Ack("task", 0, 1, precommits=(precommit(1, 0, open_ms=200),)))) == []
     job.now_ms += 50
     plan = plan_of(job, Ack("task", 1, 1, order_log=log))
-    assert job.core.deciding is plan
+    assert job.core.attempt.deciding is plan
     assert plan.acks.keys() == {("task", 0), ("task", 1)}
     assert plan.precommits == [precommit(1, 0, open_ms=200)]
     assert plan.ages_ms == {"id-1-0": 250}

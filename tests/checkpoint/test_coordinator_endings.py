@@ -297,7 +297,7 @@ class Backlogged(ScriptedJob):
             self.now_ms += INTERVAL_MS // 10
             self.left_ms = max(0, self.left_ms - INTERVAL_MS // 10)
             self.perform(self(events.Tick()))
-            for plan in self.core.in_flight:
+            for plan in self.core.attempt.in_flight:
                 if not plan.final or not self.left_ms:
                     self.perform(self._ack(str(plan.checkpoint)))
 
@@ -320,11 +320,10 @@ class Backlogged(ScriptedJob):
 
 @pytest.mark.parametrize("backlog_ms", [0, INTERVAL_MS, 7 * TIMEOUT_MS])
 def test_a_run_to_an_end_under_back_pressure(backlog_ms: int) -> None:
-    """The last checkpoint overtakes nothing, and comes only once one that may has found nothing left to overtake: else
-    it would be late, and after the restart again, without end."""
+    """The last checkpoint waits until an overtaking one has left nothing to overtake: else it would always be late."""
     job = Backlogged(backlog_ms)
     job.live(until_ms=1_000 * TIMEOUT_MS)
     assert job.ended is not None
     assert job.ended.error is None
     assert job.now_ms <= backlog_ms + 3 * INTERVAL_MS
-    assert job.core.attempt == 0
+    assert job.core.attempt.number == 0

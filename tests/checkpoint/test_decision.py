@@ -170,7 +170,7 @@ COPY = "eo:p:out:0:3.1:repair-7-1"
 
 
 def test_a_copy_whose_fate_cannot_be_learnt_is_not_copied_again() -> None:
-    """If a committed copy is neither visible nor aborted the job halts: a second copy might double its records."""
+    """The job halts if a committed copy is neither visible nor aborted: a second copy might double its records."""
     world = World({name(0): "R", COPY: "U"}, {COPY: Fate.GONE})
     with pytest.raises(Halt, match="fate is unknown"):
         finished(world, manifest(committable(0)))

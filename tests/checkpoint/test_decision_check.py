@@ -96,7 +96,7 @@ def test_a_transaction_that_is_not_open_under_our_producer_refuses_the_checkpoin
 def test_a_transaction_with_little_time_left_refuses_the_checkpoint(
     timeout_ms: int, age_ms: int, refused: bool
 ) -> None:
-    """With less than five seconds left, or a quarter of a short timeout, the commit might come too late."""
+    """The commit might come too late with less than five seconds left, or a quarter of a short timeout."""
     world = Asked([ongoing(precommit(0), ("t", 0))], [producing(precommit(0), 0, 5)])
     verdict = drive(transactions(timeout_ms=timeout_ms).check_uncounted([precommit(0)], {name(0): age_ms}), world)
     assert isinstance(verdict, Refuse) is refused

@@ -184,7 +184,7 @@ def test_a_checkpoint_that_a_manifest_has_no_room_for_is_refused_before_anything
 
 
 def test_a_halt_is_raised_though_another_check_refuses() -> None:
-    """What needs a person is not hidden by what a restart would fix."""
+    """A failure that needs a person is not hidden by one that a restart would fix."""
     with pytest.raises(Halt, match="the topic is gone"):
         decided(World(), precommit(0), checks=[refusing, halting])
 

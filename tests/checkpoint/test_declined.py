@@ -44,7 +44,7 @@ ack 3 by 0 with 0
 ack 3 by 1 declined The disk is full.
 4000 tick
 room 1 -> go on
-tick -> restart 1 after 0: no producer was ready behind so many declined checkpoints at sink out subtask 0
+tick -> restart 1 after 0: no producer was ready after so many declined checkpoints at sink out subtask 0
 running
 5000 tick -> trigger 4 on 0
 

@@ -30,7 +30,6 @@ def conclude(leader: Leader, log: RealLog, cancelled: str = "") -> None:
 
 @pytest.mark.exhaustive
 def test_a_cancellation_that_is_not_recorded(store: Store) -> None:
-    """Whoever asked waits for the record, and the next incarnation is asked again."""
     first = store.living()
     first.appended(store.manifest(0))
     first.appended(store.mark(0))

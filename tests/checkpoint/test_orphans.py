@@ -48,17 +48,17 @@ def moved(*, present: str = NEW) -> History:
 
 
 class Kept:
-    """What lies where, and what manifests stand on; a storage may be away."""
+    """Blocks by storage, and the references of manifests; a storage may be away."""
 
     def __init__(self, lies: dict[str, list[StoredBlock]], needs: dict[int, list[StoredBlock]]) -> None:
         self.lies, self.needs, self.asked = lies, needs, list[ScanBlocks]()
         self.away: set[str] = set()
         self.away_for: dict[str, int] = {}
-        """By storage, how many questions it does not answer yet."""
+        """The number of questions that each storage does not answer yet."""
         self.missing: set[int] = set()
         """Checkpoints whose blocks are not found when they are asked for."""
         self.needed: dict[int, bool] = {}
-        """By checkpoint whose blocks were asked for, whether these are waited for."""
+        """Checkpoints whose blocks were asked for, and whether these are waited for."""
 
     def run(self, procedure: Procedure[Any]) -> Any:
         answer: Any = None
@@ -105,7 +105,7 @@ def test_orphans_go_wherever_checkpoints_were_kept() -> None:
 
 
 def test_a_storage_that_is_away_is_let_be_for_this_life() -> None:
-    """What its checkpoint stands on is not known: though it comes back in the middle, nothing of it is dropped."""
+    """The references of its checkpoint are unknown, so nothing of it is dropped, even after it comes back."""
     kept = Kept({OLD: [block(OLD, 1), block(OLD, 8)], NEW: [block(NEW, 2)]}, {1: [block(OLD, 1)], 2: [block(NEW, 2)]})
     kept.away.add(OLD)
     blocks = known(NEW)
@@ -123,7 +123,7 @@ def test_a_storage_that_is_away_is_let_be_for_this_life() -> None:
 
 
 def test_a_storage_that_comes_back_between_two_questions_is_let_be() -> None:
-    """Of the first manifest there it is not known what it stands on: what a later one stands on may be of both."""
+    """The first manifest's references are unknown: a later one may share them."""
     whole, increment = block(OLD, 1), block(OLD, 2)
     kept = Kept(
         {OLD: [whole, increment], NEW: [block(NEW, 3)]}, {1: [whole], 2: [whole, increment], 3: [block(NEW, 3)]}
@@ -138,8 +138,7 @@ def test_a_storage_that_comes_back_between_two_questions_is_let_be() -> None:
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_what_is_missing_for_a_moment_is_kept_when_it_is_back(shown: bool) -> None:
-    """Its savepoint keeps whatever may be of it, though a scan has not shown it; of what was written for a later
-    checkpoint nothing can be. A scan that shows nothing may be of a mount that is not there yet: that is let be."""
+    """A savepoint keeps every block that it may need, and none of a later checkpoint. An empty scan proves nothing."""
     whole, increment = block(OLD, 1), block(OLD, 2)
     needs = {2: [whole, increment], 3: [block(NEW, 3)]}
     kept = Kept({OLD: [increment] if shown else [], NEW: [block(NEW, 3)]}, needs)
@@ -152,8 +151,7 @@ def test_what_is_missing_for_a_moment_is_kept_when_it_is_back(shown: bool) -> No
 
 @pytest.mark.parametrize("storage", [TOPIC, NEW])
 def test_a_damaged_savepoint_keeps_what_was_written_up_to_it(storage: str) -> None:
-    """No checkpoint stands on a block of a later one: what lies there beyond it goes as ever. Once the savepoint is let
-    go, so does what it has kept."""
+    """No checkpoint refers to blocks of a later one, so those expire. A released savepoint frees its own."""
     own, others = [block(storage, 1), block(storage, 2)], [block(storage, 3), block(storage, 4), block(storage, 8)]
     kept = Kept({storage: own + others}, {3: [block(storage, 3)], 4: [block(storage, 4)]})
     kept.missing.add(2)
@@ -168,8 +166,7 @@ def test_a_damaged_savepoint_keeps_what_was_written_up_to_it(storage: str) -> No
 
 
 def test_a_storage_that_was_left_and_is_taken_by_another_name() -> None:
-    """What the pipeline has left there shows the blocks of today, which are no orphans; what is one goes, under either
-    name."""
+    """Today's blocks show under the old name and are no orphans. Real orphans go under either name."""
     lies = [block(NEW, 3), block(NEW, 8)]
     kept = Kept({OLD: lies, TOPIC: [], NEW: lies}, {2: [], 3: [block(NEW, 3)]})
     history = kept_in(OLD, TOPIC, NEW)
@@ -178,7 +175,7 @@ def test_a_storage_that_was_left_and_is_taken_by_another_name() -> None:
 
 
 def test_what_is_late_is_looked_for_behind_the_first_checkpoint_of_an_attempt() -> None:
-    """Not before: a savepoint that is deleted while the workers restore their state uses up no look."""
+    """A savepoint that is deleted while workers restore does not use up that look."""
     kept = Kept({OLD: [], NEW: [block(NEW, 2)]}, {1: [], 2: [block(NEW, 2)]})
     blocks, history = known(NEW), moved()
     newest = history.latest
@@ -197,7 +194,7 @@ def test_what_is_late_is_looked_for_behind_the_first_checkpoint_of_an_attempt() 
 
 @pytest.mark.parametrize("present", [NEW, TOPIC])
 def test_the_ends_that_are_noted_are_those_of_the_topic(present: str) -> None:
-    """Blocks elsewhere say nothing about them: a pipeline that comes to the topic, or back, looks from where it was."""
+    """Blocks elsewhere say nothing about the topic: a pipeline that moves there looks from its old ends."""
     kept = Kept({OLD: [], NEW: [], TOPIC: []}, {1: [], 2: []})
     blocks = known(present)
     kept.run(blocks.recover(moved(present=present), 3))

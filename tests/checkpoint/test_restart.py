@@ -37,8 +37,7 @@ def test_a_failure_rate_forgets_what_is_out_of_its_window() -> None:
 
 
 def test_a_strategy_may_serve_several_incarnations() -> None:
-    """What ends incarnations and what restarts jobs within them counts alike: any checkpoint is progress, a window
-    slides over all of them. The times are of one clock."""
+    """Incarnations and jobs count alike: any checkpoint is progress, and one window slides over all, by one clock."""
     fixed, rate = FixedDelay(attempts=2), FailureRate(failures=2, window_ms=60_000)
     for hour_ms in range(0, 36_000_000, 3_600_000):
         for strategy in (fixed, rate):

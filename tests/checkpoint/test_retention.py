@@ -33,7 +33,6 @@ def test_the_newest_checkpoints_are_kept_and_older_ones_dropped_with_the_blocks_
 
 
 def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> None:
-    """What is found at its place has other bytes, and is no other block."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage(blocks(1)))
     ledger.written(1, [block(1)._replace(ref=msgspec.structs.replace(block(1).ref, sha256=b"other"))])

@@ -183,12 +183,12 @@ def test_a_savepoint_that_is_never_in_time(stop: str, tolerable_failed: int) -> 
 
 @pytest.mark.parametrize("stop", ["", " stop"])
 def test_whoever_asks_again_and_again_does_not_stop_all_progress(stop: str) -> None:
-    """After request upon request that is given up, twice as many ordinary checkpoints go first each time."""
+    """After each request that is given up, twice as many ordinary checkpoints go first."""
     job, latest = ScriptedJob(min_pause_ms=300), 0
     job.do("running")
     job.do(f"savepoint first{stop}")
     for going_first in (1, 1, 2, 4, 8, 16, 32, 64, 64):
-        late = job.core.in_flight[-1].checkpoint
+        late = job.core.attempt.in_flight[-1].checkpoint
         job.do(f"+{TIMEOUT_MS} tick")
         assert job.do(f"savepoint {late}-while-workers-are-replaced{stop}") == []
         assert job.do(f"running from {latest}") == []

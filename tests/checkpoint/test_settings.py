@@ -41,8 +41,8 @@ def test_barriers_overtake_where_records_count_once_only() -> None:
 
 
 def test_what_they_demand_of_the_broker() -> None:
-    """Slots cover those in flight, those carried, and the next; a transaction outlives each tolerated failure and a
-    restart. Without a timeout of its own it has the broker's cap."""
+    """Slots cover checkpoints in flight, carried ones and the next. A transaction outlives tolerated failures and a
+    restart."""
     assert CheckpointSettings(max_concurrent=2, tolerable_failed=3).slots == 8
     settings = CheckpointSettings(interval_ms=1_000, timeout_ms=10_000, tolerable_failed=2, restart_budget_ms=5_000)
     assert settings.transaction_timeout_needed_ms == 3 * 11_000 + 5_000

@@ -40,8 +40,7 @@ LEDGER = r"The ledger of sink 'db' \(table kept of shop\)"
 
 
 class Store:
-    """Answers what is asked of stores; `fail` is raised first, as often as there is something in it; what takes so
-    long, in `slow`, comes then."""
+    """Answers requests to stores; raises `fail` first, once for each entry, and the answers in `slow` come later."""
 
     def __init__(self, ledger: dict[int, int] | None = None, *, at_once: bool = False) -> None:
         self.clock = SimulatedClock()
@@ -96,7 +95,7 @@ def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: O
 
 
 def test_a_store_that_commits_at_once_gets_all_of_a_checkpoint(manifest: Of) -> None:
-    """Oldest first, in one request, which fails or is given up as a whole; other sinks keep their own requests."""
+    """One request has all of it, oldest first, and fails as a whole, apart from other sinks' requests."""
     store = Store(at_once=True)
     carried = in_order([staged(7), staged(6, subtask=1), staged(6), staged(7, sink="files")], {}, store.commits.sinks)
     of_table = tuple(committable for committable in carried if committable.sink == "db")
@@ -147,7 +146,6 @@ def test_a_store_that_is_at_work_is_not_given_up(manifest: Of) -> None:
 
 
 def test_a_store_that_was_at_work_has_the_whole_timeout(manifest: Of) -> None:
-    """However long it had been at it when it went away for the first time."""
     store = Store()
     store.slow, store.fail = [UnderWay(2 * TIMEOUT_MS)], [StoreUnavailable("no answer.")] * 20
     answer = store.__call__
@@ -164,8 +162,7 @@ def test_a_store_that_was_at_work_has_the_whole_timeout(manifest: Of) -> None:
 
 @pytest.mark.parametrize("attempt_ms", [500, 2_000, 30_000, 2 * TIMEOUT_MS])
 def test_attempts_that_end_without_an_answer_do_not_put_off_the_end(manifest: Of, attempt_ms: int) -> None:
-    """A connection that times out was under way all the while, which says nothing of the store: the timeout counts from
-    the first that failed to the first that fails behind it."""
+    """The wait ends at the first failure after the timeout, which counts from the first failure of a connection."""
     store = Store()
     failed_at_ms: list[int] = []
     under_way_ms = 0
@@ -295,12 +292,12 @@ def test_what_nobody_committed_goes() -> None:
 
 
 def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
-    made = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))
-    assert decode(encode(made), Manifest) == made
-    assert positions_of(made) == {("db", 0): 1}
-    history = History(made.pipeline)
-    history.admit(made)
-    fates = tuple((each.transactional_id, "committed") for each in made.committables)
+    decided = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))
+    assert decode(encode(decided), Manifest) == decided
+    assert positions_of(decided) == {("db", 0): 1}
+    history = History(decided.pipeline)
+    history.admit(decided)
+    fates = tuple((each.transactional_id, "committed") for each in decided.committables)
     with pytest.raises(InvariantViolation, match="db:0:1"):
         history.admit(Finalized(1, 1, 0, fates))
     history.admit(Finalized(1, 1, 0, (*fates, ("db:0:1", "committed"))))

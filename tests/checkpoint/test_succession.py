@@ -134,7 +134,6 @@ class TestStandby:
 
     @pytest.mark.parametrize("skew_ms", [-HOUR_MS, 0, HOUR_MS])
     def test_it_takes_over_once_none_has_come_for_long(self, skew_ms: int) -> None:
-        """It does not matter what the clock of the other machine shows."""
         clock = SimulatedClock()
         succession = Succession(standby=True, clock=clock)
         dead = history(life(7, started_at_ms=clock.now_ms() + skew_ms))
@@ -147,7 +146,7 @@ class TestStandby:
         assert succession.awaited(history(life(7), life(8)), alive) is not None, "somebody else was quicker"
 
     def test_while_no_look_succeeds_nobody_is_taken_for_dead(self) -> None:
-        """Who leads cannot write a heartbeat either: it gets the time for one after the outage."""
+        """The leader cannot write a heartbeat either: it gets the time for one after the outage."""
         clock = SimulatedClock()
         succession = Succession(standby=True, clock=clock)
         assert succession.awaited(history(life(7)), alive) is not None

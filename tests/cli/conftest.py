@@ -1,7 +1,7 @@
-"""The command, and a pipeline with its input for it to run.
+"""The command, and a pipeline with its input.
 
-`Command` calls `main` in this process, which has imported what a process of its own would spend a second on importing.
-What is killed, stopped or signalled, and what needs a terminal, is a process (`Command.process`, `Command.start`).
+`Command` calls `main` in this process, which saves a second of imports. Runs that are killed, stopped or signalled, or
+that need a terminal, are processes (`Command.process`, `Command.start`).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Ended(NamedTuple):
 
 
 def forget_modules(folder: Path) -> None:
-    """What is imported from there next is imported anew: it may have changed."""
+    """Reload modules of this folder at their next import: they may have changed."""
     for name, module in [*sys.modules.items()]:
         if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
             del sys.modules[name]
@@ -309,15 +309,15 @@ class Orders:
         self.command.done("reset", self.name, "--yes", "--force")
 
     def begun_elsewhere(self) -> Callable[..., Outcome]:
-        """A run has begun on `other-host`. What is returned has it write a heartbeat, and raises `Fenced` if it was."""
-        topic = find_topic(self.config.confluent(), self.name)
+        """A run has begun on `other-host`. The result writes its heartbeat, and raises `Fenced` if it was fenced."""
+        topic = find_topic(self.config, self.name)
         log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(self.config, topic)
         drive(log.open(), requests)
         drive(log.begin("other-host", 1), requests)
         return lambda **more: drive(log.heartbeat(**more), requests)
 
     def history(self) -> History:
-        return read_history(self.config.confluent(), self.name)
+        return read_history(self.config, self.name)
 
     def lives(self) -> bool:
         """Whether there is a run that may be asked for something."""
@@ -346,21 +346,18 @@ class Orders:
         return ends[0] != ends[1]
 
     def totals(self) -> list[bytes | None]:
-        """What is visible in the output, in no certain order, once no transaction is open there."""
+        """Records visible in the output, in no certain order, once no transaction is open there."""
         wait_until(lambda: not self.holds_readers())
         return self.totals_now()
 
     def totals_now(self) -> list[bytes | None]:
-        """What is visible while a transaction is open."""
+        """Records visible while a transaction is open."""
         return [record.value for record in self.kafka.read_committed(f"{self.name}-totals")]
 
 
 @pytest.fixture
 def orders(command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Orders:
-    """A pipeline with 700 orders of 7 customers in two partitions; never run yet.
-
-    A run that was killed counts as one that goes on for longer than any test takes: in half a minute, some do not end.
-    """
+    """A pipeline with 700 orders of 7 customers in two partitions; never run yet. Killed runs count as alive."""
     monkeypatch.setattr(history, "SILENCE_MS", LIMIT_S * 1000)
     kafka.create_topic(f"{topic_name}-orders", partitions=2)
     (command.folder / "orders.py").write_text(MODULE.format(name=topic_name))

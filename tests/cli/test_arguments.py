@@ -90,7 +90,7 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
     monkeypatch.chdir(tmp_path)
     assert pipeline_name(parser().parse_args([*command, "named:make", "--param", "region=eu"])) == "orders-eu"
     assert pipeline_name(parser().parse_args([*command, "orders-eu"])) == "orders-eu"
-    with pytest.raises(ConfigError, match="--param is for a function that makes a pipeline, and orders-eu is a name"):
+    with pytest.raises(ConfigError, match="--param is for a function that returns a pipeline; orders-eu is the name"):
         pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
 
 
@@ -109,6 +109,6 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
     ],
 )
 def test_a_command_to_go_on_with(given: str, shown: str) -> None:
-    """It can be pasted as it is, but for a value that may be a secret, for what is printed is kept in logs."""
+    """It can be pasted, but for values that may be secrets: output is kept in logs."""
     args = parser().parse_args(["backfill", "orders:make", "--param", given])
     assert named(args) == f"orders:make --param {shown}"

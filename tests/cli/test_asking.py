@@ -33,8 +33,7 @@ def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = Tr
 
 
 def test_a_run_that_has_ended_behind_a_savepoint() -> None:
-    """Whoever asked for a savepoint and the end has got both, though another request was seen; also if a run has begun
-    since that has decided nothing. One that was there when the request was made is none."""
+    """A request for savepoint and end is answered by another's savepoint, also after a run that has decided nothing."""
     found = history(ENDED, SAVEPOINT)
     assert ended_behind(found, 3) == ended_behind(found, 2) == SAVEPOINT
     assert ended_behind(found, 4) is None
@@ -60,14 +59,12 @@ def test_an_end_that_is_none_behind_a_savepoint(found: History) -> None:
 
 
 def test_a_newer_decision_that_cannot_be_read() -> None:
-    """It may hold more than the savepoint does."""
     found = history(ENDED, SAVEPOINT)
     found.checkpoint_latest = 42
     assert ended_behind(found, 3) is None
 
 
 def test_a_run_that_was_cancelled() -> None:
-    """By whomever; that an older one was says nothing of the one that was to end."""
     found = history(msgspec.structs.replace(ENDED, cancelled="another"), SAVEPOINT)
     assert cancelled_since(found, 3)
     assert not cancelled_since(found, 4)
@@ -113,8 +110,7 @@ PENDING: dict[str, tuple[Callable[[], object], str]] = {
 def test_who_waits_no_longer(
     action: str, how: BaseException | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a timeout, Ctrl-C or a broker that is away: the run may have seen the request, so it is said what it may still
-    do, and where one sees that."""
+    """The run may have seen the request: the message says what it may still do, and how to see that."""
     monkeypatch.setattr(asking, "Mailbox", type("_", (_Deaf,), {"raising": how}))
     monkeypatch.setattr(asking, "read_history", lambda *args: history(LIVING, SAVEPOINT))
     monkeypatch.setattr(asking, "living_run", lambda found: LIVING)

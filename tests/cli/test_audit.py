@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exactlyonce.cli.commands.audit import as_json, as_text, exit_code
-from exactlyonce.engines.bounded.audit.audit import AuditReport, Found
+from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
 from exactlyonce.engines.bounded.audit.compare import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
 
 WANTED, SEEN = PlainRecord(b"ann", b"3"), PlainRecord(b"ann", b"\xff" * 300, (("h", None),))
@@ -13,9 +13,9 @@ REPORT = AuditReport(
     1200,
     1199,
     [
-        Found("t", "out", 5, Finding(CHANGED, 1, 42, ("in", 0, 7), WANTED, SEEN)),
-        Found("t", "out", 6, Finding(MISSING, None, None, ("in", 2, 9), WANTED, None)),
-        Found("t", "out", None, Finding(FOREIGN, 0, 50, None, None, WANTED)),
+        AuditFinding("t", "out", 5, Finding(CHANGED, 1, 42, ("in", 0, 7), WANTED, SEEN)),
+        AuditFinding("t", "out", 6, Finding(MISSING, None, None, ("in", 2, 9), WANTED, None)),
+        AuditFinding("t", "out", None, Finding(FOREIGN, 0, 50, None, None, WANTED)),
     ],
     ["checkpoint 3 is expired"],
 )
@@ -47,15 +47,15 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
 def test_what_only_stores_have_is_not_judged() -> None:
     why = ["9 records of sink table are in a store, which is not read"]
     nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
-    assert list(as_text(nothing))[-1] == "totals: checkpoints 4: none of their output could be judged."
-    assert list(as_text(part))[-1].endswith("9 out: of what was judged, exactly once: nothing is wrong.")
+    assert list(as_text(nothing))[-1].endswith("none of their output could be judged; nothing was compared.")
+    assert list(as_text(part))[-1].endswith("9 out: exactly once: nothing is wrong in the judged output.")
     assert [exit_code(nothing), exit_code(part)] == [2, 0]
 
 
 def test_checkpoints_of_a_pipeline_that_reads_nothing() -> None:
     """An idle pipeline keeps only these, and the oldest never has one before it: that is no output that was missed."""
     idle = AuditReport("totals", [5, 6], 0, 0, [], ["checkpoint 4 began at checkpoint 3, which is expired"])
-    assert list(as_text(idle))[-1] == "totals: checkpoints 5 to 6: they read no records, nothing was compared."
+    assert list(as_text(idle))[-1] == "totals: checkpoints 5 to 6: they read no records; nothing was compared."
     assert exit_code(idle) == 2
 
 

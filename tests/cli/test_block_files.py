@@ -77,7 +77,7 @@ def make_unreadable(root: Path, ref: BlockRef) -> None:
 
 
 def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockRef]:
-    newest, topic = orders.newest(), find_topic(orders.config.confluent(), orders.name)
+    newest, topic = orders.newest(), find_topic(orders.config, orders.name)
     with closing(block_storage(orders.config, topic, f"file://{root}")) as storage:
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
@@ -85,7 +85,7 @@ def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockR
 
 
 def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
-    """It keeps what was written up to it, and not more with every start; who reads of it learns how to let it go."""
+    """It keeps what was written up to it, and no more with every start. Readers learn how to release it."""
 
     def run() -> str:
         orders.write(70)
@@ -101,7 +101,7 @@ def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
     lie = []
     for _ in range(3):
         said = run()
-        assert f"savepoint {number} is damaged and can be restored from no more" in said
+        assert f"savepoint {number} is damaged and can no longer be restored" in said
         assert ends in said
         lie.append(len(files(root)))
     assert lie[0] == lie[1] == lie[2]
@@ -116,7 +116,7 @@ def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 def test_a_disk_that_is_not_mounted(folder: str, orders: Orders, root: Path) -> None:
-    """A start asks whether it is mounted, and so does who reads a checkpoint: nothing is made, nobody told to reset."""
+    """Starts and readers ask whether it is mounted: nothing is made, and nobody is told to reset."""
     orders.ran(*settings(root))
     before = orders.history().newest_incarnation
     unmounted = root.with_name("unmounted")
@@ -156,7 +156,7 @@ def test_reset(orders: Orders, root: Path) -> None:
     [
         ("ftp://host/folder", "there is no storage ftp://"),
         ("mnt/checkpoints", "it is neither a URL nor"),
-        ("file:///missing/folder", "is not there: make the folder"),
+        ("file:///missing/folder", "does not exist: create the folder"),
         ("s3://canary-user:canary-secret@bucket/x", "it holds a user or a password"),
         ("s3://bucket/x?key=canary-secret", "it has a query"),
     ],

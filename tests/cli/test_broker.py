@@ -29,7 +29,7 @@ def test_life_of_a_broker(command: Command, folder: tuple[str, str]) -> None:
         assert (shown["running"], shown["address"], shown["data"]) == ("yes", address, folder[1])
         second = command("broker", "start", "--port", "0", *folder)
         assert (second.code, second.out) == (2, "")
-        assert f"already, on {address} (process {shown['process']})" in second.err
+        assert f"on {address} (process {shown['process']})" in second.err
     finally:
         stopped = command("broker", "stop", *folder)
     assert (stopped.code, stopped.out) == (0, "")

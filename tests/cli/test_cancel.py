@@ -20,8 +20,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Mailbox
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines import asking
-from exactlyonce.engines.erasing import erase
+from exactlyonce.engines import asking, traces
 from exactlyonce.engines.short_incarnation import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
@@ -66,11 +65,11 @@ def test_checkpoints_are_kept(orders: Orders) -> None:
 
 def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
     with orders.running(*DELETING) as run:
-        first = find_topic(orders.config.confluent(), orders.name).topic_id
+        first = find_topic(orders.config, orders.name).topic_id
         cancelled = orders.command.done("cancel", orders.name, "--json")
         assert run.wait() == 0
     assert cancelled.json == {"pipeline": orders.name, "checkpoints": [], "deleted": True}
-    assert find_topic(orders.config.confluent(), orders.name).topic_id != first
+    assert find_topic(orders.config, orders.name).topic_id != first
     left = orders.history()
     assert (left.retained, left.incarnation_latest, left.condemned) == ([], 2, False)
     visible = len(orders.totals())
@@ -81,8 +80,7 @@ def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), DELETING], ids=["kept", "deleted"])
 def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]) -> None:
-    """One whose request the run has not seen has cancelled it as well, also if the other has begun to delete all that
-    says so: it waits until that is over."""
+    """A second request counts as done too, and waits until the first has deleted what is to be deleted."""
     with orders.running(*options) as run, ThreadPoolExecutor(1) as other:
         topic, seen, living = living_run(orders)  # as the other one has seen it, too
         cancelling = orders.command.start("cancel", orders.name, "--json", **armed(tmp_path, "erasing-topic", "stop"))
@@ -100,7 +98,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
 
 
 def living_run(orders: Orders) -> tuple[TopicInfo, History, Any]:
-    topic, seen = read_topic(orders.config.confluent(), orders.name)
+    topic, seen = read_topic(orders.config, orders.name)
     living = asking.living_run(seen)
     assert living is not None
     return topic, seen, living
@@ -125,8 +123,8 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
         begun.append(orders.begun_elsewhere())
         return last_look(*arguments)
 
-    monkeypatch.setattr(erase, "last_look", slow)
-    erase.erase_condemned(orders.config, topic, found, print)
+    monkeypatch.setattr(traces, "last_look", slow)
+    traces.erase_condemned(orders.config, topic, found, print)
     assert begun[0]() is Outcome.DONE, "it was not fenced"
 
 
@@ -138,17 +136,16 @@ def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None
     def meanwhile(place: str) -> None:
         if place in faster:
             faster.remove(place)
-            erase.erase_condemned(orders.config, topic, found, print)
+            traces.erase_condemned(orders.config, topic, found, print)
 
-    monkeypatch.setattr(erase, "hit", meanwhile)
-    erase.erase_condemned(orders.config, topic, found, print)
+    monkeypatch.setattr(traces, "hit", meanwhile)
+    traces.erase_condemned(orders.config, topic, found, print)
     left = orders.history()
     assert (faster, left.retained, left.incarnation_latest) == ([], [], 2)
 
 
 def test_a_life_that_has_begun_since(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One who cancels with another is answered by the end of the run that was meant: what it says is of that one, and
-    the next is asked for nothing."""
+    """The end of the run that was meant answers the second request; the next run is asked for nothing."""
     cancel = asking.cancel
     begun: list[Callable[[], Outcome]] = []
 
@@ -174,7 +171,7 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
         number = orders.taken()
         cancelled = orders.command.done("cancel", orders.name)
         assert run.wait() == 0
-    assert f"with the savepoints {number}" in cancelled.said
+    assert f"with savepoints {number}" in cancelled.said
     assert number in orders.history().manifests
     orders.ran()
     assert len(orders.totals()) == 700
@@ -185,8 +182,7 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
 @pytest.mark.parametrize("finisher", ["run", "cancel", "reset"])
 @pytest.mark.parametrize("place", ["erasing-blocks", "erasing-topic"])
 def test_a_kill_in_the_middle_of_the_deletion(orders: Orders, tmp_path: Path, place: str, finisher: str) -> None:
-    """Whoever comes next finishes it, and the next run begins anew; where the topic is gone, it knows that by a
-    transactional id."""
+    """The next command or run finishes it. A transactional id tells of it where the topic is gone."""
     storage = ("--checkpoint-storage", (tmp_path / "blocks").as_uri())
     (tmp_path / "blocks").mkdir()
     with orders.running(*DELETING, *storage) as run:
@@ -229,8 +225,7 @@ def _can_be_interrupted() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_can_be_interrupted")
 def test_a_run_that_does_not_answer(orders: Orders) -> None:
-    """Whoever asked is told so after the time that was allowed; who interrupts the command before is told what it has
-    asked for, and that the run may still do it."""
+    """The command says so after its timeout. Interrupted earlier, it says what the run may still do."""
     orders.killed_at("coordinator-triggered")
     orders.command.refused("has not done within 1.0 s", "cancel", orders.name, "--timeout", "1s", code=1)
     heartbeat = orders.begun_elsewhere()  # a process of its own takes the killed one for dead in half a minute
@@ -245,7 +240,6 @@ def test_a_run_that_does_not_answer(orders: Orders) -> None:
 
 
 def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:
-    """Where a store has a ledger, that is said, as a reset says it; what is said is so."""
     orders.change(
         ("tuple[int, int]", "tuple[int, Order]"),
         ("return total, total", "return total, order"),
@@ -255,5 +249,5 @@ def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:
     with orders.running(*DELETING) as run:
         cancelled = orders.command.done("cancel", orders.name)
         assert run.wait() == 0
-    assert "what out wrote stays, and its ledger: it halts until both are emptied" in cancelled.out
+    assert "the rows and the ledger of out stay: it halts until both are emptied" in cancelled.out
     orders.run_refused("ledger", code=6)

@@ -12,8 +12,7 @@ from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.cli.commands.checkpoints import as_json, as_text
-from exactlyonce.engines.spark.sink.position import Position
-from exactlyonce.engines.spark.sink.tally import Tally
+from exactlyonce.engines.spark.sink.position import Position, Tally
 from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
 from tests.cli.conftest import Orders
 from tests.cli.conftest import manifest as manifest_of
@@ -81,7 +80,7 @@ def test_a_sink_of_spark_is_called_one() -> None:
     found.admit(INCARNATION)
     found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
     head, _, _, _, line, *details = as_text(CheckpointsView(found), "h:9092", 80)
-    assert head == "large-orders, a sink of Spark, at h:9092: 1 checkpoint"
+    assert head == "large-orders, a Spark sink, at h:9092: 1 checkpoint"
     assert line.split()[:3] == ["8", "spark", "decided"]
     assert [" ".join(each.split()) for each in details] == [
         "committables none", "query a-query, up to batch 7", "writeIds 2 writes, the last tuesday"

@@ -20,6 +20,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.cli.commands.doctor import as_text
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.engines import traces as traces_module
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
@@ -34,13 +35,11 @@ from exactlyonce.views.doctor import stores as doctor_stores
 from exactlyonce.views.doctor.examination import examine, topic_facts, traces_of
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
 from exactlyonce.views.doctor.inputs import check_inputs
-from exactlyonce.views.doctor.questions import Questions, TopicFacts
 from exactlyonce.views.doctor.readers import ReadersCheck
 from exactlyonce.views.doctor.rights import RightsCheck
 from exactlyonce.views.unclaimed_blocks import BlockSurvey
 from tests.cli.conftest import Orders, wait_until
 
-SILENT_MS = 2 * LIMIT_S * 1000
 """After so long without a heartbeat, a pipeline counts as dead: in these tests (see `orders`) in LIMIT_S."""
 NOWHERE = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
 
@@ -107,8 +106,7 @@ def test_a_transaction_of_somebody_else(orders: Orders) -> None:
 def test_what_a_dead_run_has_left(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.killed_at("coordinator-checked")
-    assert [each.level for each in about(examined(orders), "readers")] == [NOTE, NOTE]
-    found = examined(orders, later_ms=SILENT_MS)
+    found = examined(orders)
     problem, decision = about(found, "readers")
     assert (problem.level, "of this pipeline, decided by no checkpoint" in problem.whose) == (PROBLEM, True)
     assert f"eo:{orders.name}:coordinator, the coordinator of this pipeline" in decision.whose
@@ -117,14 +115,14 @@ def test_what_a_dead_run_has_left(orders: Orders) -> None:
     (orphans,) = about(found, "blocks")
     assert (orphans.level, "of no checkpoint" in orphans.what) == (NOTE, True)
     orders.killed_at("coordinator-decided")
-    found = examined(orders, later_ms=SILENT_MS)
+    found = examined(orders)
     (decided,) = about(found, "decisions")
     assert "700 records may not be visible yet" in decided.what
     assert "the broker aborts the first in" in decided.whose
     assert decided.run == (f"exactlyonce transactions commit {orders.name}",)
     assert [f"decided in checkpoint {1}" in each.whose for each in about(found, "readers")] == [True]
     orders.command.done("transactions", "commit", orders.name, "--take-over")
-    wait_until(lambda: examined(orders, later_ms=SILENT_MS).problems == 0)  # the markers come behind the answer
+    wait_until(lambda: examined(orders).problems == 0)  # the markers come behind the answer
 
 
 @pytest.mark.exhaustive
@@ -166,7 +164,7 @@ def test_a_wrong_policy_and_damaged_blocks(orders: Orders) -> None:
 def state_block(orders: Orders) -> BlockRef:
     """A block of state that lies before the indexes of its partition, so that its own stays where it goes."""
     newest = orders.newest()
-    with closing(block_storage(orders.config, find_topic(orders.config.confluent(), orders.name), "")) as storage:
+    with closing(block_storage(orders.config, find_topic(orders.config, orders.name), "")) as storage:
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
     (block,) = (ref for ref in refs - indexes if ref.key.startswith("block/1/1/totals/"))
@@ -189,7 +187,7 @@ def test_input_that_retention_has_taken(orders: Orders) -> None:
     orders.ran()
     orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})
     (older,) = about(examined(orders), "inputs")
-    assert f"{orders.name}-orders no longer has the input behind checkpoint 0" in older.what
+    assert f"{orders.name}-orders no longer has the input after checkpoint 0" in older.what
     orders.write(700)
     orders.kafka.delete_records(f"{orders.name}-orders", {0: -1, 1: -1})
     found = about(examined(orders), "inputs")
@@ -233,7 +231,7 @@ class Brokers:
 
 
 def held(owner: TransactionState | None, waiting: Sequence[WaitingOutput] | None = ()) -> Diagnosis:
-    """What is found where *owner* holds readers back, an hour after it began."""
+    """Findings if *owner* holds readers back an hour after it began."""
     found = Findings()
     brokers: Any = Brokers(owner)
     subject: Any = SimpleNamespace(
@@ -273,7 +271,7 @@ def block(offset: int, checkpoint: int) -> BlockRef:
 
 
 def test_orphans_that_no_run_looks_for() -> None:
-    """Blocks of no checkpoint are left to the next run where it looks for them, and are a problem before that place."""
+    """Blocks of no checkpoint are a note where the next run looks for them, and a problem before that place."""
     found = Findings()
     refs = [block(3, 1), block(4, 2), block(9, 3)]
     seen = BlockSurvey({2: frozenset({refs[1]})}, {"": Scanned(tuple(refs), (0, 10))}, (0, 5))
@@ -328,13 +326,13 @@ def test_what_could_not_be_looked_at() -> None:
     assert found.failed == 1
 
 
-class Deaf(Questions):
+class Deaf(Topics):
     """Brokers that do not answer what they are asked about topic "b"; there is "a", and no "c"."""
 
     def __init__(self) -> None:
         """Nothing is connected."""
 
-    def topic(self, name: str) -> TopicFacts | None:
+    def facts(self, name: str) -> TopicFacts | None:
         if name == "b":
             raise BrokerUnavailable("Asking for topic b failed: no broker answers.")
         operations = frozenset({"Read", "Write", "DescribeConfigs"})
@@ -348,7 +346,7 @@ def test_a_question_without_an_answer() -> None:
     subject: Any = SimpleNamespace(inputs=["a", "b", "c"], topics=["a", "b", "c"], newest=None, name="p")
     check_inputs(subject, cast(Any, None), facts, found)
     assert [each.what for each in found.diagnoses] == ["Topic c is missing"]
-    rights = RightsCheck(subject, Deaf(), cast(Any, None), facts, found)
+    rights = RightsCheck(subject, cast(Any, None), facts, found)
     for topic in facts.keys() | {"b"}:
         rights._topic(topic, ("Read",))
     assert "rights on topic a" in found.checked
@@ -363,8 +361,7 @@ def unanswered(*_: object) -> Any:
 
 
 def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
-    broker answers at all there is nothing to examine."""
+    """One unanswered question leaves the rest examined, with the log unread. Without any broker nothing is examined."""
     there = TopicInfo("p.checkpoints", "id", 2, 1)
     monkeypatch.setattr(traces_module, "find", unanswered)
     monkeypatch.setattr(examination, "find_topic", lambda *_: there)
@@ -385,7 +382,6 @@ def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
-    """One of ours whose fate is not known is not to be aborted by hand."""
     ongoing = TransactionState("eo:p:out:0:1.0:0", "Ongoing", 3, 1, 900_000, 1_000, (("t", 0),))
     assert held(ongoing).run == ("exactlyonce transactions abort p",)
     unknown = held(ongoing, waiting=None)
@@ -393,7 +389,7 @@ def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
 
 
 def test_input_that_was_truncated() -> None:
-    """Where a log ends before what was read of it, or in another leader epoch, the doctor says what a run says."""
+    """The doctor says what a run says if a log ends before what was read of it, or in another leader epoch."""
     read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
     newest = SimpleNamespace(checkpoint=4, pipeline="p", offsets=(read,))
     subject: Any = SimpleNamespace(
@@ -419,14 +415,14 @@ def test_input_that_was_truncated() -> None:
 @pytest.mark.broker
 def test_a_check_that_fails_beside_the_others(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.ran()
-    silent, asked = f"{orders.name}-totals", Questions.topic
+    silent, asked = f"{orders.name}-totals", Topics.facts
 
-    def topic(self: Questions, name: str) -> TopicFacts | None:
+    def facts_of(self: Topics, name: str) -> TopicFacts | None:
         if name == silent:
             raise BrokerUnavailable(f"Asking for topic {name} failed: no broker answers.")
         return asked(self, name)
 
-    monkeypatch.setattr(Questions, "topic", topic)
+    monkeypatch.setattr(Topics, "facts", facts_of)
     ended = orders.command("doctor", orders.name)
     shown = ended.said
     assert ended.code == 1

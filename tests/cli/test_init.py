@@ -25,7 +25,7 @@ def test_writes_the_starter(command: Command) -> None:
 
 
 def test_the_cluster_that_the_environment_names(command: Command) -> None:
-    """Is the one in all that is to be typed, and none is started beside it."""
+    """All commands that are to be typed name it, and none starts a broker."""
     ended = command("init", "shop", EXACTLYONCE_BOOTSTRAP_SERVERS="kafka:9094")
     said = ended.out + (command.folder / "shop" / "README.md").read_text()
     assert said.count("--bootstrap-servers kafka:9094") == 4
@@ -48,7 +48,7 @@ def test_where_no_folder_can_be(command: Command) -> None:
     for name in ("mine", "mine/totals"):
         ended = command("init", name)
         assert (ended.code, ended.out) == (2, "")
-        assert f"{name} cannot be made a folder:" in ended.err
+        assert f"{name} cannot be created:" in ended.err
 
 
 @pytest.mark.broker

@@ -24,7 +24,7 @@ def test_version(command: Command) -> None:
 
 
 def test_help_is_the_documented_one(command: Command) -> None:
-    """As a process of its own prints it; tests/test_docs_tables.py compares that of every command."""
+    """The help that a process prints; tests/test_docs_tables.py compares that of every command."""
     ended = command("savepoints", "list", "--help", COLUMNS="100")
     assert (ended.code, ended.err) == (0, "")
     page = DOCUMENTED.read_text()
@@ -58,9 +58,9 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--paralelism", "2"), "usage: exactlyonce run MODULE:PIPELINE [options]\n"),
         (("run", "a:b", "--paralelism", "2"), "run: error: unrecognized arguments: --paralelism. Did you mean --para"),
         (("savepoints", "list", "a", "--jsno"), "list: error: unrecognized arguments: --jsno. Did you mean --json?\n"),
-        (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options stand behind the command"),
-        (("checkpoints", "a", "x"), "unrecognized arguments: words that belong to no option"),
-        (("broker", "start", "--port", "99999"), "'99999' is no port: write a number from 0 to 65535"),
+        (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options go after the command"),
+        (("checkpoints", "a", "x"), "unrecognized arguments: words without an option before them"),
+        (("broker", "start", "--port", "99999"), "'99999' is not a port: write a number from 0 to 65535"),
     ],
 )
 def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str) -> None:
@@ -97,12 +97,12 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
     ("arguments", "message"),
     [
         (("explain", "nowhere:p"), "there is no module 'nowhere' in "),
-        (("explain", "m:other"), "'m' has no 'other'; the pipelines in it, and functions that make one: empty, make"),
-        (("explain", "m:mak"), "module 'm' has no 'mak' (did you mean 'make'?); the pipelines in it, and "),
+        (("explain", "m:other"), "'m' has no 'other'; its pipelines, and functions that return one: empty, make"),
+        (("explain", "m:mak"), "module 'm' has no 'mak' (did you mean 'make'?); its pipelines, and "),
         (("explain", "m:empty"), "pipeline 'empty' cannot be built:\n  m.py:"),
         (("explain", "m:make"), "m:make needs parameter region; it takes: region: str"),
         (("run", "m:empty"), "No Kafka cluster is named. Give --bootstrap-servers"),
-        (("checkpoints", "no name", "--bootstrap-servers", "h:1"), "The name of a pipeline, 'no name' must be"),
+        (("checkpoints", "no name", "--bootstrap-servers", "h:1"), "The pipeline name 'no name' must be"),
         (("run", "m:empty", "--config", "x.toml"), "The configuration file x.toml cannot be read: No such file"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "once"), "no restart strategy 'once'"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "none:tries=1"), "has no option 'tries'"),
@@ -114,7 +114,7 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
         (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write /folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
         (("reset", "a"), "No Kafka cluster is named."),
-        (("init", "m.py"), "m.py cannot be made a folder: File exists. Name another one."),
+        (("init", "m.py"), "m.py cannot be created: File exists. Name another folder."),
     ],
 )
 def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...], message: str) -> None:
@@ -139,7 +139,7 @@ def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...]
     ids=" ".join,
 )  # fmt: skip
 def test_errors_in_json(command: Command, arguments: tuple[str, ...]) -> None:
-    """With --json an error is one line of JSON on stderr, and nothing else is there, whatever the command."""
+    """An error with --json is one line of JSON on stderr, and nothing else is there, whatever the command."""
     (command.folder / "m.py").write_text("from exactlyonce import Pipeline\ndef wrong() -> Pipeline: return 1\n")
     given = arguments if "--verbose" in arguments else (*arguments, "--json")
     ended = command(*given, "--bootstrap-servers", "h:1")
@@ -190,8 +190,7 @@ p.source("in", KafkaSource("t", value=bytes)).sink("out", PrintSink())
 
 
 def test_output_that_nobody_takes(command: Command) -> None:
-    """When nobody reads it any more, as after `| head`, the command ends without a word; a full disk is said to be the
-    system's refusal."""
+    """A closed pipe, as after `| head`, ends the command without a word; a full disk is the system's refusal."""
     (command.folder / "m.py").write_text(PIPELINE)
     reading, writing = os.pipe()
     os.close(reading)

@@ -31,7 +31,7 @@ def in_storage(storage: str, savepoint: int | None = None) -> tuple[str, ...]:
 
 
 def lies_in(orders: Orders, storage: str) -> int:
-    topic = find_topic(orders.config.confluent(), orders.name)
+    topic = find_topic(orders.config, orders.name)
     with closing(Storages(orders.config, topic)) as storages:
         return len(storages.of("" if storage == TOPIC else storage).since((0,) * topic.partitions).blocks)
 
@@ -41,13 +41,13 @@ def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> 
     assert len(orders.totals()) == count
     newest = orders.newest()
     assert newest.storage == ("" if storage == TOPIC else storage)
-    with closing(Storages(orders.config, find_topic(orders.config.confluent(), orders.name))) as storages:
+    with closing(Storages(orders.config, find_topic(orders.config, orders.name))) as storages:
         blocks = storages.of(newest.storage)
         wanted = references(newest, blocks)
         assert len(list(blocks.fetch(wanted))) == len(wanted) > 0
     assert "of no checkpoint" not in orders.command.done("doctor", orders.name, "--deep").out
     for each in savepoints:
-        assert "is whole" in orders.command.done("savepoints", "verify", orders.name, str(each)).out
+        assert "is intact" in orders.command.done("savepoints", "verify", orders.name, str(each)).out
 
 
 @pytest.mark.slow
@@ -94,8 +94,7 @@ def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tupl
 
 @pytest.mark.parametrize("way", ["into the topic", "out of the topic"])
 def test_a_move_that_is_given_up(way: str, orders: Orders, roots: tuple[Path, Path]) -> None:
-    """Before its manifest is durable nothing has moved: the pipeline goes on where it was, and what had been written
-    for the move is removed."""
+    """Before its manifest is durable nothing has moved, and what was written for the move is removed."""
     old, new = (f"file://{roots[0]}", TOPIC)[:: 1 if way == "into the topic" else -1]
     number = orders.ended_by_savepoint("--checkpoint-storage", old)
     orders.write(70)
@@ -135,8 +134,7 @@ def test_another_name_of_a_place_that_was_left(orders: Orders, roots: tuple[Path
 
 @pytest.mark.slow
 def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
-    """What a pipeline has left may be away, also for good: it goes on, says so, and removes what is left once the
-    storage is back."""
+    """A storage that was left may be away: the run goes on, says so, and cleans it once it is back."""
     old, new = (f"file://{root}" for root in roots)
     number = orders.ended_by_savepoint("--checkpoint-storage", old)
     orders.write(70)
@@ -146,7 +144,7 @@ def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_pa
     for _ in range(2):
         orders.write(7)
         done = orders.ran(*in_storage(new))
-    assert f"{old}, where checkpoints of {orders.name} were kept once, cannot be looked at" in done.said, done.err
+    assert f"{old}, a former storage of {orders.name}'s checkpoints, cannot be read" in done.said, done.err
     assert len(orders.totals()) == 784
     assert "cannot be looked at" in orders.command.done("checkpoints", orders.name).said
     orders.command.done("savepoints", "delete", orders.name, str(number))
@@ -158,7 +156,6 @@ def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_pa
 
 
 def test_an_export_begins_in_any_storage(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
-    """It stands for itself: whatever the storage of the run that it came from, it is restored into that of the new."""
     place = f"file://{roots[0]}"
     orders.ran()
     url = orders.exported(tmp_path / "backups")

@@ -62,7 +62,7 @@ def test_what_goes() -> None:
     assert shown["checkpoints"] == "1, and all state: topic p.checkpoints"
     assert dict(going(traces(History("p"))))["checkpoints"] == "none, and all state: topic p.checkpoints"
     assert dict(going(traces(None)))["checkpoints"] == "unreadable ones: topic p.checkpoints"
-    assert shown["transactions"] == "1 open, which is aborted; 2 ids fenced, so that no older process can write"
+    assert shown["transactions"] == "1 open, to be aborted; 2 ids fenced, so that no older process can write"
     assert shown[""] == "Checkpoint 1 is decided, but its output may not be visible yet: a run would finish it."
 
 
@@ -99,10 +99,10 @@ def test_reset(orders: Orders) -> None:
     ended = orders.command.done("reset", "orders:pipeline", "--yes")
     assert ended.err == ""
     assert f"topic {orders.name}.checkpoints" in ended.said
-    assert f"{orders.name} has forgotten everything; its next run begins anew.\n" in ended.out
+    assert f"{orders.name} is reset; its next run starts from scratch.\n" in ended.out
     assert topics(orders) == {"-orders", "-totals", ".checkpoints"}
     assert not has_checkpoints(orders)
-    assert find_topic(orders.config.confluent(), orders.name).partitions == 3
+    assert find_topic(orders.config, orders.name).partitions == 3
     assert max(group_offsets(orders, f"{orders.name}-orders")) < 0
     assert group_offsets(orders, other) == [3, 3]
     assert len(orders.totals()) == 700
@@ -119,7 +119,7 @@ class Typed(io.StringIO):
 @pytest.mark.broker
 def test_consent(orders: Orders) -> None:
     orders.ran()
-    assert "This stays:\n" in orders.command.refused("Add --yes", "reset", orders.name).out
+    assert "Kept:\n" in orders.command.refused("Add --yes", "reset", orders.name).out
     for answer, code in (("no\n", 1), ("", 1), ("yes\n", 0)):
         ended = orders.command("reset", orders.name, stdin=Typed(answer))
         assert (ended.code, f"Reset {orders.name}? [y/N]" in ended.out) == (code, True)
@@ -129,7 +129,7 @@ def test_consent(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
-    """Nothing goes that was not shown, and no run that was not there: it is looked at again once one has agreed."""
+    """Everything is looked at again after the confirmation: nothing goes that was not shown."""
     orders.ran()
     for stopped in (False, True):
         ours, theirs = pty.openpty()
@@ -139,7 +139,7 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
         )  # fmt: skip
         os.close(theirs)
         assert process.stdout is not None
-        while "This stays:" not in process.stdout.readline():
+        while "Kept:" not in process.stdout.readline():
             assert process.poll() is None
         orders.write(70)
         with orders.running() as run:
@@ -157,11 +157,13 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
+    """One that was killed on this machine is known to be dead."""
+    with orders.running():
+        may = f"may be running: process {orders.incarnation().process} on {socket.gethostname()} ran it"
+        orders.command.refused(may, "reset", orders.name, "--yes")
+        assert ".checkpoints" in topics(orders)
     orders.killed_at("coordinator-finalized")
-    may = f"may be running: process {orders.incarnation().process} on {socket.gethostname()} ran it"
-    orders.command.refused(may, "reset", orders.name, "--yes")
-    assert ".checkpoints" in topics(orders)
-    orders.command.done("reset", orders.name, "--yes", "--force")
+    orders.command.done("reset", orders.name, "--yes")
     assert not has_checkpoints(orders)
 
 
@@ -180,7 +182,7 @@ def test_open_transactions_are_aborted(orders: Orders) -> None:
     admin, topic = orders.kafka.admin(), f"{orders.name}.checkpoints"
     admin.delete_topics([topic])[topic].result(LIMIT_S)
     wait_until(lambda: ".checkpoints" not in topics(orders))
-    assert "1 open, which is aborted" in orders.command.done("reset", orders.name, "--yes").said
+    assert "1 open, to be aborted" in orders.command.done("reset", orders.name, "--yes").said
 
     def states() -> dict[str, str]:
         with closing(Transactions(orders.config)) as transactions:

@@ -17,7 +17,6 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Restored
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.engines import performer
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
@@ -41,12 +40,12 @@ def connections_of(orders: Orders, **options: Any) -> PipelineConnections:
     loaded = load("orders:pipeline")
     given = options_from({"bootstrap_servers": orders.kafka.bootstrap_servers, **options})
     physical = plan(loaded.pipeline.build(), 1)
-    return PipelineConnections(physical, given, lambda _: None, lambda *_, **__: None, loaded.reference)
+    return PipelineConnections(physical, given, lambda _: None, lambda *_: None, loaded.reference)
 
 
 @pytest.mark.exhaustive
 def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> None:
-    """From parallelism 3 to 1 and 2, once: the same command goes on, and what is there is not overwritten."""
+    """An export of parallelism 3 is restored at 1 and 2, once: the same command continues and overwrites nothing."""
     orders.ran("--parallelism", "3")
     url = orders.exported(tmp_path / "backups")
     orders.write(70)
@@ -68,7 +67,7 @@ def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> 
 
 @pytest.mark.exhaustive
 def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) -> None:
-    """The same command, repeated, goes on, wherever the export lies by then, and if there is none any more."""
+    """The same command goes on, wherever the export lies by then, or without it."""
     url = exported(orders, tmp_path)
     orders.ran("--from-savepoint", url)
     shutil.copytree(tmp_path / "backups", tmp_path / "moved")
@@ -85,8 +84,7 @@ def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) ->
 def test_a_kill_before_the_restored_state_is_decided(
     restores: bool, visible: int, orders: Orders, tmp_path: Path
 ) -> None:
-    """What was written for it is nobody's, and goes; the next run begins from the savepoint all the same, or without
-    it, if nobody wants it any more."""
+    """Blocks written for it go; the next run begins from the savepoint again, or without it."""
     savepoint = ("--from-savepoint", exported(orders, tmp_path))
     orders.write(70)
     orders.killed_at("savepoint-written", *savepoint)
@@ -112,7 +110,7 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
         wait_until(lambda: len(beats) >= 3)
         return write(*arguments)
 
-    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(DecisionLog, "heartbeat", beat)
     monkeypatch.setattr(Restoring, "write", lasting)
     with closing(connections_of(orders, from_savepoint=url)) as connections:
@@ -122,7 +120,7 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
 
 
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:
-    """The newest one is gone on from; an older one only if that is what is wanted, and output comes again."""
+    """The newest one is gone on from. An older one needs --rewind, and output comes again."""
     number = orders.ended_by_savepoint()
     visible = len(orders.totals())
     orders.ran("--from-savepoint", str(number))
@@ -153,8 +151,7 @@ def has_recovered(orders: Orders) -> bool:
 
 
 def test_a_run_that_goes_on(orders: Orders) -> None:
-    """It is not fenced for a savepoint to go back to: that is refused, with what to do; nor is one that has taken no
-    checkpoint yet, however long that takes."""
+    """Going back to a savepoint fences no live run, not even one without a checkpoint: it is refused."""
     with orders.running() as healthy:
         number = orders.taken()
         back = ("--from-savepoint", str(number), "--rewind")
@@ -175,7 +172,7 @@ def test_a_run_that_goes_on(orders: Orders) -> None:
 def test_a_checkpoint_that_is_taken_right_before_the_fence(
     orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool
 ) -> None:
-    """It is judged behind the fence: with --rewind it changes nothing, else it is said that the other run has ended."""
+    """Another restoration with --rewind changes nothing; else the message says that the other run has ended."""
     number = orders.ended_by_savepoint()
     begin = Leader.begin
 
@@ -286,8 +283,7 @@ def make("""
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
-    """Its states are resolved, those of an export as well: a field is added, one removed, one promoted, one renamed.
-    What does not resolve is refused by operator and field, and nothing is lost by that."""
+    """States, exported ones too, are resolved: fields added, removed, promoted, renamed. Errors name the field."""
     kept = ["--state-backend", backend, *(["--state-folder", str(tmp_path / "kept")] if backend == "rocksdb" else [])]
     orders.change(
         ("import Pipeline", "import AvroCodec, Pipeline"),
@@ -342,7 +338,7 @@ DAMAGE = {"a bit": "totals-0.avro", "cut off": "totals-0.avro", "missing": "tota
 def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     orders.ran()
     url, verify = orders.exported(tmp_path / "backups"), ("savepoints", "verify", orders.name)
-    assert "is whole" in orders.command.done(*verify, url).out
+    assert "is intact" in orders.command.done(*verify, url).out
     file = Path(url.removeprefix("file://")) / DAMAGE[damage]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

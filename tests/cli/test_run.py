@@ -22,7 +22,7 @@ from tests.cli.conftest import Orders, wait_until
 
 pytestmark = pytest.mark.broker
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
-"""What 700 orders of 1 by 7 customers come to."""
+"""Totals of 700 orders of 1 by 7 customers."""
 
 
 def events(stream: IO[str] | None) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,6 @@ def test_a_second_stop(orders: Orders) -> None:
 
 
 def test_a_takeover_in_json(orders: Orders) -> None:
-    """Whoever is fenced tells as its last event who took over, and no line of it is text."""
     with orders.command.start("run", "orders:pipeline", "--json", "--checkpoint-interval", "100ms") as process:
         awaited("checkpoint", process.stderr)
         orders.ran()

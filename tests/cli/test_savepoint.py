@@ -40,7 +40,7 @@ def history(*, finalized: int) -> History:
 
 
 def test_only_what_is_finalized_is_exported() -> None:
-    """Of a checkpoint that is decided and not known to be committed it is said what finishes it."""
+    """The message on an unfinalized checkpoint says what finishes it."""
     assert _newest(history(finalized=1), parser().parse_args(EXPORTED)).checkpoint == 1
     with pytest.raises(
         ConfigError, match=r"Checkpoint 1 of totals is decided.*`exactlyonce transactions commit totals`"
@@ -68,7 +68,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
-            (retained, "opened"): lambda config, manifest: nullcontext(),
+            (retained, "open_savepoint"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
             monkeypatch.setattr(module, name, answer)
@@ -85,13 +85,13 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
 def test_what_others_have_asked_for_stays(
     requests: tuple[str, ...], taking: Taking, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who exports a savepoint lets go of it in the topic, unless the run has taken it for others as well."""
+    """An export releases the savepoint in the topic, unless somebody else asked for it too."""
     deleted: list[int] = []
     taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms, note: deleted.append(checkpoint))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
-    told = "Somebody else has asked at the same time" in (shown := capsys.readouterr().out)
+    told = "Another request came at the same time" in (shown := capsys.readouterr().out)
     assert told == ("is kept until `exactlyonce savepoints delete totals 1`" in shown) == shared
 
 
@@ -109,7 +109,7 @@ def test_an_export_that_is_interrupted(how: str, taking: Taking, capsys: pytest.
     with pytest.raises(KeyboardInterrupt):
         savepoint.savepoint(parser().parse_args(EXPORTED))
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "Savepoint 1 was taken, and could not be exported. It is kept until" in capsys.readouterr().err
+    assert "Savepoint 1 was taken, but could not be exported. It is kept until" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [EXPORTED, [*EXPORTED, "--json"]], ids=" ".join)
@@ -133,11 +133,11 @@ def test_an_export_is_named_once_it_is_whole(
 def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
+    """Each try would leave a savepoint else. A place that takes one is left as it was."""
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
-    with pytest.raises(ConfigError, match="make the folder, or mount it"):
+    with pytest.raises(ConfigError, match="create the folder, or mount it"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/none"]))
     with pytest.raises(RuntimeError, match="looked for"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}"]))

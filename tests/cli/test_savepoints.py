@@ -14,7 +14,8 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.engines import asking
-from exactlyonce.engines.savepoints import deleting, exported
+from exactlyonce.engines.savepoints import exported, retained
+from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
@@ -30,7 +31,7 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
         assert orders.history().manifests[first].is_savepoint
         listed = command.done("savepoints", "list", orders.name, "--json").json
         assert [each["checkpoint"] for each in listed] == [first, later]
-        assert "is whole" in command.done("savepoints", "verify", orders.name, str(first)).out
+        assert "is intact" in command.done("savepoints", "verify", orders.name, str(first)).out
         command.done("savepoints", "delete", orders.name, str(first))
         assert first not in orders.history().manifests
         last = orders.taken("--stop")
@@ -54,14 +55,13 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pyt
     with orders.running() as run:
         first = orders.taken()
         assert run.stop() == 0
-    alone = deleting._delete_alone
     begun: list[Callable[[], Outcome]] = []
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any, **named: Any) -> Any:
         begun.append(orders.begun_elsewhere())
-        alone(*arguments)
+        return short_incarnation(*arguments, **named)
 
-    monkeypatch.setattr(deleting, "_delete_alone", slow)
+    monkeypatch.setattr(retained, "short_incarnation", slow)
     deletion = ("savepoints", "delete", orders.name, str(first))
     orders.command.refused("(process 1 on other-host) has begun since", *deletion)
     assert begun[0]() is Outcome.DONE, "it was not fenced"
@@ -70,8 +70,7 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pyt
 
 @pytest.mark.exhaustive
 def test_several_that_are_deleted_at_once(orders: Orders) -> None:
-    """Each is deleted, or its command says that another was faster, and what to do; no command fences another that is
-    at work, but for the instant in which both begin. Repeated, they delete all."""
+    """Each is deleted, or its command names the faster one and what to do. No command fences another at work."""
     with orders.running() as run:
         left = {orders.taken() for _ in range(3)}
         assert run.stop() == 0
@@ -88,8 +87,7 @@ def test_several_that_are_deleted_at_once(orders: Orders) -> None:
 
 
 def test_two_who_ask_for_the_end(orders: Orders) -> None:
-    """One whose request the run has not seen gets the savepoint behind which it has ended, if that end was asked for;
-    else the command says which it is, and that it has taken none."""
+    """The second gets the savepoint of the run's end, if it asked for that end; else it is told which one it is."""
     with orders.running() as run:
         living = asking.living_run(orders.history())  # as the other one has seen it, too
         assert living is not None
@@ -121,13 +119,12 @@ def full(folder: LocalFolder, name: str, content: bytes, aside: str) -> None:
 
 
 def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is taken for a place that is not there. Of one that fails later the savepoint is kept, and it is said how
-    it is deleted; of a pipeline that has ended, what was written is removed: it would stand in the way of the next."""
+    """A missing place takes no savepoint. A later failure keeps it and says how to delete it."""
     monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)  # it is not asked for half a minute
     backups = tmp_path / "backups"
     line = ("savepoint", orders.name, "--to", f"file://{backups}")
     with orders.running() as run:
-        orders.command.refused("make the folder, or mount it", *line)
+        orders.command.refused("create the folder, or mount it", *line)
         assert not any(each.is_savepoint for each in orders.history().retained)
         backups.mkdir()
         with monkeypatch.context() as patched:
@@ -145,7 +142,7 @@ def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.exhaustive
 def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: Path) -> None:
-    """What is left of it is no savepoint, and goes with the same command, for its own pipeline alone."""
+    """The rest of it is no savepoint, and goes with the same command, for its own pipeline alone."""
     orders.ran()
     url, command = orders.exported(tmp_path / "backups"), orders.command
     deletion = ("savepoints", "delete", orders.name, url)
@@ -160,7 +157,7 @@ def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: P
 
 
 def test_an_export_of_what_expires_meanwhile(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a pipeline that did not run, and was started: nothing is damaged, and nothing of it is left."""
+    """The pipeline was started meanwhile: nothing is damaged, and nothing of the export is left."""
     storage = ("--checkpoint-storage", f"file://{tmp_path}")
     orders.ran(*storage)
     (tmp_path / "backups").mkdir()
@@ -184,7 +181,7 @@ def test_an_export_of_what_expires_meanwhile(orders: Orders, tmp_path: Path, mon
 def test_an_export_of_a_run_with_long_intervals(
     orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it goes from the topic later than one waits for it, one is told where it was exported to all the same."""
+    """The place of the export is told even if its removal from the topic takes longer than the timeout."""
     (tmp_path / "backups").mkdir()
     delete = asking.delete
     monkeypatch.setattr(asking, "delete", lambda config, name, number, _, say: delete(config, name, number, 1_000, say))
@@ -192,13 +189,12 @@ def test_an_export_of_a_run_with_long_intervals(
         wait_until(orders.lives)
         ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")
     (folder,) = (tmp_path / "backups").iterdir()
-    assert (ended.code, f"was exported to file://{folder}, which is whole" in ended.said) == (1, True), ended
+    assert (ended.code, f"was exported to file://{folder}, which is complete" in ended.said) == (1, True), ended
     orders.command.done("savepoints", "verify", orders.name, f"file://{folder}")
 
 
 @pytest.mark.exhaustive
 def test_a_run_that_ends_without_it(orders: Orders) -> None:
-    """Whoever asked is told so, and a later run is not asked: the request was not for it."""
     orders.killed_at("coordinator-triggered")
     line = ("savepoint", orders.name, "--timeout", "1s")
     orders.command.refused("has not done within 1.0 s what it was asked for", *line, code=1)
@@ -210,7 +206,7 @@ def test_a_run_that_ends_without_it(orders: Orders) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["coordinator-triggered", "coordinator-decided"])
 def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, place: str) -> None:
-    """Whoever asked waits on: what was decided is finished by the next run, and what was not is taken by it."""
+    """The asker waits on: the next run finishes what was decided, and takes what was not."""
     options = ("run", "orders:pipeline", "--checkpoint-interval", "10m", "--parallelism", "2")
     with orders.command.start(*options, **armed(tmp_path, place, "stop")) as killed, ThreadPoolExecutor(1) as asker:
         wait_until(orders.lives, lambda: killed.poll() is None)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import sys
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +9,14 @@ import pytest
 from exactlyonce.engines.savepoints.exported import METADATA
 from tests.cli.conftest import Orders, by_customer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint" / "store" / "files" / "rig"))
-
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
 
 
-@pytest.fixture(params=["s3", "hdfs"])
-def base(request: Any, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    from hdfs_server import HdfsServer
-    from s3_server import S3Server
-
-    server: Any = S3Server() if request.param == "s3" else HdfsServer(tmp_path_factory.mktemp("hdfs"))
-    with closing(server):
-        for name, value in (server.env if request.param == "s3" else {"HADOOP_USER_NAME": getpass.getuser()}).items():
-            monkeypatch.setenv(name, value)
-        yield "s3://checkpoints/prod" if request.param == "s3" else f"hdfs://{server.host}/prod"
+@pytest.fixture
+def base(block_server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in block_server.env.items():
+        monkeypatch.setenv(name, value)
+    return f"{block_server.url}/prod"
 
 
 def test_exported_verified_restored_and_deleted(orders: Orders, base: str) -> None:
@@ -39,7 +27,7 @@ def test_exported_verified_restored_and_deleted(orders: Orders, base: str) -> No
         last = orders.taken("--stop", "--to", f"{base}/savepoints")
         assert run.wait() == 0
     assert orders.history().manifests[last].storage == f"{base}/blocks"
-    assert "is whole" in command.done("savepoints", "verify", orders.name, url).out
+    assert "is intact" in command.done("savepoints", "verify", orders.name, url).out
     orders.reset()
     before = len(orders.totals())
     orders.ran("--from-savepoint", url)

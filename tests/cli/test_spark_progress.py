@@ -37,4 +37,4 @@ def test_the_rate_counts_from_where_the_work_begins(
         progress.began(manifest(), 2_000)
         now_s = done_s
         progress.advanced(advanced(1_000), 1_000)
-    assert terminal.getvalue().endswith("1,000 of 2,000 offsets    100 records/s  10.0 s left")
+    assert terminal.getvalue().endswith("1,000 of 2,000 offsets  100 records/s  10.0 s left")

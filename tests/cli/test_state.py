@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, keys_meant
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, possible_keys
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
@@ -31,13 +31,12 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def test_a_dict_by_records() -> None:
-    """Nothing but the pipeline's types can make keys of them; that is said."""
     with pytest.raises(ConfigError, match="a dict whose keys are records"):
         decoded(msgspec.msgpack.encode({Place("Ulm"): 1}))
 
 
 def test_decoded_by_schema() -> None:
-    """What the schema says of fields that are written by position holds within other values, too."""
+    """The schema's notes on fields that are written by position apply within other values, too."""
     point = {"record": "Point", "fields": [["x", "int"], ["y", {"optional": "int"}]], "array": True}
     assert decoded(canonical_key([1, 2]), {"union": [point, "null"]}) == {"x": 1, "y": 2}
     assert decoded(canonical_key({"a": [1]}), {"dict": ["str", point]}) == {"a": {"x": 1}}
@@ -68,8 +67,7 @@ def test_dicts_by_tuples() -> None:
 
 
 def test_states_of_an_older_version() -> None:
-    """What was written before the version was raised, and has not changed since, is shown as it was written, with its
-    version: today's schema says nothing of it."""
+    """Unchanged states are shown as they were written, with their version: today's schema says nothing of them."""
     head = IndexHead("totals", 41, 128, describe(Pair), version=2)
     entries = (KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), version) for version in (1, 2))
     old, new = key_views(head, entries)
@@ -126,6 +124,6 @@ def test_after_a_run(orders: Orders) -> None:
 
 
 def test_a_key_that_nobody_has() -> None:
-    assert len(keys_meant("[" * 3000)) == len(keys_meant("[" * 3000 + "]" * 3000)) == 1
+    assert len(possible_keys("[" * 3000)) == len(possible_keys("[" * 3000 + "]" * 3000)) == 1
     with pytest.raises(ConfigError, match="The key is no UTF-8"):
-        keys_meant("\udcff")
+        possible_keys("\udcff")

@@ -45,22 +45,23 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     assert [(each["state"], each["decided_in"]) for each in listed] == [("Ongoing", None)]
     assert {topic for each in listed for topic, _ in each["partitions"]} == {f"{orders.name}-totals"}
     assert orders.holds_readers()
-    orders.command.refused("may be running", "transactions", "abort", orders.name)
-    done = orders.command.done("transactions", "abort", orders.name, "--take-over")
+    done = orders.command.done("transactions", "abort", orders.name)
     assert done.out.splitlines()[-1] == "1 transaction aborted."
     assert listed[0]["transactional_id"] in done.out
     wait_until(lambda: not orders.holds_readers())
     assert "no open transactions" in orders.command("transactions", "list", orders.name).out
     orders.killed_at("coordinator-decided")
-    found = shown(orders, "abort", "--take-over")
+    found = shown(orders, "abort")
     assert (found["aborted"], [each["decided_in"] for each in found["left"]]) == ([], [1])
     assert orders.holds_readers()
+    with orders.running():
+        orders.command.refused("may be running", "transactions", "abort", orders.name)
     orders.ran()
     assert len(orders.totals()) == 700
 
 
 def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its coordinator may have come after the fence: nothing is aborted then, neither of it nor of older ones."""
+    """Its coordinator may have come after the fence: nothing is aborted then, of neither."""
     orders.killed_at("coordinator-checked")
     found = find(orders.config, orders.name)
     settled = aborting._settled
@@ -94,14 +95,13 @@ def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
     assert f"producer      id {listed['producer_id']}, epoch {listed['epoch']}" in described
     assert f"{orders.name}-totals[" in described
     assert "decided       in checkpoint 1" in described
-    command.refused("has decided", "transactions", "abort", orders.name, name, "--take-over")
-    command.refused("none of what waits", "transactions", "commit", orders.name, f"{name}0", "--take-over")
-    command.refused("may be running", "transactions", "commit", orders.name)
+    command.refused("has decided", "transactions", "abort", orders.name, name)
+    command.refused("does not wait", "transactions", "commit", orders.name, f"{name}0")
     assert orders.holds_readers()
-    done = command.done("transactions", "commit", orders.name, name, "--take-over")
+    done = command.done("transactions", "commit", orders.name, name)
     assert done.out.splitlines()[-1] == "Checkpoint 1 is finalized: 1 transaction committed."
     assert len(orders.totals()) == 700
-    assert "nothing that is decided" in command.done("transactions", "commit", orders.name).out
+    assert "has no decided output waiting" in command.done("transactions", "commit", orders.name).out
     orders.write(7)
     orders.ran()
     assert len(orders.totals()) == 707
@@ -134,7 +134,6 @@ def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypat
 
 
 def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left to be done, which is said, and nobody is fenced for it."""
     sleeper = orders.stopped_at("coordinator-decided")
     unfinished = committing.unfinished
 
@@ -162,7 +161,7 @@ def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
     done = shown(orders, "abort", name, "--take-over")
     assert [[each["name"] for each in done[key]] for key in ("aborted", "left")] == [[name], [other, more]]
     told = orders.command("transactions", "abort", orders.name, more, "--take-over").out.splitlines()
-    assert told[-2:] == [f"1 transaction aborted: {more}", "1 transaction left that was not named."]
+    assert told[-2:] == [f"1 transaction aborted: {more}", "1 transaction left, which the command did not name."]
     wait_until(lambda: [each["name"] for each in shown(orders, "list")] == [other])
 
 

@@ -30,7 +30,6 @@ def test_the_table_is_that_of_the_page() -> None:
 
 
 def test_what_waits_for_a_store() -> None:
-    """It stands among the transactions, with its sink and where it is; what is not known is left empty, or said."""
     header, *lines = as_table([OPEN, PREPARED, ROWS], NOW_MS, 100)
     assert header.split() == ["transaction", "state", "open", "for", "left", "decided"]
     assert [line.split() for line in lines[2::2]] == [

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from settled import is_readable
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
@@ -77,17 +79,15 @@ class Cluster:
 
     def settle(self, topic: str) -> None:
         """Wait until no transaction is open on the topic: an end is answered before its markers are written."""
-        self.wait_until(
-            lambda: self.topics.end_offsets(topic, committed=True) == self.topics.end_offsets(topic, committed=False)
-        )
+        until(lambda: is_readable(self.topics, topic))
 
     def visible(self, topic: str) -> list[bytes]:
-        """What a read_committed reader sees, sorted, once no transaction is open on the topic."""
+        """Values that a read_committed reader sees, sorted, once no transaction is open on the topic."""
         self.settle(topic)
         return self.visible_now(topic)
 
     def visible_now(self, topic: str) -> list[bytes]:
-        """What a read_committed reader sees, sorted, up to the first open transaction."""
+        """Values that a read_committed reader sees, sorted, up to the first open transaction."""
         ends = self.topics.end_offsets(topic, committed=True)
         overrides = {
             "group.id": "reader",
@@ -107,13 +107,6 @@ class Cluster:
                     unfinished -= 1
         consumer.close()
         return sorted(values)
-
-    @staticmethod
-    def wait_until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline, "what the test waits for did not happen"
-            time.sleep(0.01)
 
 
 @pytest.fixture

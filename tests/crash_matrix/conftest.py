@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = Path(__file__).parent
-TESTS = HERE.parent
-sys.path[:0] = map(str, (HERE / "rig", TESTS / "engines", TESTS / "sinks" / "postgres" / "rig"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""The MySQL sink keeps the contract of a store on MySQL itself, of the image MYSQL_IMAGE, which is here.
+"""The MySQL sink keeps the contract of a store on MySQL itself, from the local image MYSQL_IMAGE.
 
-Run by `test_database_images.py`, as one test: where the image cannot be had, one is skipped.
+`test_database_images.py` runs it as one test, which is skipped without the image.
 """
 
 from __future__ import annotations

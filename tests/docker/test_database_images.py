@@ -56,7 +56,7 @@ class TestMariaDB(OnMySQL):
 
 
 def test_mysql_itself() -> None:
-    """As on MariaDB, on an image that is pulled, for no package of Debian's has it: skipped where none can be had."""
+    """MySQL needs a pulled image, for no package of Debian's has it: skipped if there is none."""
     image = pulled(MYSQL)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from confluent_kafka import Producer
+from settled import await_readable
 
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -24,10 +23,8 @@ def test_the_container_serves_transactions(container_kafka: KafkaCluster, topic_
             producer.produce(topic, b"value", key, partition)
         assert producer.flush(LIMIT_S) == 0
         end(LIMIT_S)
-    deadline = time.monotonic() + LIMIT_S
-    while len(records := container_kafka.read_committed(topic)) < 2:  # the markers come behind the answer
-        assert time.monotonic() < deadline
-    assert [record.key for record in records] == [b"committed", b"committed"]
+    await_readable(container_kafka, topic)
+    assert [record.key for record in container_kafka.read_committed(topic)] == [b"committed", b"committed"]
 
 
 def test_a_missing_image_is_an_error_that_says_how_to_make_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,16 +11,6 @@ import pytest
 
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture
-def run(kafka: Any) -> Iterator[Callable[..., Any]]:
-    from running import runs_of
-
-    with runs_of(kafka) as start:
-        yield start
 
 
 @pytest.fixture

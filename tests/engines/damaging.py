@@ -9,7 +9,7 @@ from kafka.record._crc32c import crc
 from exactlyonce.testing.cluster import OwnCluster
 
 _LENGTH, _CRC, _CHECKED = 8, 17, 21
-"""Where in a batch lie its length, its checksum, and what that is of."""
+"""Offsets in a batch of its length, its checksum, and the first byte that it covers."""
 
 
 def damage(kafka: OwnCluster, topic: str, partition: int, marker: bytes, *, known_checksum: bool) -> None:

@@ -1,7 +1,6 @@
-"""A proxy that speaks enough of Kafka's protocol to lose a certain request, to lose its answer, or to bring it late.
+"""A proxy that speaks enough of Kafka's protocol to lose a certain request or its answer, or to deliver it late.
 
-What a broker has done when its answer is lost, or what an old request does that arrives behind newer ones, cannot be
-made otherwise. A request is known by its kind and by what its bytes hold.
+A request is recognised by its kind and its bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.testing.cluster import LIMIT_S
 
 PRODUCE, END_TXN = 0, 26
+NOT_LEADER = 6
 
 
 class Fate(Enum):
@@ -32,7 +33,7 @@ class Fate(Enum):
 
 @dataclass
 class Fault:
-    """What the next request of kind *api* meets whose bytes hold *holding*, and nothing of *lacking*."""
+    """Order a fault for the next request of kind *api* whose bytes hold *holding*, and nothing of *lacking*."""
 
     api: int
     fate: Fate
@@ -51,7 +52,7 @@ class Fault:
 
 
 class KafkaProxy:
-    """Forwards to a broker. Of the requests of all clients, a fault meets the first that fits it."""
+    """Forwards to a broker. A fault meets the first request of any client that fits it."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -157,8 +158,40 @@ class KafkaProxy:
             next(_frames(connection), None)
 
 
-def proxied_broker(folder: Path) -> tuple[KafkaProxy, EmbeddedBroker]:
-    proxy = KafkaProxy()
+class RefusingProxy(KafkaProxy):
+    """Answers the first request to write to partition 0 of *topic* as a broker does that is not its leader yet.
+
+    If the client sends another request within *wait_s*, without waiting for that answer, the broker gets it.
+    """
+
+    def __init__(self, topic: str, wait_s: float) -> None:
+        super().__init__()
+        self._topic, self._wait_s = topic, wait_s
+        self._refusal: threading.Timer | None = None
+
+    def _requests(self, client: socket.socket, broker: socket.socket, awaited: dict[int, Fault]) -> None:
+        for frame in _frames(client):
+            (api,) = struct.unpack_from(">h", frame)
+            if api == PRODUCE and self._refusal is None:
+                refusal = partial(_send, client, self._refused(frame))
+                self._refusal = threading.Timer(self._wait_s, refusal)
+                self._refusal.start()
+                continue
+            if api == PRODUCE and self._refusal is not None and self._refusal.is_alive():
+                self._refusal.cancel()
+                self._refusal.function()
+            _send(broker, frame)
+        _cut(broker)
+
+    def _refused(self, request: bytes) -> bytes:
+        """The answer in versions 9 to 12 of the protocol; a count in it is one more than that of what follows."""
+        name = self._topic.encode()
+        partition = struct.pack(">ihqqqBBB", 0, NOT_LEADER, -1, -1, -1, 1, 0, 0)
+        return request[4:8] + b"\0\2" + bytes([len(name) + 1]) + name + b"\2" + partition + b"\0" + bytes(4) + b"\0"
+
+
+def proxied_broker(folder: Path, proxy: KafkaProxy | None = None) -> tuple[KafkaProxy, EmbeddedBroker]:
+    proxy = proxy or KafkaProxy()
     settings = {"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
     broker = EmbeddedBroker(folder, port=0, settings=settings, lifetime="process")
     broker.start()

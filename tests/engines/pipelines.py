@@ -46,6 +46,43 @@ def _customer(order: Order) -> str:
     return order.customer
 
 
+def reading(name: str, id: str = "orders") -> tuple[Pipeline, Stream[Order]]:
+    """A pipeline, and the orders of topic NAME-in."""
+    pipeline = Pipeline(name)
+    return pipeline, pipeline.source(id, KafkaSource(f"{name}-in", value=Order))
+
+
+def reading_two(name: str, **options: Any) -> tuple[Pipeline, Stream[Order]]:
+    """A pipeline, and the orders of topics NAME-in and NAME-more, united."""
+    pipeline = Pipeline(name, **options)
+    left, right = (
+        pipeline.source(id, KafkaSource(f"{name}-{topic}", value=Order))
+        for id, topic in (("left", "in"), ("right", "more"))
+    )
+    return pipeline, left.union(right)
+
+
+def copied(orders: Stream[Order], name: str) -> None:
+    """Write every order to NAME-copies."""
+    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+
+
+def summed(orders: Stream[Order], name: str, sink: str = "out") -> Stream[Total]:
+    """The running totals of *orders*, which go to NAME-out."""
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    totals.sink(sink, KafkaSink(f"{name}-out", key=_by_customer))
+    return totals
+
+
+def copied_and_summed(name: str, folder: str = "", sink: str = "out") -> tuple[Pipeline, Stream[Total]]:
+    """A pipeline from NAME-in to NAME-copies and NAME-out, and its totals; *folder*: workers stop, see `stopper`."""
+    pipeline, orders = reading(name)
+    if folder:
+        orders = orders.map(stopper(folder), id="stop")
+    copied(orders, name)
+    return pipeline, summed(orders, name, sink)
+
+
 def _totals(
     name: str,
     prepare: Prepare = lambda orders: orders,
@@ -110,8 +147,7 @@ def tallied(name: str, code: Literal["before", "after", "counting"]) -> Pipeline
         sum = (state.sum if state else 0) + order.total
         return tally(sum, *([1] if code == "counting" else [])), Total(order.id, order.customer, sum)
 
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name)
     totals = orders.key_by(_customer).stateful_map("totals", fold, state=tally, output=Total)
     totals.sink("out", KafkaSink(f"{name}-out", create_partitions=1))
     return pipeline
@@ -146,8 +182,7 @@ def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
 
 
 def stopper(folder: str) -> Callable[[Order], Order]:
-    """A worker that meets order 3500, 4500, ... stops itself, once for each of them, and leaves its pid in *folder*, in
-    a file named as the order."""
+    """A worker stops itself at orders 3500, 4500, ..., once each; a file of that name in *folder* has its pid."""
 
     def stop(order: Order) -> Order:
         marker = Path(folder) / str(order.id)
@@ -212,16 +247,9 @@ def hanging(name: str, folder: str) -> Pipeline:
 
 
 def diamond(name: str) -> Pipeline:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    )
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    (
-        orders.key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
+    pipeline, orders = reading_two(name)
+    copied(orders, name)
+    summed(orders, name)
     return pipeline
 
 
@@ -239,21 +267,21 @@ class Cyclic:
 
 
 def cyclic(name: str, keep: int) -> Pipeline:
-    """For each record how many `Cyclic` there are, of which the last *keep* are in use."""
-    pipeline = Pipeline(name)
+    """Each record makes a number of `Cyclic`, of which the last *keep* are in use."""
+    pipeline, orders = reading(name)
     kept: deque[Cyclic] = deque(maxlen=keep)
 
     def count(order: Order) -> int:
         kept.append(Cyclic())
         return Cyclic.alive
 
-    pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).map(count).sink("out", KafkaSink(f"{name}-out"))
+    orders.map(count).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
 
 
 def grown(name: str) -> Pipeline:
-    pipeline = Pipeline(name)
-    keyed = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).key_by(lambda order: order.customer)
+    pipeline, orders = reading(name)
+    keyed = orders.key_by(lambda order: order.customer)
     keyed.stateful_map("totals", add).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
     keyed.stateful_map("count", lambda n, _: ((n or 0) + 1,) * 2, state=int, output=int).sink(
         "count-out", KafkaSink(f"{name}-count")
@@ -262,8 +290,7 @@ def grown(name: str) -> Pipeline:
 
 
 def _copied(name: str, function: Any, **options: Any) -> Pipeline:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name)
     orders.map(function, **options).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
 
@@ -369,6 +396,14 @@ def starting(name: str, start: str) -> Pipeline:
     return pipeline
 
 
+def moved_over(name: str, group: str) -> Pipeline:
+    """Copies of orders, from the offsets of a consumer group on."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, start_group=group))
+    orders.sink("copies-out", KafkaSink(f"{name}-copies", key=_customer))
+    return pipeline
+
+
 class Odd(msgspec.Struct):
     """Fields of an order, so that only the class says what it is."""
 
@@ -383,7 +418,7 @@ def odd(order: Order) -> Odd:
 
 def untagged(name: str, pause_ms: int) -> Pipeline:
     """Orders of two classes without tags, dealt by customer to a running total that knows each class by its number."""
-    pipeline = Pipeline(name)
+    pipeline, orders = reading(name)
 
     def add_slowly(total: int | None, order: Order | Odd) -> tuple[int, Total]:
         if isinstance(order, Odd) != bool(order.id % 2):
@@ -392,7 +427,6 @@ def untagged(name: str, pause_ms: int) -> Pipeline:
         total = (total or 0) + order.total
         return total, Total(order.id, order.customer, total)
 
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
     odds = orders.filter(lambda order: order.id % 2).map(odd)
     both = orders.filter(lambda order: not order.id % 2).union(odds).key_by(lambda order: order.customer)
     both.stateful_map("totals", add_slowly).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
@@ -401,14 +435,12 @@ def untagged(name: str, pause_ms: int) -> Pipeline:
 
 def two_shuffles(name: str, pause_ms: int) -> Pipeline:
     """NAME-in and NAME-more united, dealt by id, then by customer to a running total with a pause at every record."""
-    pipeline = Pipeline(name)
+    pipeline, orders = reading_two(name)
 
     def passed(count: int | None, order: Order) -> tuple[int, Order]:
         return (count or 0) + 1, order
 
-    left = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
-    right = pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    dealt = left.union(right).key_by(lambda order: order.id % 7).stateful_map("passed", passed)
+    dealt = orders.key_by(lambda order: order.id % 7).stateful_map("passed", passed)
     totals = dealt.key_by(lambda order: order.customer).stateful_map("totals", _slowly(pause_ms / 1000))
     totals.sink("out", KafkaSink(f"{name}-out", key=_by_customer))
     return pipeline
@@ -416,12 +448,11 @@ def two_shuffles(name: str, pause_ms: int) -> Pipeline:
 
 def parting(name: str, pause_ms: int) -> Pipeline:
     """NAME-in parts, is dealt by customer on both ways, and meets again behind a running total on one of them."""
-    pipeline = Pipeline(name)
+    pipeline, orders = reading(name)
 
     def seen(count: int | None, order: Order) -> tuple[int, Total]:
         return (count or 0) + 1, Total(order.id, f"seen {order.customer}", (count or 0) + 1)
 
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
     totals = orders.key_by(lambda order: order.customer).stateful_map("totals", _slowly(pause_ms / 1000))
     counts = orders.key_by(lambda order: order.customer).stateful_map("counts", seen)
     totals.sink("out", KafkaSink(f"{name}-out", key=_by_customer))
@@ -430,10 +461,8 @@ def parting(name: str, pause_ms: int) -> Pipeline:
 
 
 def slices(name: str) -> Pipeline:
-    """Slow operators behind a shuffle, so that frames are taken in slices, whose limits decide the order of the output:
-    a stream parts and meets itself again."""
-    pipeline = Pipeline(name)
-    left = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    """Slow operators after a shuffle, whose slices decide the order of the output: a stream parts and meets."""
+    pipeline, left = reading(name)
     keyed = left.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order))).key_by(
         lambda order: order.customer
     )
@@ -444,8 +473,7 @@ def slices(name: str) -> Pipeline:
 
 
 def enriched(name: str) -> Pipeline:
-    pipeline = Pipeline(name)
-    read = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, read = reading(name)
     counted = read.key_by(lambda order: order.customer).stateful_map("totals", add)
     read.map(lambda order: Total(order.id, order.customer, order.total), output=Total).union(counted).sink(
         "out", KafkaSink(f"{name}-out")

@@ -23,6 +23,7 @@ from waiting import until
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
@@ -44,7 +45,7 @@ class Run:
         resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
-        """What it wrote to stderr that is no event."""
+        """Lines on stderr that are no events."""
         self._fresh: queue.Queue[dict[str, Any]] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -178,7 +179,7 @@ class Job:
         return ended.said
 
     def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
 
     def assert_totals(self) -> None:
         assert_totals(self.kafka, f"{self.name}-out", self.fed)
@@ -198,18 +199,17 @@ def workers_of(incarnation: Run) -> list[int]:
 
 
 def await_stopped(process: int) -> None:
-    """By a failpoint, whose action is "stop"."""
+    """Wait until a failpoint with the action "stop" has stopped the process."""
     until(lambda: Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
 
 
 def abort_while_a_worker_sleeps(
     job: Run, kafka: KafkaCluster, topic: str, folder: Path, first: int
 ) -> list[tuple[str, str]]:
-    """Feeds *topic*, which `pipelines.stopping` reads, a thousand orders from number *first* on, again and again until
-    a checkpoint was aborted while a worker slept, and wakes it. What was fed.
+    """Feed *topic*, which `pipelines.stopping` reads, a thousand orders at a time from number *first* on, until a
+    checkpoint was aborted while a worker slept; wake it, and return the orders.
 
-    A worker that falls asleep before its sink's next producers are ready is replaced, and no checkpoint is aborted:
-    rare in a job that was idle."""
+    A worker that falls asleep before its sink's next producers are ready is replaced, and aborts no checkpoint."""
     fed: list[tuple[str, str]] = []
     while True:
         job.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] == 0)  # it is idle
@@ -234,7 +234,7 @@ def _aborts(job: Run, since_ms: int) -> bool:
 
 
 def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
-    """What readers of *topic* see, once it is *count* records; or fewer, if no more become visible in time."""
+    """The records that readers of *topic* see, once there are *count*; or fewer, if no more become visible in time."""
     deadline = time.monotonic() + LIMIT_S
     while len(found := kafka.read_committed(topic)) < count and time.monotonic() < deadline:
         time.sleep(0.05)

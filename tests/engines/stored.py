@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from pipelines import Order, Total, add, stopper
+from pipelines import Total, copied_and_summed, reading
 
 from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
 
 SCHEMA = """
 create table if not exists rows (place integer primary key, row text);
@@ -123,25 +122,15 @@ class SqliteSink(WriteAheadSink[Any]):
 
 
 def totals(name: str, database: str, folder: str = "", label: str = "") -> Pipeline:
-    """Topic NAME-in through a running total to NAME-out and to the database; every order to NAME-copies.
-
-    With *folder*, workers stop; see `stopper`. *label* is part of the sink's description.
-    """
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-    if folder:
-        orders = orders.map(stopper(folder), id="stop")
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    sums.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    """`copied_and_summed`, whose totals go to the database, too. *label* is part of the sink's description."""
+    pipeline, sums = copied_and_summed(name, folder)
     sums.sink("rows", SqliteSink(database, label=label))
     return pipeline
 
 
 def deliveries(name: str, folder: str) -> Pipeline:
     """Topic NAME-in, by every delivery, to a topic and to a database of its own in *folder*."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name)
     for delivery in get_args(Delivery):
         orders.sink(f"kafka-{delivery}", KafkaSink(f"{name}-{delivery}", delivery=delivery))
         orders.sink(f"rows-{delivery}", SqliteSink(f"{folder}/{delivery}.db", delivery))
@@ -149,8 +138,7 @@ def deliveries(name: str, folder: str) -> Pipeline:
 
 
 def changing(name: str, database: str, delivery: Delivery) -> Pipeline:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name)
     orders.sink("out", KafkaSink(f"{name}-out", delivery=delivery))
     orders.sink("rows", SqliteSink(database, delivery))
     return pipeline

@@ -32,7 +32,7 @@ def taken(run: Run, step: str, times: int, since_ms: int) -> None:
 
 
 def audited(job: Job, target: str) -> dict[str, Any]:
-    servers = ("--bootstrap-servers", job.kafka.bootstrap_servers, "--in-process", "--json")
+    servers = ("--bootstrap-servers", job.kafka.bootstrap_servers, "--on", "driver", "--json")
     command = [sys.executable, "-m", "exactlyonce.cli.main", "audit", target, "--param", f"name={job.name}", *servers]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from waiting import succeeds, until
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
@@ -120,8 +121,7 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
 
 
 def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The error names it, the next run leaves it out, and the checkpoint says so: an audit and a replay of the interval
-    leave it out too, and find nothing wrong."""
+    """The error names it; the next run, an audit and a replay leave it out, and the checkpoint says so."""
     job = job_of("raising", partitions=1)
     job.feed(100)
     choice = f"--skip {job.topic}:0:42"
@@ -129,12 +129,12 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     said = job.finish_here("--skip", f"{job.topic}:0:7000", *choice.split())
     assert f"skipped: source 'orders': the record at {job.topic}[0] offset 42, as asked for by --skip" in said
     job.feed(10)
-    assert f"{choice}: the run goes on behind that record" in job.finish_here(*choice.split())
+    assert f"{choice}: the run goes on after that record" in job.finish_here(*choice.split())
     del job.fed[42]
     job.assert_totals()
     history = job.history()
     assert [each.skips for each in history.retained if each.skips] == [(RecordPlace(job.topic, 0, 42),)]
-    checked = ("pipelines:raising", "--param", f"name={job.name}", "--in-process", "--json")
+    checked = ("pipelines:raising", "--param", f"name={job.name}", "--on", "driver", "--json")
     servers = ("--bootstrap-servers", kafka.bootstrap_servers)
     with chdir(HERE), redirect_stdout(io.StringIO()) as found:
         assert main(["audit", *checked, *servers]) == 0
@@ -145,7 +145,7 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
 
 
 def test_a_registry_that_is_away_loses_no_record(kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
-    """Though the source skips bad records: the job restarts as its strategy says, and the next run reads all."""
+    """The source skips bad records, but the job restarts, and the next run reads all."""
     away = tmp_path / "away"
     away.touch()
     job = job_of("registered", "--param", f"away={away}", partitions=1)
@@ -229,7 +229,7 @@ def _delete_the_blocks(job: Job) -> None:
     job.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     job.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
     job.kafka.configure_topic(topic, cleanup_policy="compact")
-    config = {"bootstrap.servers": job.kafka.bootstrap_servers}
+    config = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     until(lambda: succeeds(lambda: prepare_topic(config, job.name), unless=TopicError))  # settings come a little later
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ from exactlyonce.connectors.blocks.names import name_of, reference
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint" / "store" / "files" / "rig"))
-BUCKET = "checkpoints"
 
 pytestmark = pytest.mark.broker
 
@@ -39,7 +34,7 @@ class Stored:
         """The names of those that retained manifests stand on, each of which can be read."""
         config = ClientConfig({"bootstrap.servers": self.job.kafka.bootstrap_servers})
         history = self.job.history()
-        topic = find_topic(config.confluent(), self.job.name)
+        topic = find_topic(config, self.job.name)
         assert history.storage == self.url
         storage = block_storage(config, topic, history.storage)
         refs: set[BlockRef] = set()
@@ -141,34 +136,15 @@ AWAY_S = 60.0
 """Longer than what a library, a checkpoint or a reader waits."""
 
 
-@pytest.fixture
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
-    from hdfs_server import HdfsServer
-    from s3_server import S3Server
-
-    made: list[Any] = []
-
-    def start(kind: str) -> Any:
-        made.append(S3Server() if kind == "s3" else HdfsServer(tmp_path_factory.mktemp("hdfs")))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", ["away", "silent"])
-@pytest.mark.parametrize("kind", ["s3", "hdfs"])
-def test_a_server_that_is_gone_for_a_minute(kind: str, fault: str, job_of: Callable[..., Job], servers: Any) -> None:
-    server = servers(kind)
-    url = f"s3://{BUCKET}/prod" if kind == "s3" else f"hdfs://{server.host}/checkpoints"
-    env = server.env if kind == "s3" else {"HADOOP_USER_NAME": getpass.getuser()}
+def test_a_server_that_is_gone_for_a_minute(fault: str, job_of: Callable[..., Job], block_server: Any) -> None:
+    url, env = f"{block_server.url}/prod", block_server.env
     job = job_of("linear", "--parallelism", "2", "--checkpoint-storage", url, "--checkpoint-timeout", "20s")
     job.feed(3000)
     run = job.start(env=env)
     run.await_checkpoint()
-    with server.silent() if fault == "silent" else server.away():
+    with block_server.silent() if fault == "silent" else block_server.away():
         began_s = time.monotonic()
         job.feed(1000)
         run.await_event(lambda event: f"checkpoint storage {url}" in event.get("text", ""))

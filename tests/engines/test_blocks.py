@@ -15,6 +15,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import references
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.assembler import Assembler
@@ -57,7 +58,7 @@ class States:
         source.stateful_map("totals", _add).sink("out", KafkaSink("out"))
         self.graph = self.pipeline.build()
         self.config: dict[str, Any] = {"bootstrap.servers": servers}
-        self.topic = prepare_topic(self.config, pipeline)
+        self.topic = prepare_topic(ClientConfig(self.config), pipeline)
 
     def manifest(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...] = ()) -> Manifest:
         return blank_manifest(

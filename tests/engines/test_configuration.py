@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from exactlyonce import Pipeline
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.commands.run import settings_given
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors import KafkaSource
@@ -45,7 +44,7 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
         assert options_from({"config": file, **given}).client.bootstrap_servers == "given:1"
     file = written(tmp_path, "[checkpoint]\nincremental = false")
     assert options_from({"incremental": True, "config": file}).checkpoint.incremental
-    with pytest.raises(ConfigError, match=r"bootstrap\.servers is set twice, with two values"):
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is set twice, with different values"):
         options_from({"bootstrap_servers": "given:1", "kafka": {"bootstrap.servers": "another:1"}})
 
 
@@ -84,7 +83,7 @@ def test_what_operators_of_before_have_left_on_this_machine(tmp_path: Path) -> N
     ],
 )
 def test_settings_of_a_backend_that_is_not_taken(text: str, given: dict[str, str], named: str, tmp_path: Path) -> None:
-    """A run refuses them, with what to do: they would do nothing. A command that keeps no state does not mind."""
+    """A run refuses them with what to do, for they would do nothing; a command that keeps no state takes them."""
     options = options_from({"config": written(tmp_path, text), **given})
     with pytest.raises(ConfigError) as error:
         options.state.check()
@@ -131,7 +130,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[restart]\nstrategy = 'none'\ndelay = '1s'", "not take all of: delay. It takes no options"),
         ("[restart]\nstrategy = 'fixed_delay'\nmax = '1s'", "all of: max. It takes attempts, delay"),
         ("[restart]\nattempts = 1.5", "restart attempts is 1.5: write a whole number"),
-        ("[kafka]\nacks = 1", "acks: set by exactlyonce itself"),
+        ("[kafka]\nacks = 1", "acks: exactlyonce sets this itself"),
         ("[run", "is not valid TOML"),
     ],
 )
@@ -176,19 +175,6 @@ def test_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         options_from({})
 
 
-def test_keywords_are_called_as_on_the_command_line() -> None:
-    durations = {"checkpoint_interval": "2s", "checkpoint_timeout": "3s", "min_pause": "1s", "restart_budget": "30s"}
-    counts = {"max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5}
-    line = [f"--{name.replace('_', '-')}={value}" for name, value in {**durations, **counts}.items()]
-    on_the_line = settings_given(parser().parse_args(["run", "orders:pipeline", *line, "--transaction-timeout", "5m"]))
-    expected = CheckpointSettings(
-        interval_ms=2_000, timeout_ms=3_000, min_pause_ms=1_000, max_concurrent=2, tolerable_failed=4,
-        num_retained=5, restart_budget_ms=30_000, transaction_timeout_ms=300_000,
-    )  # fmt: skip
-    for options in (on_the_line, {**durations, **counts, "transaction_timeout": "5m"}):
-        assert options_from(options).checkpoint == expected
-
-
 OTHERS: dict[str, dict[str, Any]] = {
     "run": {
         "parallelism": 2, "until": "latest", "standby": True, "repair": "halt", "checkpoint_partitions": 9,
@@ -203,7 +189,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "state": {"backend": "rocksdb", "memory": "2gb", "folder": "/fast"},
 }  # fmt: skip
-"""By table of a file and key, what is not the default."""
+"""Settings other than the default, by table of a file and key."""
 NEEDED: dict[str, dict[str, Any]] = {
     "map": {"from_savepoint": 12},
     "allow_dropped_state": {"from_savepoint": 12},
@@ -211,7 +197,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "memory": {"backend": "rocksdb"},
     "folder": {"backend": "rocksdb"},
 }
-"""What some make no sense without."""
+"""Settings without which others make no sense."""
 
 
 def directly(table: str, key: str) -> str:
@@ -249,7 +235,7 @@ def test_a_setting_is_the_same_wherever_it_is_given(table: str, key: str, tmp_pa
 
 
 def test_no_setting_of_a_file_is_left_out() -> None:
-    """What is tried in the three places is all that a file may have, but for restarts and Kafka's own settings."""
+    """The settings compared in three places are all that a file may have, except restarts and Kafka's own."""
     assert {table: {*keys} for table, keys in OTHERS.items()} == {table: {*keys} for table, keys in TABLES.items()}
 
 
@@ -276,7 +262,7 @@ def test_a_restart_strategy_is_the_same_wherever_it_is_given(
 
 
 def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
-    """The names of operators win one by one. What the file says of its savepoint is not said of another one."""
+    """Names of operators win one by one. Settings of the file's savepoint do not count for another one."""
     text = "[run]\nfrom_savepoint = 3\nmap = {sums = 'totals', seen = 'known'}\nallow_dropped_state = true"
     file = written(tmp_path, text)
     assert options_from({"config": file}).restoration == Restoration("3", {"sums": "totals", "seen": "known"}, True)
@@ -295,7 +281,7 @@ def test_durations(text: str, milliseconds: int) -> None:
 
 
 def test_a_path_from_the_working_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a savepoint is named a path will do; where checkpoints are kept, only one that is the same everywhere."""
+    """A savepoint takes a relative path; a checkpoint storage takes only one that is the same everywhere."""
     monkeypatch.chdir(tmp_path)
     restoration = options_from({"from_savepoint": "./backups/1"}).restoration
     assert restoration == Restoration(f"{tmp_path}/backups/1")

@@ -74,7 +74,6 @@ def test_one_of_four_is_lost(
 
 @pytest.mark.exhaustive
 def test_a_clean_stop_after_a_repair(quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """The repairs are visible in the place of what was lost, so that a clean stop ends with 0."""
     job = job_of("slow", "--param", "pause_ms=1", *TIMEOUTS, cluster=quick_broker)
     job.feed(3000)
     run = job.start(env=failpoint("coordinator-decided", "stop"))

@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 def test_a_halt_and_an_accepted_loss(
     what: str, count: int, stoppable: OwnCluster, tmp_path: Path, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
-    """Also where the index of many blocks is damaged: nothing says any more which these are."""
     database = tmp_path / "rows.db"
     one_checkpoint = ("--checkpoint-interval", "10m")
     job = job_of("stored:totals", "--param", f"database={database}", *one_checkpoint, cluster=stoppable)

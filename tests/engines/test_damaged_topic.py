@@ -17,6 +17,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, scan_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 
@@ -43,11 +44,11 @@ def goes_on(job: Job) -> str:
 
 @pytest.fixture
 def job(stoppable: OwnCluster, job_of: Callable[..., Job]) -> Job:
-    made = job_of("linear", cluster=stoppable)
+    job = job_of("linear", cluster=stoppable)
     for _ in range(3):
-        goes_on(made)
-    assert len(made.history().retained) == 3
-    return made
+        goes_on(job)
+    assert len(job.history().retained) == 3
+    return job
 
 
 def index_of(manifest: Manifest) -> BlockRef:
@@ -58,7 +59,7 @@ def index_of(manifest: Manifest) -> BlockRef:
 def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) -> None:
     kafka = stoppable
     config = {"bootstrap.servers": kafka.bootstrap_servers}
-    topic, refs = prepare_topic(config, topic_name, 2), []
+    topic, refs = prepare_topic(ClientConfig(config), topic_name, 2), []
     writer = BlockWriter.connected(config, topic, 1, 0)
     for part in range(3):
         blocks = [Block("totals", 1, "state", "none", "text", b"x" * 40) for _ in range(20)]
@@ -67,7 +68,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
         refs += [ticket.ref for ticket in tickets if ticket.ref is not None]
     lost = refs[30]
     damage(kafka, topic.name, 1, lost.key.encode(), known_checksum=False)
-    found = scan_blocks(config, topic, (0, 0))
+    found = scan_blocks(ClientConfig(config), topic, (0, 0))
     first, last = map(int, found.unreadable[0].rpartition("offsets ")[2].split(" to "))
     whole = [ref for ref in refs if not first <= ref.offset <= last]
     assert first <= lost.offset <= last
@@ -81,7 +82,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged index of an older checkpoint goes when that expires; of the newest one it is a halt."""
+    """A damaged index of an older checkpoint expires with it; that of the newest is a halt."""
     older = job.history().retained[1]
     ref = index_of(older)
     damage_in(job, ref.partition, ref.key, known_checksum=known_checksum)
@@ -89,7 +90,7 @@ def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[st
     assert [each["state"] for each in found.values()] == ["finalized", "damaged", "finalized"]
     assert ref.key in found[older.checkpoint]["damage"]
     said = goes_on(job)
-    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in said
+    assert f"checkpoint {older.checkpoint} is damaged and can no longer be restored" in said
     assert ref.key in said
     while older.checkpoint in job.history().manifests:
         goes_on(job)
@@ -104,7 +105,7 @@ def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.exhaustive
 def test_decisions(job: Job) -> None:
-    """A damaged batch of decisions is noted where a newer manifest lies behind it; else it may hide one: a halt."""
+    """A damaged batch is noted if a newer manifest lies after it; else it may hide one, which is a halt."""
     damage_in(job, 0, f"manifest/{job.history().retained[0].checkpoint}")
     assert "of the decision log" in goes_on(job)
     job.assert_totals()

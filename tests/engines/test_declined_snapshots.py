@@ -1,5 +1,4 @@
-"""A subtask's snapshot: what of it waits for what; and where the disk is full, what it says of one that it declines,
-and of the state that it has to read."""
+"""A subtask's snapshot and its dependencies; declined snapshots and unreadable state on a full disk."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from typing import Any, cast
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
-from exactlyonce.engines.local.building import Built
+from exactlyonce.engines.local.building import WorkerParts
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import TaskOperators
@@ -77,16 +76,17 @@ class Stuck:
 
 def subtask_of(tables: list[Any], writer: Any, acks: list[Ack], channel: LocalChannel) -> Subtask:
     """One that reads *channel*; its clock goes on whenever it is read."""
+    operators, monotonic_s = TaskOperators("task", 0, tables=tables), itertools.count(0.0).__next__
     return Subtask(
-        operators=TaskOperators("task", 0, tables=tables),
+        operators=operators,
         inputs=[ChannelInput("in", channel, BatchCodec(str), lambda _: None)], outputs=[], fed=[],
-        blocks=WorkerBlocks(writer), acknowledge=lambda message: acks.append(message.ack),
-        monotonic_s=itertools.count(0.0).__next__,
+        snapshots=Snapshots(operators, WorkerBlocks(writer), lambda message: acks.append(message.ack), monotonic_s),
+        monotonic_s=monotonic_s,
     )  # fmt: skip
 
 
 def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
-    """All blocks of it, those of operators that had room included: else nobody would know of them, and drop them."""
+    """Otherwise nobody would know of its blocks and drop them."""
     blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
@@ -121,8 +121,6 @@ def test_only_an_index_waits_for_other_blocks() -> None:
 
 
 def test_a_state_that_waits_for_room_is_not_called_read() -> None:
-    """Also where the disk has become full since the worker last reported it: reading rests, and goes on."""
-
     class Table(SimpleNamespace):
         def fetch(self) -> bool:
             if self.full or not self.unread:
@@ -133,7 +131,7 @@ def test_a_state_that_waits_for_room_is_not_called_read() -> None:
     table = Table(full="", unread=4, operator="totals")
     task = subtask_of([table], None, [], LocalChannel())
     worker = Worker(cast(Any, None), cast(Any, SimpleNamespace(subtask=0)), cast(Any, StoppedClock()), Activity())
-    worker.built = Built(
+    worker.parts = WorkerParts(
         WorkerBlocks(cast(Any, SimpleNamespace(poll=lambda: 0))), worker.activity, cast(Any, None), [task]
     )
     worker._work()
@@ -141,11 +139,11 @@ def test_a_state_that_waits_for_room_is_not_called_read() -> None:
     table.full = "no room"
     for _ in range(3):
         worker._work()
-    assert worker.built.notes == []
+    assert worker.parts.notes == []
     table.full = ""
     while table.unread or task.fetching:
         worker._work()
-    assert worker.built.notes == ["worker 0: the state of 'task' is read whole"]
+    assert worker.parts.notes == ["worker 0: the state of 'task' is read whole"]
 
 
 class StoppedClock:

@@ -52,7 +52,7 @@ class Delivered:
         job.feed(COUNT)
 
     def of(self, delivery: str, count: int = COUNT) -> list[Tally]:
-        """In the topic, where *count* records are awaited, and in the database."""
+        """Rows in the topic, where *count* records are awaited, and in the database."""
         values = [each.value or b"" for each in visible(self.job.kafka, f"{self.job.name}-{delivery}", count)]
         return [tally(values), tally(rows(self.folder / f"{delivery}.db"))]
 
@@ -65,7 +65,7 @@ def delivered(job_of: Callable[..., Job], tmp_path: Path) -> Delivered:
 @pytest.mark.exhaustive(matrix=True, but=["inline"])
 @pytest.mark.parametrize("mode", ["process", "inline"])
 def test_without_a_failure(delivered: Delivered, mode: str) -> None:
-    """All deliveries are exact: at a clean end what waited for the last checkpoint is written too."""
+    """All deliveries are exact: a clean end writes what waited for the last checkpoint."""
     if mode == "inline":
         delivered.job.finish_here()
     else:

@@ -41,7 +41,6 @@ def test_a_takeover_says_by_whom() -> None:
 
 
 def test_a_standby_says_for_whom_it_waits() -> None:
-    """To programs in an event of its own, to people in words; another run's pause is a note."""
     told = list[Mapping[str, Any]]()
     report = Report("p", EventReporter(told.append), str)
     report.awaits(Awaited(NEWEST, None))
@@ -61,7 +60,7 @@ def test_facts_survive_pickling(error: ExactlyOnceError) -> None:
 
 
 def test_facts_come_back_from_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a unit fails with in another process is raised by the driver with all that it is about."""
+    """The driver raises a unit's error with all its facts."""
 
     def failing(work: bytes, label: str) -> bytes:
         raise RecordError("bad", topic="orders", partition=1, offset=7)
@@ -108,7 +107,6 @@ def test_which_checkpoints_are_told(then: dict[str, Any], told: bool) -> None:
 
 
 def test_levels() -> None:
-    """A level takes what is as grave as it is, or graver."""
     kinds = ("step", "started", "ended", "note", "taken_over", "failed")
     told = {
         level: [kind for kind in kinds if Selection(level)({"event": kind})] for level in ("info", "warning", "error")
@@ -122,7 +120,7 @@ def test_levels() -> None:
 
 @pytest.mark.broker
 def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """`on_event` gets, from one thread, what would be lines of JSON, and stderr gets nothing."""
+    """`on_event` gets every event from one thread, and stderr gets nothing."""
     for topic in ("in", "out"):
         kafka.create_topic(f"{topic_name}-{topic}")
     kafka.produce(f"{topic_name}-in", [("k", "v")])

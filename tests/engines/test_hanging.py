@@ -102,8 +102,7 @@ def test_a_stop_while_a_worker_hangs_in_open_ends_cleanly(waiting: Callable[...,
 def test_asked_twice_a_run_ends_at_once(
     mode: tuple[str, ...], target: str, note: str, waiting: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """An operator is slow, or its worker, which may be a thread that nobody can kill, hangs in open(); where that is a
-    process, the first request is enough."""
+    """A thread that hangs in open() needs the second request; where the worker is a process, the first is enough."""
     job = waiting(target)
     run = job.start(*mode)
     run.await_event(lambda event: event["event"] == "note" and note in event["text"])

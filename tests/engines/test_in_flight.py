@@ -23,7 +23,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
+from exactlyonce.engines.savepoints.contents import LoopEntry, require_same
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.wire import apart, describe
@@ -53,14 +53,13 @@ def graph(type_: Any, source: str) -> LogicalGraph:
 
 
 class Log:
-    """A checkpoint of `graph(Order, "orders")`, with an order on its way, or of another type with *record*; it says
-    what the records are, unless it is *older*."""
+    """A checkpoint with an in-flight order, or *record*; it names the type of its records unless *older*."""
 
     def __init__(self, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
         before = graph(type_, "orders")
         (edge,) = feedback_edges(before)
         frame = BatchCodec(type_).encode(Batch([record or Order(1, 500)], [Coordinates("in", 0, 7)], None))
-        self.said = in_flight.FRAMES if older else in_flight.said_of_records({"back": describe(type_)})
+        self.said = in_flight.FRAMES if older else in_flight.record_schemas({"back": describe(type_)})
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
         logs = (ChannelLog("task", 0, 1, tuple(refs)),)
@@ -121,7 +120,7 @@ class Credit(msgspec.Struct):
 
 
 def test_a_loop_of_classes_without_tags() -> None:
-    """Another one may be added; while records of one go round, it may not go."""
+    """Classes may be added; one whose records go round may not go."""
     log = Log(Order | Refund, Refund(7))
     (frame,) = log.restored(graph(Order | Refund | Credit, "orders"))
     assert BatchCodec(Order | Refund | Credit).decode(frame.frame).records == [Refund(7)]
@@ -138,7 +137,7 @@ def test_a_loop_of_classes_without_tags() -> None:
 
 
 def test_a_record_of_no_class_of_a_union_is_an_error_of_it() -> None:
-    with pytest.raises(RecordError, match=r"not a valid Order . Refund: a Credit is of none .* in\[0\] offset 8"):
+    with pytest.raises(RecordError, match=r"not a valid Order . Refund: a Credit is none .* in\[0\] offset 8"):
         BatchCodec(Order | Refund).encode(Batch([Order(1, 2), Credit(3)], [Coordinates("in", 0, n) for n in (7, 8)]))
 
 
@@ -184,7 +183,7 @@ OF_ANOTHER_TYPE = [
     (Array(7, 1), ArraySwapped, r"ArraySwapped \(its fields are stored by position\)"),
     (Pair(1, 2), PairSwapped, r"PairSwapped \(its fields are stored by position\)"),
     (Omitting(1), OmittingAnother, r"OmittingAnother\.limit \(its 5 that omit_defaults has left out\)"),
-    (Listed([3, 1, 2]), InSet, r"InSet\.some \(its items that are there more than once\)"),
+    (Listed([3, 1, 2]), InSet, r"InSet\.some \(its items that occur more than once\)"),
 ]
 """Records, a type as which they are something else by the same bytes, and what tells it."""
 
@@ -200,7 +199,7 @@ def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str)
 
 
 def test_a_loop_that_is_gone() -> None:
-    """Its records are not left behind, also where the subtask that had them has no key groups."""
+    """Its records are never left behind, even by a subtask without key groups."""
     log = Log()
     (one,) = log.manifest.channel_logs
     log.manifest = msgspec.structs.replace(
@@ -217,12 +216,18 @@ def test_a_loop_that_is_gone() -> None:
 def builder_of(log: Log) -> building._Builder:
     nobody = cast(Any, None)
     start = SimpleNamespace(
-        subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=(),
+        subtask=0,
+        attempt=0,
+        unaligned=False,
+        state=None,
+        parallelism=1,
+        manifest=log.manifest,
+        skips=(),
         drops_fields=False,
-    )
+    )  # fmt: skip
     clients = SimpleNamespace(block_reader=lambda: log)
-    built = building.Built(nobody, Activity(), nobody)
-    return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+    parts = building.WorkerParts(nobody, Activity(), nobody)
+    return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), parts)
 
 
 def test_blocks_say_the_schemas_of_loops() -> None:
@@ -230,12 +235,11 @@ def test_blocks_say_the_schemas_of_loops() -> None:
     attempt = SimpleNamespace(write=lambda block, *_: said.append(block.schema), pending=0)
     blocks = SubtaskBlocks(WorkerBlocks(cast(Any, attempt), {"back": describe(Order)}), 4, "task", 0)
     next(blocks.in_flight([in_flight.InFlightFrame(">back:0", b"frame")]))
-    assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
+    assert said == [log.said] == [in_flight.record_schemas({"back": describe(Order)})]
 
 
 def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes first feeds it, before anything that it is fed is taken: with fewer subtasks than before as much as
-    several of them had."""
+    """In-flight records feed it first: a smaller parallelism brings those of several subtasks."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
     (loop,) = builder_of(Log()).loops.values()
@@ -246,6 +250,5 @@ def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])
 def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str) -> None:
-    """Its checkpoint may be an older one, whose barriers had overtaken records: where there is no loop, none is
-    named."""
-    assert said in job._stopped_on_the_way(Log().manifest, loops=rounds)
+    """An older checkpoint may have overtaken records: without a loop, none is named."""
+    assert said in job._stopped_in_flight(Log().manifest, loops=rounds)

@@ -83,7 +83,7 @@ def test_a_topic_that_is_deleted_under_an_idle_job(which: str, kafka: KafkaClust
 
 
 def cut(cluster: OwnCluster, topic: str) -> None:
-    """What an unclean leader election does to partition 0: the log of a broker that is down ends at offset `KEPT`."""
+    """Cut the log of partition 0 at offset `KEPT`, as an unclean leader election does, while the broker is down."""
     folder = cluster.broker.data_dir / "topics" / f"{topic}-0"
     log = folder / "00000000000000000000.log"
     data, end = log.read_bytes(), 0

@@ -1,5 +1,4 @@
-"""Records that cross from worker to worker come out as they went in, one that cannot is named; few of a source
-gather."""
+"""Records cross between workers unchanged, one that cannot is named; a few records of a source gather."""
 
 from __future__ import annotations
 
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import pytest
 
-from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
-from exactlyonce.engines.local.pace import GATHER_S
+from exactlyonce.engines.local.inputs import Slices, SourceInput, SourceTrigger
+from exactlyonce.engines.local.pace import GATHER_S, slice_pace
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import RecordError
 
 if TYPE_CHECKING:
@@ -94,10 +94,9 @@ class Numbers:
 def source(has: int) -> tuple[SourceInput, Few, list[float]]:
     now = [100.0]
     reader = Few(has, lambda: now[0])
-    read = SourceInput(
-        "in", cast("SourceReader", reader), cast("Readable", Numbers()), lambda _: None, Activity(),
-        now_s=lambda: now[0],
-    )  # fmt: skip
+    decoder = SourceDecoder("in", cast("Readable", Numbers()))
+    slices = Slices(slice_pace(), lambda: now[0])
+    read = SourceInput("in", cast("SourceReader", reader), decoder, lambda _: None, Activity(), slices)
     return read, reader, now
 
 

@@ -20,8 +20,7 @@ ELSEWHERE = {
         ("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-", "erasing-")
     )
 }
-"""What `exactlyonce run` meets only in a repair, beside another store, unaligned, from a savepoint, behind a cancelled
-run, or not at all."""
+"""Failpoints that a plain `exactlyonce run` does not meet, but a repair, another store or a savepoint may."""
 STEPS = sorted(set(NAMES) - ELSEWHERE)
 
 

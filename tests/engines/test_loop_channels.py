@@ -15,7 +15,7 @@ from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
-from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
@@ -79,7 +79,7 @@ def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pyt
 
 
 def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes before anything that it feeds is taken, so that this waits beside it; more is too much all the same."""
+    """It feeds the loop before anything of it is taken, so both wait; more is too much all the same."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 20)
     monkeypatch.setattr(loops, "LOOP_BYTES_MAX", 10)
@@ -129,16 +129,16 @@ class Head:
         self.taken: list[str] = []
         self.new = LocalChannel()
         self.loop = LoopChannel(Node("loop", Kind.FEEDBACK, pause_ms=pause_ms), Node("end", Kind.MAP), self.now_s)
+        operators, blocks = TaskOperators("head", 0), cast(Any, None)  # nobody advances the snapshots here
         self.subtask = Subtask(
-            operators=TaskOperators("head", 0),
+            operators=operators,
             inputs=[
                 ChannelInput("new", self.new, CODEC, self.push),
                 FeedbackInput(">loop:0", self.loop, CODEC, self.push),
             ],
             outputs=[],
             fed=[self.loop],
-            blocks=cast(Any, None),  # what writes the snapshots, which nobody advances here
-            acknowledge=lambda message: None,
+            snapshots=Snapshots(operators, blocks, lambda message: None, self.now_s),
             monotonic_s=self.now_s,
             restored=self.restored(restored),
         )
@@ -229,11 +229,11 @@ def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch
     head.send(head.new, "n2")
     assert head.steps() == ["n1"]
     assert head.subtask.alignment.checkpoint_latest == 1
-    assert head.subtask.busy
+    assert head.subtask.snapshots.busy
 
 
 def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else no checkpoint completes behind two shuffles while a loop further on is crowded: for hours, perhaps."""
+    """Otherwise a crowded loop further on would keep checkpoints from completing for hours."""
     monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
     head, before = Head(pause_ms=500), Head()
     sent: list[str] = []
@@ -274,7 +274,7 @@ def test_nothing_comes_round_behind_the_last_barrier() -> None:
     head.send(head.loop, "r2")
     head.new.send_signal(frame)
     assert head.steps() == []
-    assert head.subtask.busy
+    assert head.subtask.snapshots.busy
 
 
 def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
@@ -286,7 +286,7 @@ def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
 
 
 def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
-    """Else a checkpoint could come too late each time, and what was tried until then be tried again each time."""
+    """Otherwise a checkpoint could be late each time, and the same retries be made after each restart."""
     head = Head(restored=["o1", "o2", "o3"])
     frame = Barrier(1, 0)
     head.subtask.triggered(frame, None, final=True)

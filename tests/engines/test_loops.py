@@ -33,8 +33,8 @@ ACCOUNTS = [f"a{i}" for i in range(9)]
 
 def manifests(kafka: KafkaCluster, name: str) -> tuple[list[Manifest], Any]:
     client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    found = list(read_history(client.confluent(), name).retained)
-    return found, block_storage(client, find_topic(client.confluent(), name), found[-1].storage)
+    found = list(read_history(client, name).retained)
+    return found, block_storage(client, find_topic(client, name), found[-1].storage)
 
 
 def on_their_way(manifest: Manifest, blocks: Any) -> Iterator[dict[str, Any]]:
@@ -63,7 +63,7 @@ def loops_with_records(kafka: KafkaCluster, name: str) -> set[str]:
 @pytest.mark.exhaustive(but=["aligned 1-2"])
 @pytest.mark.parametrize("case", ["aligned 1-2", "aligned 1-3-2", "unaligned 1-3-2"])
 def test_money_is_the_same_in_every_snapshot(case: str, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Some of it is on its way in the log of the loop; every transfer is booked once on either side."""
+    """Some of it is in flight in the log of the loop; every transfer is booked once on either side."""
     mode = ("--unaligned", "--aligned-timeout", "50ms") if case.startswith("unaligned") else ()
     parallelisms = case.split()[1].split("-")
     topic = kafka.create_topic(f"{topic_name}-transfers", 3)
@@ -159,7 +159,7 @@ def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str], *arguments:
 def test_what_goes_round_outlives_a_stop_and_a_kill(
     kafka: KafkaCluster, topic_name: str, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them."""
+    """A stop does not wait for retries: its last checkpoint has them, and the next run goes on with them."""
     target = orders_to_retry(kafka, topic_name)
     stopped = run(*target, "--param", "pause=10m", "--parallelism", "2", "--until", "latest", env=EXAMPLES)
     stopped.await_checkpoint()

@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
@@ -135,8 +135,8 @@ def test_a_commit_whose_markers_were_lost(
 def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluster, topic_name: str) -> None:
     cluster = stoppable
     config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
-    settings, name = config.confluent(), coordinator_id(topic_name)
-    topic = prepare_topic(settings, topic_name)
+    name = coordinator_id(topic_name)
+    topic = prepare_topic(config, topic_name)
     partitions = [(topic.name, each) for each in range(topic.partitions)]
     transactions, output_log = Transactions(config), Log(config)
     lost, incarnations = False, 0

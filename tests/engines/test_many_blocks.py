@@ -20,7 +20,7 @@ from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
@@ -41,15 +41,16 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledged(storage: FileStorage, records: int) -> Ack:
-    """What the head of a loop acknowledges, round which so many records go that all rest."""
+    """An acknowledgement of a loop's head, round which so many records go that all rest."""
     messages: list[Acknowledge] = []
     blocks, new = storage.begin(1, 0), LocalChannel()
     loop = LoopChannel(Node("back", Kind.FEEDBACK, pause_ms=60_000), Node("end", Kind.MAP), lambda: 0.0)
     inputs = [ChannelInput("new:0", new, CODEC, cast(Any, None)), FeedbackInput(LOOP, loop, CODEC, cast(Any, None))]
+    operators = TaskOperators("head", 0)
+    snapshots = Snapshots(operators, WorkerBlocks(blocks), messages.append, lambda: 0.0)
     subtask = Subtask(
-        operators=TaskOperators("head", 0), inputs=[*inputs], outputs=[], fed=[loop], blocks=WorkerBlocks(blocks),
-        acknowledge=messages.append, monotonic_s=lambda: 0.0,
-    )  # fmt: skip
+        operators=operators, inputs=[*inputs], outputs=[], fed=[loop], snapshots=snapshots, monotonic_s=lambda: 0.0
+    )
     for number in range(records):
         loop.send(frame(number), 1)
     new.send_signal(Barrier(1, 0))
@@ -103,7 +104,7 @@ def test_a_list_that_is_gone_is_damage(storage: FileStorage) -> None:
 
 
 def test_a_manifest_has_room_for_whatever_is_on_its_way() -> None:
-    """Of 64 subtasks, each with 32 GB in blocks; named one by one, the blocks of 2 GB would be too many."""
+    """64 subtasks have 32 GB each in blocks; named one by one, the blocks of 2 GB would be too many."""
     key = "block/12/1234567/an-operator-of-usual-length/63/1234567/12-abcdef012345"
     ref = BlockRef(4, 1 << 40, key, 1 << 20, bytes(32))
     lists = in_flight.lists_of([ref] * ((32 << 30) // in_flight.PIECE_BYTES))

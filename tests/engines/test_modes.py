@@ -19,7 +19,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 CUSTOMERS = [f"c{i}" for i in range(20) if subtask_of(key_group(canonical_key(f"c{i}"), 128), 2, 128) == 1]
-"""Of the second worker: the first, which waits at the gate, takes nothing, so few others come past it."""
+"""Customers of the second worker: the first, which waits at the gate, takes nothing, so few others come past it."""
 
 
 class Gated:
@@ -50,8 +50,7 @@ class Gated:
         return any((self._folder / f"counted-{number}").exists() for number in numbers)
 
     def reaches_the_gate(self) -> bool:
-        """Lets the first worker wait at the gate until a checkpoint was triggered. Whether none was under way before:
-        its barrier might have been passed on."""
+        """Hold the first worker at the gate until a checkpoint is triggered; False: an earlier one was in progress."""
         self.job.await_event(lambda event: event["event"] == "checkpoint")  # its sinks are ready for the next one
         self._feed(["gate"], partition=0)
         reached = self._folder / "reached"
@@ -71,8 +70,7 @@ class Gated:
                 until(partial(self._any_counted, fed), told=lambda: self.job.said)
 
     def goes_on_from_there(self) -> bool:
-        """Opens the gate, kills the job once the checkpoint is complete, and lets another one come to the end. Whether
-        no other checkpoint came before the kill."""
+        """Open the gate, kill the job once the checkpoint is complete, run to the end; False: another came before."""
         (self._folder / "open").touch()
         last = self.job.await_event(lambda event: event["event"] == "checkpoint")
         self.job.kill()
@@ -86,12 +84,12 @@ class Gated:
 def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Callable[[str], Gated]:
     def make(mode: str) -> Gated:
         for tried, interval in enumerate(("3s", "20s", "2m")):
-            made = Gated(run, kafka, f"{topic_name}-{tried}", tmp_path / str(tried), mode, interval)
-            if made.reaches_the_gate():
-                made.feed_behind_the_barrier(until_counted=mode == "at_least_once")
-                if made.goes_on_from_there():
-                    return made
-            made.job.kill()
+            gated = Gated(run, kafka, f"{topic_name}-{tried}", tmp_path / str(tried), mode, interval)
+            if gated.reaches_the_gate():
+                gated.feed_behind_the_barrier(until_counted=mode == "at_least_once")
+                if gated.goes_on_from_there():
+                    return gated
+            gated.job.kill()
         raise AssertionError("no job was killed between two checkpoints")
 
     return make

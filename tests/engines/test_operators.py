@@ -91,7 +91,7 @@ def test_start_positions(start: str, expected: int, kafka: KafkaCluster, job_of:
 
 
 def test_streams_from_before_and_behind_a_shuffle(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """United in one task, their barriers would wait for each other: refused with several subtasks, exact with one."""
+    """Barriers of streams in one task would wait for each other: refused with several subtasks, exact with one."""
     job = job_of("enriched")
     job.feed(100)
     arguments = ("--param", f"name={job.name}", "--until", "latest", *QUICK, "--parallelism", "2")

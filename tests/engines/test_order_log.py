@@ -62,7 +62,7 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
 @pytest.mark.broker
 def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    topic = prepare_topic(config.confluent(), topic_name)
+    topic = prepare_topic(config, topic_name)
     writer, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), [], []
     worker = WorkerBlocks(writer)
     for checkpoint in (6, 7):

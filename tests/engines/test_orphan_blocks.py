@@ -1,7 +1,4 @@
-"""Blocks that nobody refers to are gone after the next completed checkpoint, whoever died over them.
-
-The kills of a coordinator in test_stores.py, and those of the crash matrix, ask for the same.
-"""
+"""Orphaned blocks are gone after the next completed checkpoint; test_stores.py and the crash matrix check it too."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, is_fatal
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks import KafkaSink
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 BAD, LAST = 3, 6
 AVRO = fastavro.parse_schema({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
@@ -128,7 +129,7 @@ def test_no_record_is_skipped_for_an_outage(name: str, metadata: bool) -> None:
 
 
 def test_an_outage_that_ends_meanwhile_leaves_no_trace() -> None:
-    """The batch is whole and in order, and each record that decodes is decoded once."""
+    """The batch is whole and in order, and each record is decoded once."""
     tries: list[int] = []
 
     def decode(data: bytes) -> int:
@@ -145,7 +146,7 @@ def test_an_outage_that_ends_meanwhile_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("name", NEITHER)
 def test_what_is_neither_stops_the_job(name: str) -> None:
-    """It is not skipped, for it may be an outage that nobody has declared; the error says how to declare it."""
+    """It may be an undeclared outage; the error says how to declare it."""
     with pytest.raises(RecordError, match=r"offset 3.*ValueError for a bad record, and exactlyonce\.Unavailable"):
         decoder_of(raises(NEITHER[name]), Pauses()).decode(messages())
 
@@ -154,7 +155,11 @@ def test_what_is_neither_stops_the_job(name: str) -> None:
 def test_an_outage_that_a_function_meets_restarts_the_job(name: str) -> None:
     fails = OUTAGES[name]
     batch = Batch([1], [Coordinates("orders", 3, 7)], [canonical_key("ann")])
-    stateful = Stateful("fold", lambda state, record: fails(record), KeyedTable("fold", int, range(16), 16))
+    stateful = Stateful(
+        "fold",
+        lambda state, record: fails(record),
+        KeyedTable(StoredState(operator="fold", type=int, groups=range(16), max_parallelism=16)),
+    )
     for operator in (Map("call", fails), stateful):
         with pytest.raises(Unavailable, match=rf"'{operator.id}' raised .* on the record at orders\[3\] offset 7\."):
             operator(batch)

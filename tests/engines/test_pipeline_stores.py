@@ -33,9 +33,9 @@ class NoBlocks:
 def stores() -> PipelineStores:
     pipeline = Pipeline("p")
     pipeline.source("in", KafkaSource("in", value=int)).sink("rows", MemorySink("m", StoreModel()))
-    made = PipelineStores(pipeline.build(), cast(Any, NoBlocks()))
-    made(FenceStore("rows", 1, ORIGIN))
-    return made
+    stores = PipelineStores(pipeline.build(), cast(Any, NoBlocks()))
+    stores(FenceStore("rows", 1, ORIGIN))
+    return stores
 
 
 def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:

@@ -33,14 +33,14 @@ def looked_at(*views: Topic | None, targets: dict[str, dict[int, int]] | None = 
 
 
 def test_one_broker_that_knows_the_new_topic_is_enough() -> None:
-    """Another id, from whichever broker, is a halt with both ids: a record may have been read from that broker."""
+    """Another id on any broker is a halt with both ids: a record may have been read there."""
     other = Topic("orders", "new", 2)
     with pytest.raises(Halt, match="'orders' was deleted and created again since checkpoint 5: its id was old, now it"):
         looked_at(KNOWN, KNOWN, other)
 
 
 def test_a_topic_that_no_broker_knows_was_deleted() -> None:
-    """A topic is gone when all brokers say so; while one has it under its id, nobody can have read another."""
+    """While one broker has it under its id, nobody can have read another topic."""
     looked_at(None, KNOWN, None)
     with pytest.raises(Halt, match="'orders' was deleted since checkpoint 5; its id was old"):
         looked_at(None, None, None)

@@ -41,7 +41,7 @@ def test_a_process_that_has_ended(ended: int) -> None:
 
 
 def test_a_machine_of_the_same_name(ended: int) -> None:
-    """Two containers on one host, say, that share its name and count their processes by themselves."""
+    """Two containers on one host may share a name, and count their processes by themselves."""
     for other in ("", "another boot, another namespace"):
         assert not is_known_dead(led_by(ended, other))
         assert not is_known_dead(led_by(os.getpid(), other))

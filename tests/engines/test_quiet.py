@@ -18,7 +18,7 @@ PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", 
 CLIENTS = ("Producer", "Consumer", "AdminClient", "AvroProducer", "DeserializingConsumer", "SerializingProducer")
 FACTORY = Path("connectors/confluent.py")
 STARTER = Path("cli/commands/starter")
-"""What `exactlyonce init` leaves with a user is the user's."""
+"""Files that `exactlyonce init` leaves with a user are the user's."""
 
 
 def test_clients_are_made_in_one_place(repository: list[Path]) -> None:

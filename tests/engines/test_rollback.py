@@ -20,8 +20,7 @@ def finish(job: Job, code: str, *arguments: str, ends: int = 0) -> str:
 
 @pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.exhaustive)])
 def test_a_rollback(backend: str, job_of: Callable[..., Job]) -> None:
-    """A new field that has its default goes with a note. One that has not is refused before anything is fenced, with
-    how many keys have it; it goes where that is asked for."""
+    """A new field with its default goes with a note. Any other is refused before a fence, unless it is given up."""
     job = job_of("linear", partitions=1)
     state = ("--state-backend", backend)
     job.feed(20, customers=5)

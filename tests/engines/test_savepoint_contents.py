@@ -25,10 +25,9 @@ from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.savepoints import exported
-from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint, export, remove
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
-from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -84,10 +83,10 @@ def test_what_goes_round_is_part_of_it(storage: FileStorage, of_topic: Topic) ->
     second = log_of(storage, 1, (">again:1", [1, 2]), (">later:1", [9]), (">again:1", [3]))
     savepoint = of_topic(second, log_of(storage, 0, (">again:0", [8])))
     assert savepoint.saved.loops == (SavedLoop("again", 4), SavedLoop("later", 1))
-    assert list(savepoint.going_round("again")) == [
+    assert list(savepoint.loop_entries("again")) == [
         LoopEntry(0, b"\x08", "t0", 1, 8), *(LoopEntry(1, bytes([number]), "t1", 1, number) for number in (1, 2, 3))
     ]  # fmt: skip
-    assert list(savepoint.going_round("later")) == [LoopEntry(1, b"\x09", "t1", 1, 9)]
+    assert list(savepoint.loop_entries("later")) == [LoopEntry(1, b"\x09", "t1", 1, 9)]
 
 
 def test_no_transaction_is_exported(storage: FileStorage, of_topic: Topic, exports: Path) -> None:
@@ -102,7 +101,7 @@ def test_no_transaction_is_exported(storage: FileStorage, of_topic: Topic, expor
     assert metadata["saved"].keys() == set(Saved.__struct_fields__)
     for left in ("eo:totals", "471147", *(ref.key for ref in log.blocks)):
         assert left not in json.dumps(metadata)
-    assert list(ExportedSavepoint.at(url).going_round("again")) == [
+    assert list(ExportedSavepoint.at(url).loop_entries("again")) == [
         LoopEntry(0, bytes([number]), "t0", 1, number) for number in (1, 2)
     ]
 
@@ -119,7 +118,7 @@ def test_every_file_that_cannot_be_read_is_named(savepoint: TopicSavepoint, expo
 
 
 def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and states of a few bytes do not make a file that fills the memory: a list has all of it."""
+    """A file is one list in memory, so its number of states is limited, too."""
     monkeypatch.setattr(exported, "FILE_RECORDS", 10)
     states = [KeptEntry(number % 4, bytes([number]), b"\x01", 1) for number in range(25)]
     saved = Saved(
@@ -180,7 +179,7 @@ def test_a_savepoint_that_is_deleted_while_it_is_read(
         (folder_of(url) / "a-0.avro").unlink()
     else:
         remove(url, "totals")
-    for read in (lambda: list(found.going_round("a")), found.damage):
+    for read in (lambda: list(found.loop_entries("a")), found.damage):
         with pytest.raises(ConfigError, match=r"savepoint 7 of totals at .* is being deleted, or has been"):
             read()
 
@@ -223,7 +222,7 @@ def test_an_export_is_deleted_while_its_disk_is_full(
 def test_an_export_that_fills_its_disk(
     written: int, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever file finds no room, the metadata included: the URL of a savepoint is never told."""
+    """Any file may find no room, the metadata too: no URL is told then."""
     write, put = local._write, list[Path]()
 
     def filling(path: Path, content: bytes) -> None:

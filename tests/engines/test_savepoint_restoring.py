@@ -1,5 +1,4 @@
-"""A savepoint against a pipeline: what fits by the ids of operators and sources, and as they are mapped; and its states
-as blocks of what goes on from it."""
+"""Savepoints against pipelines: ids of operators and sources, their mapping, and the new run's blocks."""
 
 from __future__ import annotations
 
@@ -26,16 +25,22 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.blocks import writer
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.engines import performer
+from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.savepoints import kept_state as kept_states
-from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import (
+    LoopEntry,
+    Saved,
+    SavedLoop,
+    SavedOperator,
+    TopicSavepoint,
+    require_same,
+)
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -82,7 +87,7 @@ def saved(sources: tuple[str, ...], operators: tuple[str, ...]) -> Saved:
     ],
 )
 def test_two_do_not_become_one(sources: tuple[str, ...], operators: tuple[str, ...], mapping: dict[str, str]) -> None:
-    """Neither states nor offsets of two could be told apart then, whether or not what is left over may be dropped."""
+    """Their states or offsets could not be told apart, even where dropping is allowed."""
     for allowed in (False, True):
         with pytest.raises(GraphError, match=r"would both become '\w+', which .* Leave that --map out"):
             fitting(saved(sources, operators), graph(), Restoration("7", mapping, allowed))
@@ -104,7 +109,7 @@ class Given:
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         return iter(self.states)
 
-    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+    def loop_entries(self, loop: str) -> Iterator[LoopEntry]:
         return iter(self.rounds)
 
 
@@ -118,7 +123,7 @@ def restoring(storage: FileStorage) -> Callable[..., Restoring]:
     ) -> Restoring:  # fmt: skip
         inputs: Any = SimpleNamespace(
             sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
-            start_offsets=tuple, check_continuity=lambda manifest: None,
+            start_offsets=lambda known: (), check_continuity=lambda manifest: None,
         )  # fmt: skip
         storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
         told = [] if notes is None else notes
@@ -167,7 +172,7 @@ def test_states_are_read_some_at_a_time(tmp_path: Path, monkeypatch: Any, storag
 
 
 def test_states_of_two_versions(tmp_path: Path, storage: Any, restoring: Any) -> None:
-    """Not without the migration, which says what the old ones mean. None is said to be of the newer one's schema."""
+    """They need the migration. Only the newer ones have the file's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
         KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
@@ -219,8 +224,8 @@ def test_state_by_other_keys(tmp_path: Path, storage: Any, restoring: Any) -> No
 def test_who_is_fenced_meanwhile_reads_no_further(
     max_parallelism: int, tmp_path: Path, monkeypatch: Any, restoring: Any
 ) -> None:
-    """A heartbeat that is refused ends a restore at once, with its error: what it wrote yet would be for nothing."""
-    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.0)
+    """A refused heartbeat ends a restore at once, with its error."""
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.0)
     url, _ = exported_counts(tmp_path)
     reading, refused, read = Event(), Event(), Event()
     held_up = restoring(url, graph(max_parallelism), 3)
@@ -240,7 +245,7 @@ def test_who_is_fenced_meanwhile_reads_no_further(
 
     monkeypatch.setattr(ExportedSavepoint, "entries", lambda self, operator: entries())
     with pytest.raises(Fenced):
-        performer.beside(beat, partial(held_up.write, 0, 1))
+        beside(beat, partial(held_up.write, 0, 1))
     assert not read.is_set()
 
 
@@ -347,7 +352,7 @@ def test_a_loop_of_another_type(tmp_path: Path, restoring: Any) -> None:
 
 
 class Tagged(msgspec.Struct):
-    """Of which a set may be written in another order, and a float as the integer that it was given as."""
+    """Values that may be written otherwise: a set in another order, a float as the integer that it was given as."""
 
     weight: float
     tags: set[str]

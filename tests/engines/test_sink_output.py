@@ -43,7 +43,7 @@ class Written(NamedTuple):
 
 
 def refusal(encoder: SinkEncoder, *records: Any) -> str:
-    """What is said where a batch of these cannot be written, whose first is at orders[2] offset 10."""
+    """The error for a batch of these that cannot be written, whose first is at orders[2] offset 10."""
     origins = [Coordinates("orders", 2, 10 + place) for place in range(len(records))]
     written = Written([])
     with pytest.raises(RecordError) as refused:
@@ -53,7 +53,7 @@ def refusal(encoder: SinkEncoder, *records: Any) -> str:
 
 
 def test_a_value_of_another_type_is_told_of_the_operator() -> None:
-    """The sink can write what the operator says that it gives; of what fits its type the sink says what is wrong."""
+    """The operator gives another type than it declares; other faults are the sink's."""
     places = [Coordinates("orders", 2, 10), Coordinates("orders", 2, 11)]
     sink = SinkOutput("out", Written([]), KafkaSink[str]("out").encoder(str), declared=Declared("name", str))
     with pytest.raises(RecordError) as refused:
@@ -69,7 +69,7 @@ def test_a_value_of_another_type_is_told_of_the_operator() -> None:
 
 
 def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:
-    """Of two such records of a batch it is the first, with what is wrong with itself."""
+    """The error is that of the first of two such records."""
     said = refusal(Columns(), Total("ann", 1), Total(None, 1), Total("bob", 10))
     assert said.startswith(
         "Sink 'table' cannot write the record at orders[2] offset 11: customer: None is no str (the column of table t "
@@ -102,7 +102,7 @@ def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> No
 
 @pytest.mark.parametrize("argument", ["key", "headers", "timestamp"])
 def test_a_function_of_a_sink_that_finds_nothing_cuts_nothing_short(argument: str) -> None:
-    """StopIteration would be the end of the batch for who maps over it."""
+    """StopIteration is an error of its record, and no end of the batch."""
 
     def nothing(total: Total) -> Any:
         return next(each for each in (total.customer,) if each)
@@ -118,7 +118,7 @@ def test_a_function_of_a_sink_that_finds_nothing_cuts_nothing_short(argument: st
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_only_none_is_a_tombstone(value: float) -> None:
-    """What JSON can only write as null is refused, as a value and as a key: it would delete the key."""
+    """Values that JSON writes as null are refused, as value and as key: they would delete the key."""
     assert "for which JSON has no number" in refusal(KafkaSink[Any]("totals").encoder(float), value)
     encoder = KafkaSink[Any]("totals", key=lambda total: total.cents).encoder(Total)
     assert "for which JSON has no number" in refusal(encoder, Total("ann", value))

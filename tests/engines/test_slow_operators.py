@@ -61,14 +61,14 @@ def test_the_reason_names_the_operator_that_hangs(job_of: Callable[..., Job], tm
 
 @pytest.mark.exhaustive
 def test_a_replay_takes_the_slices_that_the_first_run_took(job_of: Callable[..., Job]) -> None:
-    """Where the limits of slices decide the order of the output, an audit along the order logs finds no difference."""
+    """The limits of slices decide the order of the output here: an audit along the order logs finds no difference."""
     job = job_of("slices", "--parallelism", "2", "--num-retained", "100", partitions=2)
     job.kafka.create_topic(f"{job.name}-more", 2)
     job.feed(600)
     job.feed(600, "more")
     job.finish()
     servers = ("--bootstrap-servers", job.kafka.bootstrap_servers)
-    line = ("pipelines:slices", "--param", f"name={job.name}", *servers, "--in-process", "--json")
+    line = ("pipelines:slices", "--param", f"name={job.name}", *servers, "--on", "driver", "--json")
     audit = subprocess.run(
         [sys.executable, "-m", "exactlyonce.cli.main", "audit", *line],
         cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S,

@@ -64,11 +64,11 @@ def found(data: bytes) -> Any:
 
 
 def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFixture[str]) -> None:
-    """StopIteration would be the end of the batch for who maps over it: it is an error of that record."""
+    """StopIteration is an error of its record, and no end of the batch."""
     codec = Codec[int]("ids", int, lambda number: b"", found)
     skipping = SourceDecoder("orders", KafkaSource("orders", value=codec, on_error="skip"))
     assert skipping.decode(batch_of(lambda number: True)).records == [each for each in range(COUNT) if each != 7]
-    assert "orders[3] offset 7: the value is no int in ids: a next() has found nothing" in capsys.readouterr().err
+    assert "orders[3] offset 7: the value is not int in ids: a next() has found nothing" in capsys.readouterr().err
     last = SourceDecoder("orders", KafkaSource("orders", value=codec))
     with pytest.raises(RecordError, match=r"orders\[3\] offset 7"):
         last.decode(batch_of(lambda number: True)[:8])
@@ -76,16 +76,16 @@ def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFix
 
 def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
     messages = [Message(topic="orders", partition=3, offset=5, key=b"k", timestamp=(1, 1), value=b'{"id": 1}')]
-    with pytest.raises(RecordError, match=r"offset 5: the key is no int: "):
+    with pytest.raises(RecordError, match=r"offset 5: the key is not int: "):
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(messages)
-    with pytest.raises(RecordError, match=r"offset 7: the value is no Order in json: "):
+    with pytest.raises(RecordError, match=r"offset 7: the value is not Order in json: "):
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(
             batch_of(lambda number: number < 7)[7:]
         )
 
 
 def test_records_that_are_to_be_skipped_are_not_decoded() -> None:
-    """Each is counted and named once; those of other topics and partitions are not meant, nor are those that come."""
+    """Each is counted and named once; other topics, partitions and later records are untouched."""
     said: list[str] = []
     skips = [RecordPlace("orders", 3, 7), RecordPlace("orders", 2, 1), RecordPlace("other", 3, 0)]
     decoder = SourceDecoder("orders", KafkaSource("orders", value=Order), said.append, skips=skips)

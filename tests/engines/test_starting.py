@@ -37,7 +37,7 @@ def test_every_sink_is_there_for_who_asks() -> None:
 
 
 def test_a_failure_that_nobody_has_foreseen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The restart is to say why, in text that can be sent; the traceback goes where all of them go."""
+    """The restart gives its reason as text; the traceback goes to the log."""
     start = SimpleNamespace(subtask=3, reference={})
     sent: list[Any] = []
     connection: Any = SimpleNamespace(closed=False, receive=lambda timeout_s: iter([start]), send=sent.append)

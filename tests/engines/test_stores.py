@@ -113,7 +113,7 @@ def test_a_store_that_stays_away(stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_a_stop_while_the_store_is_away(stored: Stored) -> None:
-    """It ends by `--stop-timeout`, or at once where nothing runs yet, and says what is left for the next run."""
+    """The run ends by `--stop-timeout`, or at once before anything runs, and says what the next run has to do."""
     run = stored.job.start("--stop-timeout", "1s")
     run.await_checkpoint()
     stored.flag("away").touch()
@@ -184,7 +184,7 @@ def test_a_sink_of_another_description(stored: Stored, failpoint: Callable[..., 
 
 @pytest.mark.exhaustive
 def test_a_pipeline_that_was_reset(stored: Stored) -> None:
-    """The old ledger would take its first checkpoints for done: a halt says what to empty."""
+    """The old ledger would hide its first checkpoints: a halt says what to empty."""
     stored.ends(0)
     servers = ("--bootstrap-servers", stored.job.kafka.bootstrap_servers)
     assert main(["reset", stored.job.name, "--yes", "--force", *servers]) == 0

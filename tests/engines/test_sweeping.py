@@ -20,7 +20,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined
@@ -89,7 +89,7 @@ def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, w
 
 
 def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
-    """An EndTxn that the broker answers with an error of no rule raises it, and is not asked again permanently."""
+    """An unknown error of EndTxn is raised, and not retried permanently."""
     with pytest.raises(BrokerRefused, match=r"the broker answers InvalidRequestError \(42\)"):
         watched(ask.EndTransactions((ask.Ending("", 1, 0),), commit=False))
 
@@ -103,10 +103,10 @@ def connections(kafka: Any, topic_name: str) -> Iterator[PipelineConnections]:
     }  # fmt: skip
     options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
     physical = plan(load_reference(reference).build(), 1)
-    made = PipelineConnections(physical, options, lambda _: None, lambda *_, **__: None, reference)
-    made.recover()
-    yield made
-    made.close()
+    connections = PipelineConnections(physical, options, lambda _: None, lambda *_: None, reference)
+    connections.recover()
+    yield connections
+    connections.close()
 
 
 def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
@@ -118,11 +118,11 @@ def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
 
 
 def test_a_heartbeat_that_was_not_written_is_tried_again(connections: PipelineConnections, monkeypatch: Any) -> None:
-    """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
     log, outcomes = connections.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
     real = log.heartbeat
     monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
-    assert connections.begin_attempt(1) == connections.manifest
+    leader = connections.leader
+    assert connections.drive(leader.begin_attempt(1)) == leader.manifest
     assert outcomes == []
 
 
@@ -132,14 +132,14 @@ def test_a_heartbeat_that_is_never_written_is_an_absent_broker(
     monkeypatch.setattr(connections.log, "append_timeout_ms", 500)
     monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
     with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
-        connections.begin_attempt(1)
-    connections.upkeep()
+        connections.drive(connections.leader.begin_attempt(1))
+    connections.drive(connections.leader.upkeep())
 
 
-@pytest.mark.parametrize("act", [lambda all_: all_.begin_attempt(1), lambda all_: all_.upkeep()])
+@pytest.mark.parametrize("act", [lambda leader: leader.begin_attempt(1), lambda leader: leader.upkeep()])
 def test_a_heartbeat_whose_outcome_is_unknown_ends_the_incarnation(
     act: Any, connections: PipelineConnections, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
     with pytest.raises(Undetermined, match="is not known"):
-        act(connections)
+        connections.drive(act(connections.leader))

@@ -23,7 +23,7 @@ def test_requests_of_one_round_wait_for_each_other_only_within_a_client() -> Non
 
 
 def test_a_trace_tells_what_was_sent_and_answered_in_a_time() -> None:
-    """What began before, or was not answered by the end, is left out; durations are in milliseconds from the begin."""
+    """Requests that began before or were not answered are left out; durations are in milliseconds from the begin."""
     trace = Trace()
     first, second = trace.client(), trace.client()
     first("Metadata", 0.5, 1.5)
@@ -45,7 +45,7 @@ def test_a_trace_tells_what_was_sent_and_answered_in_a_time() -> None:
 
 @pytest.mark.broker
 def test_four_requests_wait_for_one_another_until_output_is_visible(job_of: Callable[..., Job]) -> None:
-    """But for the first checkpoint with output, which looks up brokers and connects to them."""
+    """The first checkpoint with output also looks up brokers and connects."""
     job = job_of("linear", "--parallelism", "2")
     run = job.start()
     with_output: list[dict[str, Any]] = []

@@ -28,7 +28,8 @@ from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.output import Output
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 ANN = canonical_key("ann")
 COUNT = 3 * CHUNK_RECORDS
@@ -69,7 +70,13 @@ def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
 
 
 def stateful(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False, reduces: bool = False) -> Stateful:
-    return Stateful("op", fn, KeyedTable("op", type_, range(16), 16), flat, reduces)
+    return Stateful(
+        "op",
+        fn,
+        KeyedTable(StoredState(operator="op", type=type_, groups=range(16), max_parallelism=16)),
+        flat,
+        reduces,
+    )
 
 
 def nothing_at(offset: int) -> Callable[..., Any]:
@@ -92,7 +99,7 @@ def nothing_at(offset: int) -> Callable[..., Any]:
     ids=["map", "filter", "flat_map", "peek", "key_by", "process", "stateful_map", "stateful_flat_map"],
 )
 def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int) -> None:
-    """StopIteration would be the end of the batch for who maps over it: it is an error of that record."""
+    """StopIteration is an error of its record, and no end of the batch."""
     with pytest.raises(RecordError, match=rf"'op' raised StopIteration.* on the record at t\[0\] offset {offset}\."):
         pushed(make(nothing_at(offset)), list(range(COUNT)))
 
@@ -101,7 +108,7 @@ def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int
     "make", [lambda fn: Map("op", fn), lambda fn: stateful(lambda state, record: (None, fn(record)))]
 )
 def test_what_asyncio_cancels_is_an_error_of_the_record(make: Any) -> None:
-    """`CancelledError` is no `Exception`: the worker ended without a word, and the job restarted without end."""
+    """`CancelledError` is no `Exception`: the worker would end without a word, again and again."""
     with pytest.raises(RecordError, match=r"'op' raised CancelledError: gone .* offset 1\."):
         pushed(make(lambda record: record if not record else cancelled()), [0, 1])
 
@@ -187,7 +194,7 @@ def sided(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False) ->
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_function_with_state_emits_to_a_side_output(flat: bool) -> None:
-    """Each record that it emits has the origin of the one that it was called with, beyond a chunk, too."""
+    """Each emitted record has the origin of the record that the function got, also beyond a chunk."""
 
     def odd_apart(count: int | None, number: int, emit: Any) -> tuple[int, Any]:
         if number % 2:
@@ -253,7 +260,7 @@ def test_an_output_that_cannot_be_emitted_to_is_an_error_of_the_record(failing: 
 
 
 def test_a_record_that_becomes_a_state_stays_what_it_was() -> None:
-    """Others have it too: another branch of the stream, which may keep it."""
+    """Another branch of the stream may keep the record."""
 
     def first_then_added(state: Basket | None, record: Basket) -> tuple[Basket, None]:
         if state is not None:

@@ -18,8 +18,7 @@ from exactlyonce.checkpoint.requests import (
 )
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines import performer as performers
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Performer
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -50,15 +49,15 @@ NOTHING: Any = None
 
 @pytest.mark.parametrize("request_", [CopyTransaction(NOTHING, "a"), ReplayTransaction(NOTHING, NOTHING, "a")])
 def test_heartbeats_go_on_while_something_is_written_again(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be it copied or computed: who reads the log takes no coordinator for dead that repairs for minutes."""
+    """A repair that takes minutes, by copy or replay, leaves the coordinator alive to readers of the log."""
     beaten = threading.Semaphore(0)
 
     def slow(*arguments: Any) -> str:
         assert all(beaten.acquire(timeout=LIMIT_S) for _ in range(3)), "heartbeats come meanwhile"
         return "done"
 
-    monkeypatch.setattr(performers, "UPKEEP_INTERVAL_S", 0.001)
-    monkeypatch.setattr(performers, "copy_transaction", slow)
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.001)
+    monkeypatch.setattr("exactlyonce.engines.connections.copy_transaction", slow)
     config = ClientConfig({"bootstrap.servers": "127.0.0.1:9092"})
     performer = Performer(
         config, NOTHING, NOTHING, NOTHING, 1_000, lambda *_: None, replay=slow, beat=beaten.release

@@ -137,13 +137,13 @@ def test_what_failed_is_counted() -> None:
 
 
 def test_who_says_nothing_more_is_no_clean_end() -> None:
-    """A worker that was killed, or took too long, had perhaps not heard that it may write."""
+    """A worker that was killed may not have heard that it may write."""
     with pytest.raises(OutputLost, match=r"nobody knows how many, of 'out'.*was killed, or did not end in time"):
         raise last_output(AllWritten(0)) or AssertionError
 
 
 def test_where_nothing_waits_nothing_is_lost() -> None:
-    """The other deliveries have written before the checkpoint: there only an error that comes again is one."""
+    """Other deliveries have written before the checkpoint: only an error that comes again matters there."""
     assert last_output(delivery="exactly_once") is None
     assert last_output(WorkerFailed(0, "", "close() raised"), delivery="at_least_once") is None
     failed = last_output(WorkerFailed(0, "RecordError", "bad"), delivery="exactly_once")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from operator import eq
 
-from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.connectors.kafka.client import end_offsets
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.runtime.in_flight import blocks_of
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -21,13 +22,12 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 def _await_markers(kafka: KafkaCluster, topic: str, partitions: Iterable[int]) -> None:
     """Until no transaction is open in the partitions: the markers of the last one may have been on their way."""
-    client = store_client.admin({"bootstrap.servers": kafka.bootstrap_servers})
+    with closing(Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))) as topics:
 
-    def ends() -> list[dict[int, int]]:
-        levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        return [end_offsets(client, topic, partitions, level) for level in levels]
+        def ends() -> list[dict[int, int]]:
+            return [topics.end_offsets(topic, partitions, committed=committed) for committed in (True, False)]
 
-    until(lambda: eq(*ends()), told=ends)
+        until(lambda: eq(*ends()), told=ends)
 
 
 def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
@@ -55,15 +55,15 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
 
 
 def newest_checkpoint(kafka: KafkaCluster, pipeline: str) -> Manifest:
-    return read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).retained[-1]
+    return read_history(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), pipeline).retained[-1]
 
 
 def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
-    config = {"bootstrap.servers": kafka.bootstrap_servers}
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = find_topic(config, pipeline)
     live = live_blocks(kafka, topic.name, topic.partitions)
     named: set[BlockRef] = set()
-    reader = BlockReader(config, topic)
+    reader = BlockReader(config.confluent(), topic)
     for manifest in read_history(config, pipeline).retained:
         indexes = [ref for operator in manifest.operators for parts in operator.index for ref in parts]
         named.update(indexes, (ref for log in manifest.order_logs for ref in log.blocks))

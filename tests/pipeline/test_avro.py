@@ -80,7 +80,7 @@ def test_defaults_and_names_are_in_the_schema() -> None:
 
 
 def test_a_schema_can_be_given() -> None:
-    """With a schema the type only says what to make of what is read."""
+    """The type only says what to make of a value that is read with a schema."""
     schema = {"type": "record", "name": "Other", "fields": [{"name": "sku", "type": "string"}]}
     assert AvroCodec(Line, schema).decode(AvroCodec(Line, schema).encode(Line("a", 5))) == Line("a", 1)
 
@@ -152,7 +152,6 @@ class Paths(msgspec.Struct):
 
 @pytest.mark.parametrize("either", [("a",), ("string", "b"), ("array", "b"), ("a", "b", "c"), "a", None])
 def test_tuples_in_unions(either: tuple[str, ...] | str | None) -> None:
-    """Two strings are two strings, and no type with its value."""
     codec, value = AvroCodec(Paths), Paths(either, [(1, 2), None, ()])
     assert codec.decode(codec.encode_strictly(value)) == codec.decode(codec.encode(value)) == value
 
@@ -166,7 +165,7 @@ def test_fields_that_are_dropped() -> None:
     assert AvroCodec(Tagged).dropped == AvroCodec(Line).dropped == AvroCodec(int).dropped == []
     codec = AvroCodec(Tagged, {"type": "record", "name": "Tagged", "fields": fields})
     assert codec.dropped == ["the_sum"]
-    assert "the schema of state= has fields that Tagged has not, the_sum," in VersionedState(codec).problems[0]
+    assert "the schema of state= has fields that Tagged lacks, the_sum," in VersionedState(codec).problems[0]
     assert AvroCodec(dict[str, Any], codec.schema).dropped == []
 
 

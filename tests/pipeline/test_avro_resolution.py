@@ -173,7 +173,6 @@ def test_a_default_that_would_be_read_as_something_else(type_: Any, default: Any
 
 @pytest.mark.parametrize(("written", "read", "problem"), LOST)
 def test_what_would_be_read_wrongly(written: Any, read: Any, problem: str) -> None:
-    """Fastavro would read it, as something else."""
     (found,) = AvroResolution(written, read).problems
     assert problem in found
 
@@ -217,12 +216,12 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> Any:
     fields = list[dict[str, Any]]()
     for name in draw(st.lists(st.sampled_from("abc"), unique=True)):
         type_ = draw(st.sampled_from(SCALARS)) if fields else draw(schemas(depth - 1))  # names are defined once
-        made = field(name, type_)
+        drawn_field = field(name, type_)
         if isinstance(type_, str) and draw(st.booleans()):
-            made["default"] = DEFAULTS[type_]
+            drawn_field["default"] = DEFAULTS[type_]
         if draw(st.booleans()):
-            made["aliases"] = draw(st.lists(st.sampled_from("abc"), max_size=2, unique=True))
-        fields.append(made)
+            drawn_field["aliases"] = draw(st.lists(st.sampled_from("abc"), max_size=2, unique=True))
+        fields.append(drawn_field)
     return record(*fields, name=f"R{depth}")
 
 
@@ -257,7 +256,7 @@ WITHIN: dict[str, Callable[[str], Any]] = {
 
 @given(st.sampled_from(SCALARS), st.sampled_from(SCALARS), st.sampled_from([*WITHIN]), st.data())
 def test_fastavro_reads_nothing_that_has_one(was: str, now: str, place: str, data: st.DataObject) -> None:
-    """A scalar within anything, whatever its value: promotions are all that there are."""
+    """Promotions are all that a scalar has, within anything."""
     written, read = WITHIN[place](was), WITHIN[place](now)
     value = data.draw(values(written).filter(bool))
     if AvroResolution(written, read).problems:

@@ -116,7 +116,7 @@ class Reading(msgspec.Struct):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_a_number_that_json_has_not_is_refused(number: float) -> None:
-    """At whatever depth: it would be written as null, which is another value, or none at all. What is null stays so."""
+    """A number without a JSON form would be written as null, which is another value, at any depth. None stays null."""
     assert JsonCodec(Reading).encode(Reading(None, {"x": (1.5,)})) == b'{"at":null,"parts":{"x":[1.5]}}'
     assert JsonCodec(Any).encode([msgspec.Raw(b"null"), None]) == b"[null,null]"
     cases: list[tuple[Codec[Any], Any]] = [
@@ -129,7 +129,7 @@ def test_a_number_that_json_has_not_is_refused(number: float) -> None:
 
 
 def test_a_number_that_json_has_not_beside_what_messagepack_has_not() -> None:
-    """An int of more than 64 bits has no MessagePack, in which such numbers are looked for."""
+    """Such numbers are looked for in MessagePack, which has no int of more than 64 bits."""
     assert JsonCodec(Any).encode([1 << 70, None]) == b"[1180591620717411303424,null]"
     with pytest.raises(ValueError, match="it holds nan"):
         JsonCodec(Any).encode([1 << 70, float("nan")])

@@ -1,4 +1,4 @@
-"""From a name to a pipeline, and from a script or a prompt to a run."""
+"""Loading a pipeline by its name, and running it from a script or a prompt."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
         ("__main__:pipeline", {}, "cannot import __main__"),
         ("absent:pipeline", {}, "there is no module 'absent' in "),
         ("{}.sub:pipeline", {}, "there is no module"),
-        ("{}:absent", {}, "has no 'absent'; the pipelines in it, and functions that make one: .*pipeline"),
-        ("{}:number", {}, "is no pipeline and no function that makes one, but 5"),
+        ("{}:absent", {}, "has no 'absent'; its pipelines, and functions that return one: .*pipeline"),
+        ("{}:number", {}, "is neither a pipeline nor a function that returns one, but 5"),
         ("{}:pipeline", {"topic": "a"}, "is a pipeline and takes no parameters"),
         ("{}:make", {}, "needs parameter topic; it takes: topic: str, days: float = 1.5"),
         ("{}:make", {"topic": "a", "day": "1"}, "has no parameter day; it takes: topic: str"),
-        ("{}:make", {"topic": "a", "days": "x"}, "what parameter days was given is no float$"),
+        ("{}:make", {"topic": "a", "days": "x"}, "the value of parameter days is not float$"),
         ("{}:make_nothing", {}, "must return a Pipeline, and returned None"),
         ("{}:fail", {}, r"module_\d+.py:\d+: .*:fail\(\) failed: KeyError: 'missing'"),
     ],
@@ -176,7 +176,6 @@ SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some",
     ],
 )  # fmt: skip
 def test_what_is_run_is_imported_again(engine: Engine, files: dict[str, str], arguments: list[str], found: str) -> None:
-    """Who calls `run` need be neither who has made the pipeline nor who has named it."""
     for name, text in files.items():
         (engine.folder / name).parent.mkdir(exist_ok=True)
         (engine.folder / name).write_text(text)
@@ -197,9 +196,9 @@ def test_a_prompt_may_run_inline(engine: Engine) -> None:
     ("name", "text", "problem"),
     [
         pytest.param("", f"{PIPELINE}pipeline.run('some')", "run(inline=True) runs everything in this", id="typed"),
-        pytest.param("my-script.py", SCRIPT, "cannot import a file called my-script.py: rename it", id="nameless"),
+        pytest.param("my-script.py", SCRIPT, "cannot import a file named my-script.py: rename it", id="nameless"),
         pytest.param(
-            "script.py", SCRIPT.replace("pipeline.run", "make('x').run"), "no name of a module is bound to it",
+            "script.py", SCRIPT.replace("pipeline.run", "make('x').run"), "no global variable of a module holds it",
             id="unbound",
         ),
         pytest.param(

@@ -59,29 +59,29 @@ def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_back_edge_is_a_channel_at_any_parallelism(parallelism: int) -> None:
-    made = plan(written().build(), parallelism)
-    assert made.channels() == [(">retry", i, i) for i in range(parallelism)]
-    assert [task.name for task in made.tasks] == ["retry"]
-    assert made.shuffles == ()
+    physical = plan(written().build(), parallelism)
+    assert physical.channels() == [(">retry", i, i) for i in range(parallelism)]
+    assert [task.name for task in physical.tasks] == ["retry"]
+    assert physical.shuffles == ()
 
 
 Written = Callable[[Any, Any, Any], object]
 WRONG: dict[str, Written] = {
-    "nothing is fed to loop 'loop'": lambda p, s, f: s.union(f).sink("x", KafkaSink("x")),
-    "nothing ever comes into loop 'loop'": lambda p, s, f: f.filter(lambda o: o.id > 0).feed(f),
-    "no record ever comes out of loop 'loop'": lambda p, s, f: s.union(f).map(lambda o: o, output=Order).feed(f),
+    "loop 'loop' has no input": lambda p, s, f: s.union(f).sink("x", KafkaSink("x")),
+    "no record ever enters loop 'loop'": lambda p, s, f: f.filter(lambda o: o.id > 0).feed(f),
+    "no record ever leaves loop 'loop'": lambda p, s, f: s.union(f).map(lambda o: o, output=Order).feed(f),
     "that is no cycle": lambda p, s, f: (f.sink("x", KafkaSink("x")), s.feed(f)),
-    "is fed already": lambda p, s, f: [s.union(f).filter(lambda o: o.id > 0).feed(f) for _ in range(2)],
-    "fed records of type Refund, and is declared to have Order": lambda p, s, f: (
+    "already has an input": lambda p, s, f: [s.union(f).filter(lambda o: o.id > 0).feed(f) for _ in range(2)],
+    "gets records of type Refund, but is declared with Order": lambda p, s, f: (
         s.union(f).filter(lambda o: o.id > 0).map(lambda o: Refund(o.id), output=Refund).feed(f)
     ),
     "this is another stream": lambda p, s, f: s.union(f).feed(s),
-    "records come round a loop, too": lambda p, s, f: (
+    "records also come from a loop": lambda p, s, f: (
         s.union(f).key_by(lambda o: o.id, partitioned=True).stateful_map("c", count).filter(lambda o: o.id > 0).feed(f)
     ),
     "the type of the records of loop 'other' is unknown": lambda p, s, f: p.feedback("other", object),
     "pause is 'soon'": lambda p, s, f: p.feedback("other", Order, pause="soon"),
-    "the records of 'loop' go nowhere: add a stream's .union": lambda p, s, f: s.feed(f),
+    "the records of 'loop' are not used: add a stream's .union": lambda p, s, f: s.feed(f),
 }
 
 

@@ -50,6 +50,7 @@ class Swapped(NamedTuple):
     right: int
     left: int
 
+
 LOST: list[tuple[Any, Any, str]] = [
     (struct(("a", P1), ("b", P1)), struct(("first", P2 | None), ("a", P2), ("b", P2)), "S.a.y"),
     (struct(("a", P1 | None)), struct(("a", P2 | int | None, None)), "S.a.y"),
@@ -61,17 +62,17 @@ LOST: list[tuple[Any, Any, str]] = [
     (A2, A1, "S (its fields are stored by position)"), (Pair, Swapped, "S (its fields are stored by position)"),
     (struct(("x", str), array_like=True, tag=True), struct(("x", str), array_like=True),
      "S (its fields are stored by position)"),
-    (dict[tuple[int, ...], int], dict[frozenset[int], int], "S (its items that are there more than once)"),
+    (dict[tuple[int, ...], int], dict[frozenset[int], int], "S (its items that occur more than once)"),
     (struct(("n", int, 3), omit_defaults=True), dict[str, int], "S (its fields that omit_defaults has left out)"),
     (struct(("of", dict[str, int])), struct(("of", dict[timedelta, int])),
      "S.of (its keys or items that are the same timedelta)"),
     (dict[int, int], dict[float, int], "S (its keys or items that are the same float)"),
     (set[str], set[Decimal], "S (its keys or items that are the same decimal)"),
-    (list[str], list[datetime], "S (what its texts say that a datetime cannot)"),
+    (list[str], list[datetime], "S (details of its texts that a datetime lacks)"),
     (Any, dict[UUID, int], "S (its keys or items that are the same uuid)"),
     (tuple[K1, dict[K1, int]], tuple[K2, dict[K2, int]], "S.code (its keys or items that are the same decimal)"),
     (struct(("at", str | None, None)), struct(("at", time | None, None)),
-     "S.at (what its texts say that a time cannot)"),
+     "S.at (details of its texts that a time lacks)"),
     (struct(("n", int, 3), omit_defaults=True), Any, "S (its fields that omit_defaults has left out)"),
     (struct(("of", struct(("n", int, 3), omit_defaults=True))), dict[str, Any],
      "S (its fields that omit_defaults has left out)"),
@@ -95,7 +96,7 @@ def test_what_loses_nothing_has_no_problem(old: Any, new: Any) -> None:
 
 
 def test_members_of_unions() -> None:
-    """Records of a union are read by their tags; without them nobody knows which of several one was."""
+    """Tags tell records of a union apart; without them several could be meant."""
     cash = struct(("sum", int), ("coins", int), name="Cash", tag=True)
     card = struct(("sum", int), name="Card", tag=True)
     less = struct(("sum", int), name="Cash", tag=True)
@@ -127,7 +128,7 @@ def test_records_within_themselves() -> None:
 
 
 def test_what_a_named_tuple_is_in_older_checkpoints() -> None:
-    """Older schemas do not say that its fields are stored by position; it is read all the same, in its order alone."""
+    """Older schemas do not say that fields are stored by position; it is read all the same, in its order alone."""
     old = {name: of for name, of in describe(Pair).items() if name != "array"}
     assert lost(old, describe(Pair), "Pair") == unfit(old, describe(Pair), "Pair") == []
     assert lost(old, describe(Swapped), "Pair") == ["Pair (its fields are stored by position)"]
@@ -232,7 +233,7 @@ def records(draw: st.DrawFn, depth: int, hashable: bool) -> Drawn:
 
 @st.composite
 def unions(draw: st.DrawFn, depth: int) -> Drawn:
-    """Of records with tags, and of what may be missing."""
+    """Unions of records with tags, and of values that may be missing."""
     if draw(st.booleans()):
         old, new, values = draw(drawn(depth - 1, False))
         return old | None, draw(st.sampled_from([new | None, new])), values | st.none()
@@ -253,7 +254,7 @@ def drawn(draw: st.DrawFn, depth: int = 2, hashable: bool = False) -> Drawn:
 
 
 class Fields(dict[str, Any]):
-    """What a record has, by its written names."""
+    """The fields of a record, by their written names."""
 
 
 def tree(value: Any) -> Any:
@@ -330,8 +331,8 @@ def grown(draw: st.DrawFn, depth: int = 2) -> Drawn:
 def records_that_grew(draw: st.DrawFn, depth: int, name: str, tag: bool = False) -> Drawn:
     (inner, less, some), (new, _, others) = draw(grown(depth - 1)), draw(grown(depth - 1))
     default = draw(others)
-    made = msgspec.field(default_factory=lambda: default)
-    gone = [("flag", bool, False), ("few", list[int], []), ("made", new, made)]
+    by_factory = msgspec.field(default_factory=lambda: default)
+    gone = [("flag", bool, False), ("few", list[int], []), ("made", new, by_factory)]
     gone += [("added", new, default)] if new is int else []
     config = {"omit_defaults": draw(st.booleans()), "tag": tag or None}
     taken = draw(st.lists(st.sampled_from(gone), max_size=3, unique_by=lambda field: field[0]))
@@ -343,8 +344,7 @@ def records_that_grew(draw: st.DrawFn, depth: int, name: str, tag: bool = False)
 
 @given(grown(), st.data())
 def test_what_goes_by_a_rollback_comes_back_with_the_code(types: Drawn, data: st.DataObject) -> None:
-    """Fields that are dropped are named exactly where a value would not come back with the code that has them. The
-    default of a factory of the user's is not known, and counts as changed."""
+    """A dropped field is named exactly if newer code would not get it back. A factory's default has changed."""
     old, new, values = types
     was, now = describe(old, defaults=True), describe(new, defaults=True)
     unknown = [each for each in lost(was, now, "S", has_default) if not each.endswith(".made")]
@@ -358,7 +358,7 @@ def test_what_goes_by_a_rollback_comes_back_with_the_code(types: Drawn, data: st
 
 
 def test_a_default_says_what_may_go() -> None:
-    """A truth value is no number, and nothing is nothing else; of what has no default, and of keys, no field may go."""
+    """A bool equals no number here, and None nothing else. Fields without a default, and those of keys, may not go."""
     fields: list[Any] = [("n", int | bool | float | None, None), ("d", dict[int, bytes], {})]
     was = describe(struct(("a", int), *fields), defaults=True)
     now = describe(struct(("a", int)), defaults=True)

@@ -33,9 +33,9 @@ def test_what_a_reference_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("env:", "dsn is env:, but it names no variable: write env:NAME."),
         ("file:", "dsn is file:, but it names no file: write file:/path."),
         ("env:MISSING", "dsn is env:MISSING, but the environment has no variable MISSING. Export it."),
-        ("env:EMPTY", "dsn is env:EMPTY, but the variable EMPTY is empty. Put there what it is to be."),
+        ("env:EMPTY", "dsn is env:EMPTY, but the variable EMPTY is empty. Put the secret there."),
         ("file:{0}/missing", "dsn is file:{0}/missing, which cannot be read: No such file or directory."),
-        ("file:{0}/empty", "dsn is file:{0}/empty, but the file {0}/empty is empty. Put there what it is to be."),
+        ("file:{0}/empty", "dsn is file:{0}/empty, but the file {0}/empty is empty. Put the secret there."),
     ],
     ids=["no-variable", "no-file", "missing-variable", "empty-variable", "missing-file", "empty-file"],
 )
@@ -53,7 +53,7 @@ def test_what_is_no_text(reference: str, tmp_path: Path, monkeypatch: pytest.Mon
     secret = b"hunter\xff2"
     monkeypatch.setenv("LATIN", os.fsdecode(secret))
     (tmp_path / "latin").write_bytes(secret)
-    with pytest.raises(ConfigError, match=r"^dsn is .*, but the .* is no UTF-8\. Put it there as that\.$") as error:
+    with pytest.raises(ConfigError, match=r"^dsn is .*, but the .* is not UTF-8\. Encode it so\.$") as error:
         look_up("dsn", reference.format(tmp_path))
     assert not any(each in str(error.value) for each in ("hunter", "ff"))
 
@@ -68,8 +68,8 @@ SINKS: dict[str, Callable[[str], Sink[Row]]] = {
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("reference", ["env:", "file:"])
 def test_a_sink_that_names_nothing_is_refused_when_it_is_built(sink: str, reference: str) -> None:
-    made = SINKS[sink](reference)
-    (problem,) = made.problems(Row)
+    unnamed = SINKS[sink](reference)
+    (problem,) = unnamed.problems(Row)
     assert repr(reference) in problem
     assert "it names no" in problem
     assert list(SINKS[sink]("env:SOMEWHERE").problems(Row)) == []

@@ -19,7 +19,7 @@ class Held(StoreUnavailable):
     [(StoreError, StoreError), (StoreUnavailable, StoreUnavailable), (Held, StoreUnavailable), (ConfigError,) * 2],
 )
 def test_the_sink_is_named(raised: type[Exception], kind: type[Exception]) -> None:
-    """A store does not know whose it is: whoever does says so, and what is to be asked again stays so."""
+    """A store does not know its sink: its caller names it, and unavailability stays retriable."""
     with pytest.raises(kind, match=r"^Sink 'table': there is no table\.$") as error, naming("table"):
         raise raised("there is no table.")
     assert type(error.value) is kind

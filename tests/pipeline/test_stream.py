@@ -226,9 +226,9 @@ def test_operators_out_of_place_say_where_they_stand() -> None:
     orders: Any = Pipeline("p").source("orders", KafkaSource("orders", value=Order))
     with pytest.raises(GraphError, match=r"test_stream.py:\d+: reduce keeps state by key: put .key_by"):
         orders.reduce("max", larger)
-    with pytest.raises(GraphError, match=r"test_stream.py:\d+: map does not stand on a keyed stream"):
+    with pytest.raises(GraphError, match=r"test_stream.py:\d+: map is not for keyed streams"):
         orders.key_by(len).map(len)
-    with pytest.raises(GraphError, match="cannot be looped over"):
+    with pytest.raises(GraphError, match="cannot be iterated"):
         list(orders)
     with pytest.raises(AttributeError, match="mapp"):
         orders.mapp(len)

@@ -74,35 +74,40 @@ out: Any = PrintSink()
 other: Any = Pipeline("q").source("orders", KafkaSource("orders", value=Order))
 
 Write = Callable[[Any, Any], object]
-"""What is written: of a pipeline, and its stream of orders."""
+"""A function that writes a test's steps: of a pipeline, and its stream of orders."""
 
 MISTAKES: dict[str, Write] = {
     "has no sink: end with .sink": lambda p, s: s.peek(),
-    "records of 'orders' go nowhere: add .sink": lambda p, s: None,
-    "records of 'map-after-orders' go nowhere": lambda p, s: (s.map(len), s.sink("out", out)),
-    "records of 'key_by-after-orders' go nowhere: add an operator with state": lambda p, s: s.key_by(len),
+    "records of 'orders' are not used: add .sink": lambda p, s: None,
+    "records of 'map-after-orders' are not used": lambda p, s: (s.map(len), s.sink("out", out)),
+    "records of 'key_by-after-orders' are not used: add an operator with state": lambda p, s: s.key_by(len),
     "id 'out' is taken at ": lambda p, s: (s.sink("out", out), s.sink("out", out)),
     "id 'a b' must be made of letters": lambda p, s: s.sink("a b", out),
     r"id 'x+' is longer than 100": lambda p, s: s.sink("x" * 101, out),
     "expected a sink, as KafkaSink": lambda p, s: s.sink("out", KafkaSink),
     "expected a source, as KafkaSource": lambda p, s: p.source("b", KafkaSource),
-    "topic 'orders' is read by 'orders' already": lambda p, s: p.source("b", KafkaSource("orders", value=Order)),
+    "'orders' already reads topic 'orders'": lambda p, s: p.source("b", KafkaSource("orders", value=Order)),
     "topic 'p.checkpoints' holds the checkpoints": lambda p, s: s.sink("out", KafkaSink("p.checkpoints")),
     "topic 'a b' must be 1 to 249 letters": lambda p, s: s.sink("out", KafkaSink("a b")),
     "topic 'ä' must be": lambda p, s: p.source("b", KafkaSource("ä", value=Order)),
     "start='latets' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, start="latets")),  # type: ignore[call-overload]  # it is wrong on purpose
     "has no time zone": lambda p, s: p.source("b", KafkaSource("b", value=Order, start=datetime(2026, 1, 1))),
     "must map partitions to offsets": lambda p, s: p.source("b", KafkaSource("b", value=Order, start={0: -1})),
+    "start_group='' must be the name of": lambda p, s: p.source("b", KafkaSource("b", value=Order, start_group="")),
+    "start_group='p' is the pipeline's own name": lambda p, s: p.source(
+        "b", KafkaSource("b", value=Order, start_group="p")
+    ),
     "on_error='ignore' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, on_error="ignore")),  # type: ignore[call-overload]  # it is wrong on purpose
     "key='id' must be a function": lambda p, s: s.sink("out", KafkaSink("out", key="id")),  # type: ignore[arg-type]  # it is wrong on purpose
+    "partition=2 must be a function": lambda p, s: s.sink("out", KafkaSink("out", partition=2)),  # type: ignore[arg-type]  # it is wrong on purpose
     "create_partitions=0 must be": lambda p, s: s.sink("out", KafkaSink("out", create_partitions=0)),
     "value= encodes Refund, and the stream is of Order": lambda p, s: s.sink(
         "out", KafkaSink("out", value=AvroCodec(Refund))
     ),
     "expected a function of .record., got 5": lambda p, s: s.map(5),
     "waits is async": lambda p, s: s.map(waits),
-    "yields yields, which this operator cannot take: use flat_map": lambda p, s: s.map(yields),
-    "yields yields, which this operator cannot take: return a value": lambda p, s: s.filter(yields),
+    "yields is a generator, which this operator cannot take: use flat_map": lambda p, s: s.map(yields),
+    "yields is a generator, which this operator cannot take: return a value": lambda p, s: s.filter(yields),
     "use stateful_flat_map": lambda p, s: s.key_by(len).stateful_map("t", yields_state),
     r"return \(state, outputs\)": lambda p, s: s.key_by(len).stateful_flat_map("t", yields_state),
     "pass the class, Resource": lambda p, s: s.map(Resource()),
@@ -140,23 +145,23 @@ MISTAKES: dict[str, Write] = {
         "t", two_types
     ),
     "union of a stream of another pipeline, 'q'": lambda p, s: s.union(other),
-    "union of 5, which is no stream": lambda p, s: s.union(5),
+    "union of 5, which is not a stream": lambda p, s: s.union(5),
     "union of a keyed stream": lambda p, s: s.union(s.key_by(len)),
     "needs at least one other stream": lambda p, s: s.union(),
-    "'undeclared' is no output of 'route': declare it": lambda p, s: s.process(
+    "'undeclared' is not an output of 'route': declare it": lambda p, s: s.process(
         "route", lambda order, emit: None, outputs=[late]
     ).side(undeclared),
-    "records of output 'late' go nowhere": lambda p, s: s.process("route", lambda order, emit: None, outputs=[late]),
-    "'undeclared' is no output of 't': declare it in stateful_map": lambda p, s: (
+    "records of output 'late' are not used": lambda p, s: s.process("route", lambda order, emit: None, outputs=[late]),
+    "'undeclared' is not an output of 't': declare it in stateful_map": lambda p, s: (
         s.key_by(len).stateful_map("t", lambda state, order, emit: (1, 1), outputs=[late]).side(undeclared)
     ),
     r"must take \(state, record, emit\)": lambda p, s: s.key_by(len).stateful_map("t", len, outputs=[late]),
-    r"side\(\) stands on the main stream of an operator with outputs=.* one of source": lambda p, s: s.side(late),
+    r"side\(\) needs the main stream of an operator with outputs=.* one of source": lambda p, s: s.side(late),
     "and this is one of a side output": lambda p, s: (
         s.process("route", lambda order, emit: None, outputs=[late]).side(late).side(late)
     ),
     "two outputs have the same name": lambda p, s: s.process("r", lambda order, emit: None, outputs=[late, late]),
-    "partitioned=True is about the topic that is read": lambda p, s: (
+    "partitioned=True is about the source's topic": lambda p, s: (
         s.key_by(len).reduce("a", max).key_by(len, partitioned=True).reduce("b", max).sink("out", out)
     ),
 }

@@ -1,5 +1,4 @@
-"""The form that records have between processes: that of their type, or, of classes that nothing else tells apart, by
-class."""
+"""The form of records between processes: that of their type, or of their class if nothing else tells them apart."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def test_records_come_back_as_of_their_class(type_: Any) -> None:
 
 @pytest.mark.parametrize("type_", [int, int | str, Order | None, Order | int, Order | Pair, list[Order], Record[Order]])
 def test_what_msgspec_tells_apart_stays_as_it_is(type_: Any) -> None:
-    """So that what older checkpoints hold is read as before."""
+    """Older checkpoints are read as before."""
     wire = wire_of(type_)
     assert (wire.type, wire.wrap, wire.unwrap) == (type_, None, None)
     assert describe(type_) == schema.describe(type_)
@@ -81,7 +80,7 @@ def test_what_msgspec_tells_apart_stays_as_it_is(type_: Any) -> None:
 def test_a_record_of_another_class_is_none_of_them(record: Any) -> None:
     wrap = wire_of(Order | Refund).wrap
     assert wrap is not None
-    with pytest.raises(TypeError, match=f"a {type(record).__name__} is of none of its classes, Order, Refund$"):
+    with pytest.raises(TypeError, match=f"a {type(record).__name__} is none of its classes, Order, Refund$"):
         wrap([Order(1), record])
 
 

@@ -26,15 +26,12 @@ IN_MANY_FOLDERS = {"__init__.py", "conftest.py", "README.md"}
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
-    """What git prints; raises CalledProcessError outside of a repository, or for an unknown revision."""
+    """The output of git; raises CalledProcessError outside of a repository, or for an unknown revision."""
     return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def base_of_the_change(root: Path = ROOT) -> str:
-    """The commit before the change: CI_BASE if it is set, else what a merge at HEAD was merged into.
-
-    Where HEAD is no merge it is the last one before it, else the first commit of all.
-    """
+    """The commit before the change: CI_BASE, else the base of the merge at HEAD, the merge before it, or the first."""
     if os.environ.get("CI_BASE"):
         return os.environ["CI_BASE"]
     if len(git("rev-list", "--parents", "-1", "HEAD", root=root).split()) > 2:
@@ -51,7 +48,7 @@ def changed_files(base: str, root: Path = ROOT) -> set[Path]:
 
 
 def distances(texts: Mapping[Path, str], changed: Iterable[Path]) -> dict[Path, int]:
-    """By file, the distance to the nearest changed one. *texts* has each module's source by its path from the root."""
+    """The distance of each file to the nearest changed one. *texts* has each module's source by its path."""
     found = dict.fromkeys(changed, 0)
     importers: dict[Path, set[Path]] = defaultdict(set)
     for path, imported in _edges(texts, found):
@@ -66,7 +63,7 @@ def distances(texts: Mapping[Path, str], changed: Iterable[Path]) -> dict[Path, 
 
 
 def affected_tests(base: str, root: Path = ROOT) -> dict[str, int]:
-    """By test file, the distance to what changed since *base*, nearest first."""
+    """The distance of each test file to what changed since *base*, nearest first."""
     names = git("ls-files", "--cached", "--others", "--exclude-standard", "*.py", str(PROJECT), root=root).splitlines()
     texts = {Path(name): (root / name).read_text() for name in names if (root / name).is_file()}
     found = distances(texts, changed_files(base, root))

@@ -1,4 +1,4 @@
-"""The choice of tests: which run, in which order, in which process. What is left out is counted and said at the end.
+"""The choice of tests: which run, in which order, in which process. The last line counts those that are left out.
 
 `--sample` runs all tests but the exhaustive ones, of which it runs the cases that their mark names. `--changed` runs
 the others: a share of them that goes round with the merges to main, then those of files that the change may break,
@@ -31,10 +31,10 @@ LEFT_OUT = {
     "passed": "passed before on the same files: rm -r .pytest_cache/passed forgets that",
     "late": "for which no time was left: make test-all runs them",
 }
-"""By reason, what the last line says of tests that are left out."""
+"""The last line's texts about tests that are left out, by reason."""
 SHARES = 8
 LONG = {"slow": 10, "broker": 1}
-"""By mark, about how many seconds a test takes."""
+"""The seconds that a test takes, about, by mark."""
 ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
 """Files whose tests share nothing: each goes to whichever process is free."""
 LATE = "no time is left"
@@ -56,15 +56,15 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 class Chosen(TypedDict):
-    """What is found once, and told to the worker processes."""
+    """Findings that are made once and told to the worker processes."""
 
     distances: dict[str, int] | None
-    """By test file, the imports between it and what changed; None without `--changed`."""
+    """The imports between each test file and what changed; None without `--changed`."""
     turn: int
     late_s: float
     """When no test of the change is started any more, by the monotonic clock of the machine."""
     passed: list[str]
-    """What passed before on the same files, with `--resume`. All worker processes leave out the same."""
+    """The tests that passed before on the same files, with `--resume`. All worker processes leave out the same."""
 
 
 class Selection:

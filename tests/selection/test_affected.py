@@ -54,7 +54,7 @@ def test_a_file_is_as_far_as_its_imports(changed: str, expected: dict[str, int])
 
 
 def test_the_base_is_the_last_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first merge it is the first commit, and whatever there is if CI names it."""
+    """Before the first merge it is the first commit; CI may name another."""
     monkeypatch.delenv("CI_BASE", raising=False)
     as_somebody = ("-c", "user.name=x", "-c", "user.email=x@x")
 

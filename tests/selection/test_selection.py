@@ -102,7 +102,7 @@ def test_without_an_engine_containers_are_skipped_but_not_in_ci(
 
 
 def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
-    """What passed is run again once a file has changed, and after a run that ended well; what was skipped, always."""
+    """Passed tests run again once a file has changed, and after a run that ended well; skipped ones always do."""
     suite.makepyfile(test_a="def test_a(): pass", test_b="import os\ndef test_b(): assert 'FIXED' in os.environ")
     suite.makepyfile(test_c="import pytest\ndef test_c(): pytest.skip('not here')")
     commit(suite)
@@ -132,7 +132,7 @@ def test_last(): pass
 
 
 def test_a_worker_process_that_replaces_another_goes_on(suite: pytest.Pytester) -> None:
-    """What has passed meanwhile is no reason to leave tests out: processes of different tests get none."""
+    """Tests that have passed meanwhile are not left out: all processes must collect the same."""
     suite.makepyfile(DEADLY)
     commit(suite)
     result = suite.runpytest_subprocess("--resume", "-n", "1", "--dist", "loadfile", timeout=LIMIT_S)
@@ -174,7 +174,7 @@ def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> N
 
 
 def test_a_history_that_is_cut_off_is_refused(suite: pytest.Pytester) -> None:
-    """It has neither what changed nor the merges: the same eighth alone would run each time."""
+    """It has neither the change nor the merges."""
     suite.makepyfile("def test_it(): pass")
     commit(suite)
     merge(suite)
@@ -201,7 +201,6 @@ def test_every_mark_is_meant(collected_tests: list[pytest.Item]) -> None:
 
 
 def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item]) -> None:
-    """No other command runs all of it."""
     (line,) = re.findall(r"--matrix .*", (ROOT / "Makefile").read_text())
     places = tuple(word for word in line.split() if word.startswith("tests/"))
     marked = {item.nodeid for item in collected_tests for marker in item.iter_markers("exhaustive")
@@ -210,7 +209,6 @@ def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item
 
 
 def test_every_file_of_tests_is_collected() -> None:
-    """But for one, which a test starts as a run of its own."""
     ours = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
     with_tests = [path for path in ours if re.search(r"^(class Test|def test_)", path.read_text(), re.MULTILINE)]
     assert [path.name for path in with_tests] == ["mysql_itself.py"]

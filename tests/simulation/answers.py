@@ -1,7 +1,4 @@
-"""The broker's answers to a simulated coordinator: decisions, blocks and topics, by the model over the network.
-
-Between any two requests to the broker the coordinator may be paused or killed.
-"""
+"""The model's answers to a simulated coordinator, which may be paused or killed between any two requests."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from world import World
 
 TIMEOUT_MAX_MS = 20_000
-"""What the broker allows: everything goes faster here."""
+"""Limits of the broker: everything goes faster here."""
 
 
 class LogAnswers:

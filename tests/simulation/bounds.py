@@ -31,7 +31,7 @@ BOUNDS = (
     (core, "HOLD_AFTER_MS", 100),
     (leader, "UPKEEP_INTERVAL_S", 1.0),
     (job, "UPKEEP_INTERVAL_S", 2.0),
-    (job, "LOOK_FOR_REQUESTS_MS", 3),
+    (job, "MAILBOX_INTERVAL_MS", 3),
     (of_stores, "PAUSE_LONGEST_MS", 400),
     (write_ahead, "CHUNK_SIZE", 500),
     (write_ahead, "BLOCKS_PENDING_MAX", 4),
@@ -39,7 +39,7 @@ BOUNDS = (
     (write_ahead, "LISTED_MAX", 3),
     *SMALL,
 )
-"""What is met here by few records and in little time, too."""
+"""Bounds that are met here by few records and in little time, too."""
 
 
 @contextmanager

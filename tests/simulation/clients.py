@@ -1,8 +1,8 @@
 """Stand-ins for client libraries: producers, consumers, blocks and channels over the broker model.
 
-These and the processes are all that is not the shipped code in a simulated worker. A client queues what it is asked to
-do, and its own simulated thread does it, one request a step; so the process can be killed or paused between any two,
-and a request or its answer can be lost. What a killed process had under way may still be carried out.
+Only these and the processes are not shipped code in a simulated worker. A client's own simulated thread sends one
+request a step: the process can be killed or paused between any two, and a request or its answer can be lost. Requests
+of a killed process that are in flight may still be applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
-from exactlyonce.sinks.kafka.producers import OnFailure, Transaction
+from exactlyonce.sinks.kafka.producers import Failure, OnFailure, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class SinkProducer(Produced):
 
     def poll(self, timeout_s: float) -> int:
         if self.failure:
-            self.told(self.failure)
+            self.told(Failure(self.failure))
         return 0
 
     def __len__(self) -> int:
@@ -237,7 +237,7 @@ class SimulatedBlockProducer(Produced):
         super().__init__(process, None, -1, -1)
         self._callbacks: deque[Callable[[], None]] = deque()
         self._awaited: dict[int, deque[OnDelivery]] = {}
-        """By partition, in the order of the records."""
+        """Callbacks by partition, in the order of the records."""
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
         self._awaited.setdefault(partition, deque()).append(on_delivery)
@@ -289,7 +289,7 @@ class FetchedBlocks:
     def __init__(self) -> None:
         self.found: dict[BlockRef, Block] = {}
         self.at_once: World | None = None
-        """Where blocks are read in the midst of a step: by a table that reads them when a record wants them."""
+        """The world if blocks are read in the midst of a step: by a table that reads them when a record wants them."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
         wanted = list(dict.fromkeys(refs))
@@ -360,8 +360,7 @@ class SimulatedConsumer:
             yield None
 
     def _is_due(self, partition: int) -> bool:
-        """Whether there is anything to fetch, or the end of the partition is not told yet; what is known costs nothing
-        to ask again."""
+        """Whether there is anything to fetch, or an end of partition to tell; a known answer costs nothing."""
         at = self._positions[partition]
         return self.world.end_of(self.topic, partition) != at or self._ended.get(partition) != at
 
@@ -406,7 +405,7 @@ class Pipe:
     def __init__(self, process: Process, size: int) -> None:
         self.process, self.size = process, size
         self.buffer = bytearray()
-        """What the other end has written."""
+        """Bytes that the other end has written."""
         self.peer: Pipe
 
     def send(self, data: memoryview, /) -> int:

@@ -1,13 +1,13 @@
-"""One incarnation of the simulated coordinator: the host of the job that ships, and the answers that its leader gets.
+"""One incarnation of the simulated coordinator: the host of the shipped job, and the answers to its leader.
 
-It has neither processes nor threads: a turn of the job is one step, each lane takes a step for each request. It can be
-paused or killed before every single request.
+It has neither processes nor threads: a turn of the job is one step, and so is each request of a lane. It can be paused
+or killed before every request.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -27,18 +27,18 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
-from exactlyonce.checkpoint.references import indexes_of, stands_on
+from exactlyonce.checkpoint.references import indexes_of, named_by
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
-from exactlyonce.engines.local.job import Failed, Heard, Job, Lane, Lost, Then
+from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
+from exactlyonce.engines.surroundings.preflight import PipelineTopics
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     EndedAtOnce,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 LOOK_PAUSE_MS = 20
 LOOK_TIMEOUT_MS = 30_000
-"""By then the broker has ended whatever is open and was not lost."""
+"""The broker has ended whatever was open and not lost by then."""
 LANE_PAUSE_MS = 3
 
 
@@ -99,13 +99,13 @@ class WatchedJob(Job):
         super()._perform(effect)
 
     def _triggered(self, trigger: events.Trigger) -> events.Trigger:
-        """As luck has it, the checkpoint must be aligned."""
+        """The checkpoint must be aligned, by luck."""
         world, number, checkpoint = self.world, self.coordinator.number, trigger.checkpoint
         world.oracle.savepoints.triggered(number, checkpoint, final=trigger.final, savepoint=trigger.savepoint)
         chance = world.luck.aligned_chance
         aligned = bool(chance) and world.rng.random() < chance
         if aligned or (trigger.final and not world.topology.loops):
-            world.oracle.aligned.add((number, self.core.attempt, checkpoint))
+            world.oracle.aligned.add((number, self.core.attempt.number, checkpoint))
         return msgspec.structs.replace(trigger, overtakes_after_ms=None) if aligned else trigger
 
 
@@ -128,15 +128,14 @@ class SimulatedCoordinator:
         self.workers: list[Process] = []
         self.step_name = "open"
         self.reads_more = False
-        """Whether an input got a partition meanwhile. The real run to an end takes none; here it is read, and nobody
-        waits for its end."""
+        """Whether an input got a partition meanwhile. A real run to an end ignores it; here it is read."""
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
-        self._calls: deque[tuple[Callable[[], requests.Procedure[Any]], Then, Failed]] = deque()
-        """Those of the broker's lane."""
+        self._procedures: deque[tuple[requests.Procedure[Any], Then, Failed]] = deque()
+        """Those that wait for their turn."""
         self._looks: deque[Steps] = deque()
-        """Those of the producers' lane."""
+        """The looks at producers that wait for theirs."""
         self.job = WatchedJob(self)
         world.spawn(self, self._main())
         world.spawn(self, self._broker())
@@ -162,9 +161,9 @@ class SimulatedCoordinator:
 
     def _broker(self) -> Steps:
         while True:
-            if self._calls:
-                call, *then = self._calls.popleft()
-                yield from self._called(self._run(call()), *then)
+            if self._procedures:
+                procedure, *then = self._procedures.popleft()
+                yield from self._called(self._run(procedure), *then)
             else:
                 yield self.clock.monotonic_ms() + LANE_PAUSE_MS
 
@@ -184,17 +183,46 @@ class SimulatedCoordinator:
 
     # --- for the job --------------------------------------------------------------------------------------------
 
-    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
-        """A look at a producer is asked again until it is answered; what people ask is seen at once."""
-        match lane:
-            case Lane.BROKER:
-                self._calls.append((call, then, failed))
-            case Lane.PRODUCERS:
-                self._looks.append(self._called(call(), then, failed))
-                if len(self._looks) == 1:
-                    self.world.spawn(self, self._producers())
-            case Lane.MAILBOX:
-                then(call())
+    def open(self, then: Callable[[WatchedLeader], None], failed: Failed) -> None:
+        self.lead(self._recovered(), then, failed)
+
+    def _recovered(self) -> requests.Procedure[WatchedLeader]:
+        self.topics.look_at_inputs()
+        self.topics.look_at_outputs()
+        self._restoring = yield from savepoint_to_restore(self, self.topics.inputs)
+        yield from self.leader.begin()
+        if self._restoring is not None:
+            judge_behind_the_fence(self, self._restoring)
+        yield from self.leader.recover()
+        return self.leader
+
+    def lead(self, procedure: requests.Procedure[Any], then: Then, failed: Failed) -> None:
+        self._procedures.append((procedure, then, failed))
+
+    def decide(self, plan: events.PendingCheckpoint, pinned: Iterable[int], then: Then, failed: Failed) -> None:
+        self.lead(self.leader.decide(plan, pinned), then, failed)
+
+    def publish_offsets(self, failed: Failed) -> None:
+        """Nobody looks at them."""
+        self.lead(_nothing(), lambda _: None, failed)
+
+    def describe(self, transactional_id: str, then: Then, failed: Failed) -> None:
+        """It is asked again until it is answered."""
+        self._looks.append(self._called(self._described(transactional_id), then, failed))
+        if len(self._looks) == 1:
+            self.world.spawn(self, self._producers())
+
+    def _described(self, transactional_id: str) -> Steps:
+        states = yield from self.world.until_answered("describe_transactions", [transactional_id])
+        return states[transactional_id]
+
+    def look_at_mailbox(self, then: Then, failed: Failed) -> None:
+        """What people ask is seen at once."""
+        then(self.leader.present_request())
+
+    @property
+    def added(self) -> Mapping[str, Mapping[int, int]]:
+        return self.topics.added
 
     def arrived(self) -> Iterator[Callable[[], None]]:
         if self._inbox:
@@ -205,16 +233,6 @@ class SimulatedCoordinator:
 
     def hurry(self, why: EndedAtOnce) -> None:
         """Nothing is waited for here."""
-
-    def open(self) -> requests.Procedure[WatchedLeader]:
-        self.topics.look_at_inputs()
-        self.topics.look_at_outputs()
-        self._restoring = yield from savepoint_to_restore(self, self.topics.inputs)
-        yield from self.leader.begin()
-        if self._restoring is not None:
-            judge_behind_the_fence(self, self._restoring)
-        yield from self.leader.recover()
-        return self.leader
 
     def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
         self._heard, self._lost = heard, lost
@@ -249,7 +267,7 @@ class SimulatedCoordinator:
             listed += list_of_rows((yield from self.block(ref)))
         for log in manifest.channel_logs:
             listed += yield from self.blocks_of(log)
-        return stands_on(manifest, listed)
+        return {*named_by(manifest), *listed}
 
     def blocks_of(self, log: ChannelLog) -> Generator[int | None, None, list[BlockRef]]:
         found: list[BlockRef] = []
@@ -393,7 +411,7 @@ class SimulatedCoordinator:
             pass
 
     def _looked(self, committable: Committable) -> Steps:
-        """What readers see at the first record, once the last stable offset has passed it."""
+        """The view of readers at the first record, once the last stable offset has passed it."""
         self.world.seen["look"] += 1
         first, ours = committable.written[0], (committable.producer_id, committable.epoch)
         deadline_ms = self.world.clock.monotonic_ms() + LOOK_TIMEOUT_MS
@@ -418,3 +436,7 @@ class SimulatedCoordinator:
 
     def __str__(self) -> str:
         return f"incarnation {self.number}.{self.leader.attempt}"
+
+
+def _nothing() -> requests.Procedure[None]:
+    yield from ()

@@ -1,7 +1,7 @@
 """The faults of a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
 
-Some histories know only a few kinds of faults, but those well. Every one that happens is counted in the world's
-`seen`, so that a test can assert that none of them is never met.
+Some histories have few kinds of faults, but many of each. The world's `seen` counts all faults, so that a test can
+assert that every kind occurs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FaultInjector:
         self.made_anew, self.made_anew_ms = "", 0
         """The input topic that was deleted and created again, and when."""
         self._leaders: dict[str, int] = {}
-        """Of a partition or an id that has moved, how often."""
+        """How often a partition or an id has moved."""
         self._unreachable: dict[str, int] = {}
         """Until when a partition or an id that is moving is, or a broker that is away."""
         rng = self.rng
@@ -104,12 +104,11 @@ class FaultInjector:
         return older and self.unread_chance > 0.0 and self.rng.random() < self.unread_chance
 
     def before_request(self, coordinator: SimulatedCoordinator) -> None:
-        """Before a request of a procedure: perhaps *coordinator* ends or sleeps here.
+        """End *coordinator* or let it sleep, perhaps, before a request of a procedure.
 
-        Between a decision and its commits all may be down until a transaction times out, which is to be written again
-        then; what is to be copied may be gone. If the checkpoint carries output of aborted ones, likely all are down
-        until the oldest transaction times out and the next ones do not. Rare and delicate is the writing of lost
-        markers: likely it times out.
+        Between a decision and its commits everything may be down until a transaction times out and has to be repaired;
+        the records to copy may be gone. That is likely if the checkpoint carries output of aborted ones, and during the
+        rare and delicate writing of lost markers.
         """
         if coordinator.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < self.cleaned_chance:
             self.clean()
@@ -157,9 +156,9 @@ class FaultInjector:
         return found
 
     def after_end(self) -> None:
-        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending.
+        """Crash the broker, perhaps, after an answered EndTxn: the markers of all ending transactions are lost.
 
-        Once the job has come to its end nobody is there any more who would write them again.
+        It does not happen after the end of the job, which would not write them again.
         """
         if not self.world.chaos or self.world.finished or not self.broker_is_up:
             return
@@ -237,7 +236,7 @@ class FaultInjector:
 
     def slow_worker(self) -> None:
         coordinator = self.world.coordinator
-        if coordinator is not None and coordinator.core.in_flight and coordinator.workers:
+        if coordinator is not None and coordinator.core.attempt.in_flight and coordinator.workers:
             self.world.seen["slow subtask"] += 1
             pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
             self.rng.choice(coordinator.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms

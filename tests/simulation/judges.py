@@ -1,9 +1,9 @@
-"""Judges where records are on their way at a checkpoint, and where what was taken early may come again.
+"""Judges of in-flight records at a checkpoint, and of records that may be processed again.
 
-Where barriers overtake, or records go round, what was on its way is in blocks, and nowhere else. A record on its way to
-a count has come to it as far as Sn goes, and not as far as the state goes; so has what becomes of it behind the count.
-From the words of the steps the judge works out to which states and sinks each one is still to come. The last checkpoint
-before a clean end, but for a stop, has none on its way. At least once, nothing is missing at the end.
+In-flight records are only in blocks, if barriers overtake or records go round a loop. Such a record is before Sn, but
+not yet in the state of the counts after it, nor is its output. The judge derives from the words of the steps which
+states and sinks each one has yet to reach. The last checkpoint before a clean end, unless it was stopped, has none.
+Nothing is missing at the end with at_least_once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class OracleUnaligned(Oracle):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._awaited: dict[str, Counter[str]] = {}
-        """By count and key, how many records before Sn are still to come to it."""
+        """Records before Sn that are still to come, by count and key."""
         self._awaited_before: Counter[str] = Counter()
         self._awaited_by: Counter[str] = Counter()
-        """By sink, how many are still to come: at the checkpoint before the newest, and at the newest."""
+        """Numbers of records still to come, by sink: at the checkpoint before the newest, and at the newest."""
 
     def _advance(self, manifest: Manifest) -> None:
         super()._advance(manifest)
@@ -126,7 +126,7 @@ class OracleAtLeastOnce(Oracle):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._found: Counter[str] = Counter()
-        """By sink, how many records the manifests have."""
+        """The number of records that the manifests have, by sink."""
         self._rounds = 0
         """How many records went round at the newest."""
 

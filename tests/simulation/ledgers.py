@@ -1,7 +1,7 @@
 """The judge of stores that keep a ledger: it sees every request that a store carries out, and the decisions.
 
-What may be in a store is worked out from the manifests alone: each row was set aside in a block that the judge has read
-itself, committables of one sink subtask come in the order of their checkpoints, and each comes once.
+The possible contents of a store follow from the manifests alone: each row is in a block that the judge has read, and
+the committables of a sink subtask are applied once, in the order of their checkpoints.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from watched import demand
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.writer import INDEXED, decode_index
 from exactlyonce.testing.store import StoreContents, StoreModel, decode_rows
 
@@ -35,19 +35,18 @@ class Ledgers:
         self.finalized: dict[Of, int] = {}
         """Likewise, of what is finalized."""
         self.applied: set[str] = set()
-        """By name, what is in the store."""
+        """Rows in the store, by name."""
         self.put_back = False
         """Whether the store was restored from a backup."""
         self.made_anew = ""
         """The id of the checkpoint topic, if it was made anew."""
         self._decided: dict[str, Decided] = {}
         self._order: dict[Of, list[str]] = {}
-        """By sink subtask, the names of what is decided, in the order of the checkpoints at whose barriers it was
-        cut."""
+        """The names of decided rows by sink subtask, in the order of the checkpoints that cut them."""
         self._fenced: dict[str, int] = {}
-        """By sink, the newest incarnation that has fenced."""
+        """The newest incarnation that has fenced, by sink."""
         self._shown: dict[str, int] = {}
-        """By sink, how many rows were read."""
+        """The number of rows that were read, by sink."""
 
     # --- decisions
 
@@ -114,12 +113,12 @@ class Ledgers:
     def restored(self, contents: StoreContents) -> None:
         has = positions_of(contents)
         self.put_back = True
-        self._fenced = {sink: writer.incarnation for (_, sink), writer in contents.writers.items()}
+        self._fenced = {sink: ledger.incarnation for (_, sink), ledger in contents.ledgers.items()}
         self.applied = {name for name in self.applied if self._is_in(name, has)}
 
     @property
     def lacks(self) -> list[str]:
-        """What is finalized and not there. What had been sent before the store was put back may bring it again."""
+        """Finalized rows that are missing. Rows sent before the store was restored may bring it again."""
         every = (name for names in self._order.values() for name in names)
         return [name for name in every if self._is_in(name, self.finalized) and name not in self.applied]
 
@@ -133,7 +132,11 @@ class Ledgers:
 
 
 def positions_of(contents: StoreContents) -> dict[Of, int]:
-    return {(sink, subtask): checkpoint for (_, sink, subtask), checkpoint in contents.ledger.items()}
+    return {
+        (sink, subtask): checkpoint
+        for (_, sink), ledger in contents.ledgers.items()
+        for subtask, checkpoint in ledger.checkpoints.items()
+    }
 
 
 class WatchedStore(StoreModel):
@@ -142,7 +145,7 @@ class WatchedStore(StoreModel):
         self.ledgers: Ledgers
         """The judge."""
         self.before: Callable[[], None]
-        """To be called before anything is judged."""
+        """A function to call before anything is judged."""
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         found = super().fence(pipeline, sink, incarnation, origin)
@@ -151,12 +154,12 @@ class WatchedStore(StoreModel):
 
     def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:
         self.before()
-        old = dict(self.contents.ledger)
+        old = positions_of(self.contents)
         sizes = {target: len(found) for target, found in self.contents.rows.items()}
         applied = super().apply(rows, entry)
-        new = self.contents.ledger
+        new = positions_of(self.contents)
         grown = any(len(found) > sizes.get(target, 0) for target, found in self.contents.rows.items())
-        key = (entry.pipeline, entry.sink, entry.subtask)
+        key = (entry.sink, entry.subtask)
         if applied or grown:
             self.ledgers.applied_now(entry, rows)
         demand(all(new.get(each, 0) >= had for each, had in old.items()), f"the ledger goes back at {entry}")

@@ -1,10 +1,9 @@
-"""Constant load: what records cost, and the judge of what waits for them.
+"""Constant load: the costs of records, and the judge of the records that wait.
 
-Records of one step keep the worker that works on them busy, the broker takes so many bytes a second of each subtask of
-a sink, and a service that a loop calls is away for a while. All of it is drawn from the seed, by a stream of its own.
-What is judged is counted outside of the product: where the function of a step is called, and where the broker takes
-records. While nothing fails, two sentences hold: each checkpoint completes within `COMPLETES_MS`, and nowhere do more
-records wait than have left that place in half a second, or in a second before a sink, but for a few.
+Records of one step keep their worker busy, the broker limits the bytes a second of each subtask of a sink, and a
+service called in a loop is away for a while; a random stream of its own draws all of it. Records are counted outside of
+the product: in the functions of steps and at the broker. Without failures each checkpoint completes within
+`COMPLETES_MS`, and hardly more records wait at a place than leave it in half a second (in a second before a sink).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from world import World
 
 RECORD_MS = (0, 1, 2, 5, 10, 20, 50)
-"""Of one step of the topology."""
+"""The cost of a record at a step of the topology."""
 BYTES_PER_S = (0, 0, 50_000, 20_000, 5_000)
-"""Of one subtask of a sink; 0: the broker takes what there is."""
+"""The rate of a subtask of a sink; 0: the broker takes what there is."""
 MUTED_MS = (0, 0, 500)
 """A quota lets so much pass at once, and then nothing for as long."""
 LASTS_MS = 8_000
@@ -36,8 +35,8 @@ AWAY_MIN_MS, AWAY_MAX_MS = 4_000, 12_000
 CHANNEL_MS, SINK_MS = 500, 1_000
 """So long it takes what waits before a step, or before the broker, to leave, about."""
 COMPLETES_MS = 3_000
-"""From its trigger on: a barrier waits behind three shuffles and before a sink, and each time for the end of a slice.
-That makes 20 checkpoints a minute at least. What leaves in bursts may wait for one more in each of these places."""
+"""The limit from its trigger on: a barrier waits behind three shuffles and before a sink, and each time for the end of
+a slice. That makes 20 checkpoints a minute at least. Bursts may wait for one more in each of these places."""
 FEW = 30
 """So many more may wait before a step, in all subtasks together: to begin with, and in slices and batches."""
 
@@ -53,18 +52,18 @@ class Load:
         self._away_ms = range(begin_ms, begin_ms + rng.randint(AWAY_MIN_MS, AWAY_MAX_MS))
         """When the service is."""
         self._owed_ms: Counter[int] = Counter()
-        """By worker, the time for which the broker has yet to mute it."""
+        """The time for which the broker has yet to mute each worker."""
         places = topology.of("count", "tally", "called", "sink")
         self._before = {step.id: self._counted_before(step) for step in places}
-        """By step before which records wait, the one that they come from."""
+        """The step from which records come, by the step before which they wait."""
         self._stretch_ms = {step.id: SINK_MS if step.kind == "sink" else CHANNEL_MS for step in places}
         self._attempt: Attempt | None = None
         self._left: Counter[str] = Counter()
-        """By step, the records that have gone on from it in this attempt."""
+        """The records that have gone on from each step in this attempt."""
         self._lately: dict[str, deque[int]] = {step: deque() for step in self._before}
-        """By step, when those of the last stretch of time did."""
+        """The times of those of the last stretch, by step."""
         self._most: Counter[str] = Counter()
-        """By step, how many did in any one stretch."""
+        """The largest number in any one stretch, by step."""
         self._working: Process | None = None
         self._finished, self._due_ms = 0, 0
         """How many checkpoints are, and when the next should be triggered."""
@@ -111,7 +110,7 @@ class Load:
     # --- what waits for it --------------------------------------------------------------------------------------
 
     def begins(self, attempt: Attempt) -> None:
-        """From now on records of *attempt* count, and of no other."""
+        """Count the records of *attempt* from now on, and of no other."""
         self._attempt, self._left = attempt, Counter()
 
     def leaves(self, step: str, attempt: Attempt) -> None:
@@ -132,7 +131,7 @@ class Load:
         if coordinator is None or not calm:
             self._due_ms = self._world.clock.monotonic_ms() + self._world.settings.interval_ms
             return
-        self._judge_checkpoints([each.triggered_ms for each in coordinator.core.in_flight])
+        self._judge_checkpoints([each.triggered_ms for each in coordinator.core.attempt.in_flight])
         for step, before in self._before.items():
             waiting, most = self._left[before] - self._left[step], self._most[step]
             what = f"{waiting} records wait before {step}, and {most} at most leave it in {self._stretch_ms[step]} ms"

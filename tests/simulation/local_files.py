@@ -1,8 +1,8 @@
 """The state backends of simulated workers: in memory or in local files, drawn anew for each attempt.
 
-The local files are real ones, of RocksDB, in a folder of this history. An attempt may find those of the one before, or
-none, as on another machine; a zombie still has its own. What is drawn here changes nothing that is drawn elsewhere.
-There is one thread: files are saved at once, so that a seed is one history.
+The local files are real ones, of RocksDB, in a folder of this history. An attempt finds those of the previous one, or
+none, as on another machine; a zombie has its own. Draws here change none elsewhere. One thread saves files at once, so
+that a seed is one history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, StateSettings
-from exactlyonce.state.tiered import files, interval, interval_blocks, table
+from exactlyonce.state.tiered import files, interval, interval_blocks, memory, table
 
 if TYPE_CHECKING:
     from processes import Attempt
@@ -47,8 +47,8 @@ SMALL = (
     (files, "SAVING_SHARE", float("inf")),
     (interval, "SLICE_ENTRIES", 3),
     (interval_blocks, "KEPT_BYTES", 0),
-    (table, "CACHED_SHARE", 1e-6),
-    (table, "CHANGES_SHARE", 4e-3),
+    (memory, "CACHED_SHARE", 1e-6),
+    (memory, "CHANGES_SHARE", 4e-3),
 )
 """Nothing stays in memory that was not touched just now, some intervals spill, no block stays, all files are saved."""
 FETCHED_EVERY = 3
@@ -59,7 +59,7 @@ TIERED_CHANCE = 0.05
 
 @contextmanager
 def fetching_seldom() -> Iterator[None]:
-    """Within this a table takes its time to read what no record wants."""
+    """A context in which a table takes its time to read what no record wants."""
     real, turns = table.TieredTable.fetch, count()
 
     def fetch(self: table.TieredTable[Any]) -> bool:
@@ -75,7 +75,7 @@ class LocalState:
         self._rng = random.Random(f"local state of {seed}")
         self._is_tiered = self._rng.random() < (TIERED_CHANCE if chance is None else chance)
         self._folders: list[tempfile.TemporaryDirectory[str]] = []
-        """Of one machine after the other; zombies may still work in older ones."""
+        """The folders of one machine after the other; zombies may still work in older ones."""
         self._drawn: dict[tuple[int, int], StateSettings] = {}
 
     def settings(self, attempt: Attempt) -> StateSettings:

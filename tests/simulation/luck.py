@@ -1,7 +1,6 @@
-"""Luck: how a history is tilted towards one kind of fault, for rules that are seldom needed without.
+"""Luck: tilts a history towards one kind of fault, for rules that are seldom needed otherwise.
 
-What is tilted is only how often something happens and which settings the job has, never what a fault does; without a
-name everything is drawn from the seed.
+A tilt changes how often something happens and the job's settings, never the effect of a fault.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class Luck:
     kinds: tuple[str, ...] = ()
-    """What happens between two steps: methods of the fault injector. None: as drawn."""
+    """Events between two steps: methods of the fault injector. None: as drawn."""
     fates: tuple[str, ...] = ()
-    """What happens to a coordinator before a request, likewise."""
+    """Events at a coordinator before a request, likewise."""
     chances: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of the fault injector, with their values."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -197,7 +196,7 @@ LUCK = {
         parallelism=3,
     ),
 }  # fmt: skip
-"""By name."""
+"""Lucks by name."""
 NONE = Luck()
 HARMS = ("restored while down", "restored while away", "topic made anew", "reset")
-"""What people do to the store or to the checkpoint topic."""
+"""Methods that harm the store or the checkpoint topic."""

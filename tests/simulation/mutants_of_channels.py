@@ -181,11 +181,11 @@ def _first_list() -> Iterable[Any]:
 
 @mutant("what was on its way is taken after what is new", DISORDER, luck=UNALIGNED, first=11)
 @in_place_of(Subtask, "step")
-def _late(real: Any, self: Subtask) -> Any:
+def _late(real: Any, self: Subtask, **options: Any) -> Any:
     restored, self.restored = self.restored, None
-    moved = real(self)
+    moved = real(self, **options)
     self.restored = restored
-    return moved or (restored is not None and real(self))
+    return moved or (restored is not None and real(self, **options))
 
 
 @mutant("a subtask restores only what was on its way to the one of its number", WRONG, luck=UNALIGNED, first=2)

@@ -14,7 +14,6 @@ from planting import (
     COUNT,
     LEFT,
     OPEN,
-    REPEATED,
     RETAKEN,
     STATE,
     STUCK,
@@ -35,7 +34,7 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.events import Stop, Tick
+from exactlyonce.checkpoint.events import Tick
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records import history
@@ -45,7 +44,6 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
-from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.resolution import Resolution
@@ -56,7 +54,7 @@ from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.pipeline.errors import StorageUnavailable
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
 
 # --- the decision ---------------------------------------------------------------------------------------------------
 
@@ -150,11 +148,10 @@ def _init_first(real: Any, self: Leader, manifest: Any, expire: Any) -> Any:
     return (yield from real(self, manifest, expire))
 
 
-@mutant("no sweep of older transactions", SWEPT + "|" + OPEN)
-@in_place_of(of_transactions, "sweep")
-def _no_sweep(real: Any, *_: Any, **__: Any) -> Any:
-    return 0
-    yield
+mutant(
+    "no sweep of older transactions", SWEPT + "|" + OPEN,
+    patch.object(of_transactions, "sweep", lambda *_, **__: _nothing(0)),
+)  # fmt: skip
 
 
 @mutant("empty ids are not swept", SWEPT + "|" + OPEN, luck="zombies", first=3)
@@ -170,12 +167,6 @@ def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
             request = procedure.send(answer)
     except StopIteration as end:
         return end.value
-
-
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=75)
-@in_place_of(of_transactions, "sweep")
-def _unprotected(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
-    return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
 
 
 @mutant("older transactions are swept before the decided ones are committed", ABORTED, first=6)
@@ -198,12 +189,6 @@ def _forget_repairs(real: Any, self: Any, manifest: Any, repairs: Any, **options
     real(self, manifest, repairs, **options)
     for each in self._all.values():
         each.current = each.original
-
-
-mutant(
-    "later transactions of a subtask do not wait for earlier ones", REPEATED,
-    patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0))), luck="carried", first=69,
-)  # fmt: skip
 
 
 @mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=213)
@@ -249,21 +234,21 @@ def _not_handed_over(real: Any, self: Job, worker: Any, message: Any) -> None:
 def _drop_carried(real: Any, self: Coordinator, tick: Tick, now_ms: int) -> Any:
     effects = real(self, tick, now_ms)
     if effects:
-        self._precommits = []
+        self.attempt.undecided.precommits = []
     return effects
 
 
 @mutant("late output of aborted checkpoints is not carried", COUNT, luck="carried")
 @in_place_of(Coordinator, "_acknowledged")
 def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
-    if all(plan.checkpoint != ack.checkpoint for plan in self.in_flight):
+    if all(plan.checkpoint != ack.checkpoint for plan in self.attempt.in_flight):
         ack = msgspec.structs.replace(ack, precommits=())
     return real(self, ack, now_ms)
 
 
 @mutant(
     "a restart does not finish what is decided", r"is decided before the one before it is finalized|" + ABORTED,
-    luck="naps",
+    luck="naps", first=131,
 )  # fmt: skip
 @in_place_of(Leader, "finish", unchecked(history, "Checkpoint "))
 def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:
@@ -273,17 +258,6 @@ def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:
 def _nothing(result: Any) -> Any:
     return result
     yield
-
-
-@mutant(
-    "a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized|is left ", luck="naps",
-    first=19,
-)  # fmt: skip
-@in_place_of(Coordinator, "handle")
-def _careless_stop(real: Any, self: Coordinator, event: Any, now_ms: int) -> Any:
-    if isinstance(event, Stop) and self.state is JobState.RECOVERING and self.manifest is not None:
-        return self._end(None)
-    return real(self, event, now_ms)
 
 
 @mutant("blocks of the chain are forgotten", TOMBSTONED)
@@ -353,7 +327,7 @@ def _left_open(real: Any, self: Any, request: str) -> Any:
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:
-    if unfinished and self._cancelled:
+    if unfinished and self._ending.cancelled:
         return self._end(None)
     return real(self, reason, now_ms, unfinished=unfinished)
 
@@ -457,7 +431,7 @@ REMOVED = r"stands on block .*, which is removed"
 def _not_durable(real: Any, self: Any, put: Any) -> Any:
     with suppress(StorageUnavailable):
         self._folder.put(str(name_of(put.ref)), put.value, "")
-    put.told = True
+    put.durable = True
     yield from ()
 
 
@@ -468,20 +442,25 @@ def _early(real: Any, self: Any, staged: Any) -> Any:
     return (yield from real(self, staged))
 
 
-mutant(
-    "files that are dropped are not removed", LEFT,
-    patch.object(decision_log, "RemoveBlocks", lambda _: Reached("nothing")), luck="outside",
-)  # fmt: skip
+@mutant("files that are dropped are not removed", LEFT, luck="outside")
+@in_place_of(DecisionLog, "commit")
+def _not_removed(real: Any, self: Any) -> Any:
+    def answer(request: requests.Request) -> Any:
+        return (yield Reached("nothing") if isinstance(request, RemoveBlocks) else request)
+
+    return requests.relayed(real(self), answer)
+
+
 mutant(
     "files are told apart by partition and offset", LEFT,
     patch.object(retention, "_key", lambda ref: (ref.partition, ref.offset)), luck="outside",
 )  # fmt: skip
 mutant(
     "nothing is held for a checkpoint that cannot be looked at", REMOVED,
-    patch.object(retention, "may_be_of", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
+    patch.object(retention, "may_need", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
     luck="references not known",
 )  # fmt: skip
 mutant(
     "everything is held for a checkpoint that cannot be looked at", LEFT,
-    patch.object(retention, "may_be_of", lambda *_: True), luck="references not known",
+    patch.object(retention, "may_need", lambda *_: True), luck="references not known",
 )  # fmt: skip

@@ -46,20 +46,14 @@ mutant(
     "a subtask does not ask what is behind it for room", OVERLOADED, patch.object(Outlet, "room", MANY),
     shape="two-shuffles", luck=LOAD,
 )  # fmt: skip
-
-
-@mutant("what has left once counts permanently", OVERLOADED, shape="two-shuffles", luck=LOAD)
-@in_place_of(Departures, "lately")
-def _remembered(real: Any, self: Departures, now_s: float) -> int:
-    return self._records
-
-
-@mutant("the head of a crowded loop leaves its channels open", CROWDED, shape="retry", luck=LOAD)
-@in_place_of(ChannelInput, "close")
-def _open(real: Any, self: ChannelInput, closed: bool) -> None:
-    pass
-
-
+mutant(
+    "what has left once counts permanently", OVERLOADED,
+    patch.object(Departures, "lately", lambda self, now_s: self._records), shape="two-shuffles", luck=LOAD,
+)  # fmt: skip
+mutant(
+    "the head of a crowded loop leaves its channels open", CROWDED,
+    patch.object(ChannelInput, "close", lambda self, closed: None), shape="retry", luck=LOAD,
+)  # fmt: skip
 mutant(
     "the head of a crowded loop takes what is new", CROWDED, patch.object(Subtask, "_has_too_much", False),
     shape="retry", luck=LOAD,

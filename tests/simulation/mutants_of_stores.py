@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import planting
@@ -21,6 +20,8 @@ from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.sinks import ledger
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
 from exactlyonce.testing.store import StoreModel
@@ -45,19 +46,34 @@ mutant = partial(planting.mutant, shape=ANY_STORE)
 @mutant("a store applies what its ledger has", APPLIED_TWICE, luck="stores")
 @in_place_of(StoreModel, "apply")
 def _ledger_ignored(real: Any, self: StoreModel, rows: Any, entry: Any) -> Any:
-    self.contents.ledger.pop((entry.pipeline, entry.sink, entry.subtask), None)
+    target = entry.pipeline, entry.sink
+    if target in self.contents.ledgers:
+        checkpoints = {**self.contents.ledgers[target].checkpoints}
+        checkpoints.pop(entry.subtask, None)
+        self.contents.ledgers[target] = msgspec.structs.replace(self.contents.ledgers[target], checkpoints=checkpoints)
     return real(self, rows, msgspec.structs.replace(entry, previous=0))
 
 
-mutant(
-    "a store does not look at the checkpoint before", DISORDERED, patch.object(StoreModel, "_require_reached"),
-    luck="restored while away", first=6,
+@mutant("a store does not look at the checkpoint before", DISORDERED, luck="restored while away", first=6)
+@in_place_of(LedgerEntry, "is_due")
+def _previous_ignored(real: Any, self: LedgerEntry, **ledger: Any) -> Any:
+    return real(msgspec.structs.replace(self, previous=0), **ledger)
+
+
+@mutant("a store lets whoever was fenced apply", FENCED, luck="stores")
+@in_place_of(ledger, "require_writer")
+def _fence_ignored(real: Any, *writer: Any, newest: int, begun_for: str) -> None:
+    real(*writer, newest=0, begun_for=begun_for)
+
+
+@mutant(
+    "a store does not look at the topic that its ledger was begun for", UNDECIDED + "|" + OTHER_ROWS, luck="reset",
+    first=2,
 )  # fmt: skip
-mutant("a store lets whoever was fenced apply", FENCED, patch.object(StoreModel, "_require_newest"), luck="stores")
-mutant(
-    "a store does not look at the topic that its ledger was begun for", UNDECIDED + "|" + OTHER_ROWS,
-    patch.object(StoreModel, "_require_own"), luck="reset", first=2,
-)  # fmt: skip
+@in_place_of(ledger, "require_writer")
+def _topic_ignored(real: Any, *writer: Any, newest: int, begun_for: str) -> None:
+    *_, origin = writer
+    real(*writer, newest=newest, begun_for=origin)
 
 
 @mutant("the checkpoint before is not named", DISORDERED, luck="restored while away", first=6)
@@ -69,9 +85,9 @@ def _previous_unnamed(real: Any, committables: Any, *known: Any) -> Any:
 @mutant("a store is fenced by whatever topic asks", ANEW, luck="topic made anew", first=4)
 @in_place_of(StoreModel, "fence")
 def _taken_over(real: Any, self: StoreModel, pipeline: str, sink: str, incarnation: int, origin: str) -> Any:
-    writer = self.contents.writers.get((pipeline, sink))
-    if writer is not None:
-        self.contents.writers[pipeline, sink] = writer._replace(origin=origin)
+    found = self.contents.ledgers.get((pipeline, sink))
+    if found is not None:
+        self.contents.ledgers[pipeline, sink] = msgspec.structs.replace(found, origin=origin)
     return real(self, pipeline, sink, incarnation, origin)
 
 
@@ -170,11 +186,12 @@ def _carried_last() -> Iterable[Any]:
 
 
 @mutant("a restart carries rows of the attempt before", COUNT)
-@in_place_of(Coordinator, "_drop_in_flight")
-def _carried_through_restart(real: Any, self: Coordinator) -> None:
-    kept = self._staged
-    real(self)
-    self._staged = kept
+@in_place_of(Coordinator, "_recover")
+def _carried_through_restart(real: Any, self: Coordinator, *given: Any) -> Any:
+    kept = self.attempt.undecided.staged
+    effects = real(self, *given)
+    self.attempt.undecided.staged = kept
+    return effects
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------

@@ -46,13 +46,14 @@ from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.state.chain import Chain
+from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.table import KeyedTable
 from exactlyonce.state.tiered import files
 from exactlyonce.state.tiered.files import Marker
+from exactlyonce.state.tiered.groups import TableGroups
 from exactlyonce.state.tiered.store import LocalStore
-from exactlyonce.state.tiered.table import TieredSnapshot, TieredTable
+from exactlyonce.state.tiered.table import TieredTable
 
 # --- barriers -------------------------------------------------------------------------------------------------------
 
@@ -75,13 +76,13 @@ def _first_input(real: Any, self: Alignment, source: Any, checkpoint: int, *, al
 
 @mutant("the snapshot is taken after the next batch", WRONG)
 @in_place_of(Subtask, "_snapshot")
-def _late_snapshot(real: Any, self: Subtask, frame: Barrier, captures: Any) -> Any:
+def _late_snapshot(real: Any, self: Subtask, frame: Barrier, captures: Any) -> None:
     for source in self.sources:
         if not source.triggers:
             batch = source.reader.poll(5, 0.0)
             if batch:
-                source.push(source._decoder.decode(batch))
-    return real(self, frame, captures)
+                source.push(source.decoder.decode(batch))
+    real(self, frame, captures)
 
 
 @mutant("a barrier overtakes the frame before it", WRONG, first=5)
@@ -172,7 +173,7 @@ mutant(
 @mutant("increments are relative to the checkpoint before, completed or not", STATE, luck="carried")
 @in_place_of(KeyedTable, "freeze")
 def _wrong_base(real: Any, self: Any, checkpoint: int, base: int, *, whole: bool) -> Any:
-    self._intervals = []
+    self._history.intervals = []
     return real(self, checkpoint, base, whole=whole)
 
 
@@ -190,7 +191,8 @@ def _uncloned(real: Any, self: Any, keys: Any) -> None:
 
 mutant(
     "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
-    patch.object(WorkerBlocks, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
+    patch.object(WorkerBlocks, "write", lambda self, block, place: self.attempt.write(block, place, 1)),
+    unchecked(storage, "A block is written once"),
     unchecked(decision_log, "A block that a manifest names"), first=88,
 )  # fmt: skip
 
@@ -233,10 +235,10 @@ def _early_flush(real: Any, self: KafkaWriter, wait_s: float) -> Any:
     return real(self, wait_s)
 
 
-@mutant("a barrier does not wait for the backlog", COUNT, first=11)
-@in_place_of(KafkaWriter, "barrier")
-def _early_barrier(real: Any, self: KafkaWriter, checkpoint: int) -> None:
-    self._cut(checkpoint)
+mutant(
+    "a barrier does not wait for the backlog", COUNT,
+    patch.object(KafkaWriter, "barrier", lambda self, checkpoint: self._cut(checkpoint)), first=11,
+)  # fmt: skip
 
 
 @mutant("a full queue lets a batch begin anew", COUNT, first=18)
@@ -334,18 +336,18 @@ def _replay_by_time(real: Any, lanes: Any, logs: Any, order: Any, left: Any = No
 
 mutant(
     "a key group that was not read is taken for empty", WRONG + "|" + DISORDER,
-    patch.object(TieredTable, "_read", lambda self, groups: self._shelf.unread.difference_update([*groups])),
+    patch.object(TableGroups, "read", lambda self, groups: self.unread.difference_update([*groups])),
     luck="local files", first=2,
 )  # fmt: skip
 
 
 @mutant("a snapshot leaves out what was not read", WRONG + "|" + DISORDER, luck="local files", first=5)
-@in_place_of(TieredSnapshot, "__init__")
-def _left_out(
-    real: Any, self: Any, intervals: Any, base: Chain, chains: Any, of: TieredTable[Any], *, whole: bool
-) -> None:
-    read = mask_of(set(of._shelf.groups) - of._shelf.unread)
-    real(self, intervals, Chain.of(base.blocks, read), chains, of, whole=whole)
+@in_place_of(TieredTable, "freeze")
+def _left_out(real: Any, self: Any, checkpoint: int, base: int, *, whole: bool) -> Any:
+    snapshot = real(self, checkpoint, base, whole=whole)
+    read = mask_of(set(self._groups.all) - self._groups.unread)
+    snapshot.chain = Chain.of(snapshot.chain.blocks, read)
+    return snapshot
 
 
 mutant(

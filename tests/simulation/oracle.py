@@ -1,8 +1,7 @@
-"""The judge of a simulation: it sees every request that the broker carries out, and has readers of its own.
+"""The judge of a simulation: it sees every request that the broker applies, and has its own readers.
 
-It knows the steps of the topology and the input, and trusts nobody: from the words of the steps it works out by which
-ways each input record comes to which count and sink, and what must be in a state or an output is counted from that.
-Whatever breaks an invariant of the protocol raises `Broken`, at the first request that shows it.
+It derives from the words of the topology's steps and the input by which ways each record comes to which count and sink,
+and so what every state and output must hold. The first request that breaks an invariant raises `Broken`.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Oracle:
         self._stands_on: dict[int, set[BlockRef]] = {}  # by checkpoint that is retained
         self.ever_named: set[Named] = set()
         self.binding: dict[str, Named] = {}
-        """Of the unfinalized checkpoint: by transactional id of the original, what must be committed now."""
+        """Transactions that the unfinalized checkpoint must commit now, by transactional id of the original."""
         self.fenced: set[str | None] = set()
         """Ids that were swept, and not initialised since."""
         self._initialized: Counter[str | None] = Counter()
@@ -90,9 +89,9 @@ class Oracle:
         }
         """Sn of the newest manifest."""
         self._arrived: dict[str, Counter[str]] = {each.id: Counter() for each in topology.of("count", "tally")}
-        """By count and key, how many records before Sn have come to it."""
+        """The number of records before Sn that have come, by count and key."""
         self._owed: Counter[str] = Counter()
-        """By sink, how many records of those before Sn come to it."""
+        """The number of records before Sn that come to each sink."""
         self.readers = self.readers_of(topology, inputs, self._ways, self.decided)
         self._stand_ins: list[Committable] = []
         self._attempt_decided = (0, 0)
@@ -164,8 +163,7 @@ class Oracle:
         self.fenced |= {each for each, times in older.items() if self._initialized[each] == times}
 
     def decided_more(self) -> None:
-        """Readers of the decision log may see more than before: a decision counts from then on, for until its markers
-        are there it may yet be taken back."""
+        """Readers of the decision log may see more than before: a decision counts once its markers are there."""
         log = self.broker.fetch(TOPIC, DECISIONS, self._decisions_read, Isolation.READ_COMMITTED)
         self._decisions_read = log.last_stable_offset
         for transaction, records in groupby(log.records, lambda each: (each.producer_id, each.epoch)):
@@ -192,8 +190,7 @@ class Oracle:
         demand(pending is None or pending.previous in self._retained, "an unfinalized checkpoint can be replayed")
 
     def read_blocks(self, ending: tuple[int, int] = (-1, -1)) -> None:
-        """What was written to the block partitions since the last look. A tombstone counts once it is committed; those
-        of the transaction *ending* are."""
+        """Read new blocks. Tombstones count once they are committed; those of the transaction *ending* do."""
         if self._outside is not None:
             self._live = dict.fromkeys(self._outside.contents)
         for partition in range(1, self._block_partitions if self._outside is None else 1):
@@ -340,13 +337,13 @@ class Oracle:
         return self._bodies[ref]
 
     def blocks_written(self, keys: list[str]) -> None:
-        """By a worker, perhaps of an attempt that is over."""
+        """A record of a worker, perhaps of an attempt that is over."""
         parsed = [(text, key) for text in keys if (key := BlockKey.parse(text)) is not None]
         self._of_zombies.update(text for text, key in parsed if (key.incarnation, key.attempt) < self._attempt_decided)
 
     def _no_orphans(self, manifest: Manifest) -> None:
         """Now that *manifest* is finalized every block in the topic is referred to, but for those of checkpoints that
-        are in flight behind it. What was restored is looked behind at once, by another transaction."""
+        are in flight behind it. A restored checkpoint is looked behind at once, by another transaction."""
         if manifest.kind == RESTORED:
             return
         named_by = {ref.key for refs in self._stands_on.values() for ref in refs}
@@ -402,8 +399,7 @@ class Oracle:
     # --- readers ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What read_committed readers see now: each key's updates once, in order, and nothing undecided. Nor are they
-        held back by a transaction for longer than it may last."""
+        """Check that read_committed readers see updates once, in order and decided, and are not held back long."""
         overdue = self.broker.overdue(self._transaction_timeout_ms)
         demand(not overdue, f"{overdue} have been open for longer than {self._transaction_timeout_ms} ms")
         for (sink, partition), offset in self._read_to.items():

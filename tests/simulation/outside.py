@@ -1,8 +1,8 @@
 """A storage of blocks outside of the checkpoint topic, in memory, that is slow, refuses, loses answers and lists late.
 
-What puts blocks there, and what a file is called, ships; the faults are those of a store of objects. The oracle sees
-every file that comes and goes: what a retained manifest stands on is there, and never removed; what nobody stands on is
-removed by whoever has decided so, or found by those who come later.
+The shipped code puts blocks there and names the files; the faults are those of an object store. The oracle sees every
+file that comes and goes: blocks of a retained manifest are never removed; others are removed by the coordinator that
+decided so, or by a later one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Outside:
     def __init__(self, world: World) -> None:
         self.world = world
         self.contents: dict[str, bytes] = {}
-        """By the keys of blocks."""
+        """Contents by the keys of blocks."""
         self.unlisted: dict[str, int] = {}
         """Files that a listing lacks, and until when."""
         self.removing: dict[SimulatedCoordinator, set[str]] = {}
-        """What each coordinator has yet to remove, by its own decisions."""
+        """Files that each coordinator has yet to remove, by its own decisions."""
         self.not_known: defaultdict[int, set[int]] = defaultdict(set)
-        """By incarnation, checkpoints of which it could not learn what they stand on: while one is retained, nothing
-        that may be of it goes, and what was written later goes as ever."""
+        """Checkpoints whose references an incarnation could not learn: while one is retained, nothing that may be of it
+        goes, and what was written later goes as ever."""
         self._away_until_ms = 0
 
     # --- as whoever asks sees it
@@ -144,9 +144,9 @@ class Outside:
         self.world.spawn(coordinator, steps())
 
     def writer(self, process: Process) -> SimulatedFileBlocks:
-        made = SimulatedFileBlocks(process, self)
-        process.producers.append(made)
-        return made
+        blocks = SimulatedFileBlocks(process, self)
+        process.producers.append(blocks)
+        return blocks
 
     # --- for the oracle
 
@@ -212,7 +212,7 @@ class Left:
         self._keys = {key for key in unnamed if _checkpoint(key) > held}
 
     def decided(self, manifest: Manifest) -> None:
-        """Whoever has finalized the one before has had time to say what may go."""
+        """A coordinator that has finalized the previous one has had time to say what may go."""
         if _attempt(manifest) == self._attempt:
             for key in sorted(self._keys & self._outside.contents.keys()):
                 gone = self._outside.is_expected(key)

@@ -49,7 +49,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS: dict[str, Mutant] = {}
-"""By name."""
+"""Mutants by name."""
 
 
 def mutant(name: str, expected: str, *patches: Patch, **where: Any) -> Callable[[Patches], None]:
@@ -78,12 +78,12 @@ def replaced(owner: Any, name: str, defect: Callable[..., Any]) -> Patch:
 
 
 def unchecked(module: Any, rule: str) -> Patch:
-    """Within this *module* does not check *rule*, which would notice the defect before the oracle does."""
+    """A context in which *module* does not check *rule*, which would notice the defect before the oracle does."""
     return patch.object(module, "require", lambda holds, what: require(holds or what.startswith(rule), what))
 
 
 def unfitting() -> Patch:
-    """Within this a replay takes by time what an order log that does not fit leaves over, and does not say so."""
+    """A context in which a replay silently takes by time what an order log that does not fit leaves over."""
 
     def take_along(real: Any, lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
         try:

@@ -1,7 +1,7 @@
 """A worker process of the simulator: the shipped `Worker` and all that it builds, over simulated clients.
 
-It can be paused between any two turns of its loop or requests of its clients, and killed there too; what it sent before
-that arrives, and of what was under way some may.
+It can be paused or killed between any two turns of its loop or requests of its clients; sent messages arrive, those in
+flight may.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IDLE_MS = 60
 """A loop with nothing to do comes round so often; it is woken when there is."""
 IDLE_UNDER_LOAD_MS = 10
-"""Where it takes time that records of a source gather, as with the one that ships."""
+"""Records of a source take time to gather, as with the one that ships."""
 
 
 class Attempt:
@@ -74,7 +74,7 @@ class Process:
         self.pid: int | None = None
         self.alive, self.paused_until_ms = True, 0
         self.busy_ms = 0
-        """What the records of the turn that goes on have cost."""
+        """The cost of the records of the current turn."""
         self._busy_until_ms = 0
         """Until what those of the last one cost is over."""
         self.is_gone = False
@@ -112,7 +112,7 @@ class Process:
                 refs = wanted.refs
             yield from clients.blocks.get(self.world, refs)
         self.worker, clients.blocks.at_once = worker, self.world
-        self.world.seen["restored records on their way"] += any(each.restored for each in worker.built.subtasks)
+        self.world.seen["restored records on their way"] += any(each.restored for each in worker.parts.subtasks)
         self.control.send(msg.Ready(self.subtask, self.world.fingerprint, 0))
         while worker.running:
             yield self._turned(worker)
@@ -155,7 +155,7 @@ class Process:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL. What was under way to the broker may still arrive."""
+        """SIGKILL. Requests under way to the broker may still arrive."""
         if not self.alive:
             return
         self.alive, self.is_gone = False, True

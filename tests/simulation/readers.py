@@ -1,4 +1,4 @@
-"""Readers of the output. What may be visible, and in which order, follows from the words of the topology's steps."""
+"""Readers of the output. The words of the topology's steps say what may be visible, and in which order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from watched import Broken, demand
 Place = tuple[str, int]
 """A source and a partition of its topic."""
 PERIOD = 12
-"""What the steps do depends on the offset modulo this."""
+"""The modulus of the offset on which the steps depend."""
 
 
 def ways_of(topology: Topology, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
-    """By step, the `way` of each record that it passes on for one of input record *offset*, which has come to step
-    *origin* by way of *begin*, and to no other."""
+    """The `way` by step of each record of input record *offset* that came to *origin* by *begin* alone."""
     ways: dict[str, list[str]] = {step.inputs[0]: [] for step in topology.of("loop")}
     before: dict[str, list[str]] | None = None
     while ways != before:  # once more round each loop
@@ -65,7 +64,7 @@ class Ways:
 
 @lru_cache
 def all_ways(topology: Topology) -> Ways:
-    """What is worked out for one history holds for all of its topology."""
+    """The results for one history hold for all of its topology."""
     return Ways(topology)
 
 
@@ -76,7 +75,7 @@ class Readers:
         """*decided*: Sn of the newest manifest, as it grows."""
         self._inputs, self._ways, self._decided = inputs, ways, decided
         self.seen: Counter[str] = Counter()
-        """By sink."""
+        """Records seen, by sink."""
         self.doubled = 0
         """How many were visible before, where that may be."""
         self.rescaled = False
@@ -87,7 +86,7 @@ class Readers:
             step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
             for step in topology.of("sink", "store")
         }
-        """By sink, the count right before it, if it is one."""
+        """The count right before each sink, if it is one."""
         self._ordered = {
             step.id
             for step in topology.of("sink", "store")
@@ -98,13 +97,13 @@ class Readers:
         self._shown: dict[str, set[tuple[str, int, int, str]]] = {sink: set() for sink in every}
         self._inputs_of = {step.id: step.inputs for step in topology.of("sink", "store")}
         self._newest: dict[tuple[Any, ...], int] = {}
-        """By sink, place, way and keys, the offset of the newest record that is visible."""
+        """The offset of the newest visible record, by sink, place, way and keys."""
         self._totals: dict[str, Counter[str]] = {sink: Counter() for sink in every}
-        """By sink and key, how many updates are visible."""
+        """The number of visible updates, by sink and key."""
         self._updates: dict[tuple[str, str, int], tuple[str, int, int, str]] = {}
-        """By count, key and number, the record that the update stems from: the same in every sink."""
+        """The record that an update stems from, by count, key and number: the same in every sink."""
         self._given: dict[tuple[Any, ...], tuple[int, ...]] = {}
-        """By count and record, its totals: the same in every sink."""
+        """The totals of a record, by count: the same in every sink."""
 
     def read(self, sink: str, value: bytes) -> None:
         event = _decode(value)

@@ -1,9 +1,8 @@
-"""Pure functions of what ships, whose answers are remembered while histories are lived through.
+"""A cache of the answers of shipped pure functions, for simulations.
 
-A process asks each of them once or twice in its life: what msgspec knows of a type, what a decision says. A simulated
-one is born hundreds of times in a second, and asks the same again. Invariants: what is remembered is what the shipped
-function has answered to the same bytes or the same type, whichever history asked; it is bounded; and it is never used
-where the function is another one, as where a defect is planted in it, nor kept from before one was planted anywhere.
+A process calls each of them once or twice in its life; hundreds of simulated ones are born in a second. Invariants: an
+entry is the shipped function's answer to the same bytes or type, in any history; the cache is bounded; it is not used
+if the function is replaced, as by a planted defect, and is emptied when a defect is planted anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from exactlyonce.checkpoint.records.encoding import DecisionKey
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks
 
 ANSWERS_MAX = 1_000
-"""Of each function."""
+"""The limit of each function."""
 _PURE = tuple(
     (owner, name, vars(owner)[name], lru_cache(ANSWERS_MAX)(getattr(owner, name)))
     for owner, name in (

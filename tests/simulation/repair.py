@@ -1,8 +1,7 @@
 """The repair of lost records by a simulated coordinator: copied from the output log, or computed again by a replay.
 
-A replay knows only what a real one knows: the base's blocks, the input between the two Sn, and the order logs. What
-runs is shipped: operators, tables, lanes, and the order in which they are taken; only the files between two stages, and
-what starts one unit after the other, are stood in for.
+A replay has only the base's blocks, the input between the two Sn, and the order logs, as a real one. Operators, tables,
+lanes and their order are shipped code; only the files between two stages and the start of units are stand-ins.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 Records = list[tuple[bytes | None, bytes | None]]
 Ranges = dict[tuple[str, int], list[Message]]
-"""By source and partition, what lies between the two Sn."""
+"""The records between the two Sn, by source and partition."""
 
 
 def copied(coordinator: SimulatedCoordinator, lost: Committable, name: str) -> Steps:
@@ -153,11 +152,11 @@ class Replay:
     logs: dict[tuple[str, int], list[bytes]]
     blocks: FetchedBlocks
     left: dict[tuple[str, int], dict[str, int]]
-    """By task and subtask, and channel, what was on its way at the end."""
+    """The in-flight records at the end, by task and subtask, and channel."""
     outputs: defaultdict[tuple[str, int], Records] = field(default_factory=lambda: defaultdict(list))
-    """By sink and subtask."""
+    """Outputs by sink and subtask."""
     frames: defaultdict[tuple[str, int, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """By edge, sender and receiver."""
+    """Frames by edge, sender and receiver."""
 
     def run(self) -> None:
         for task in self.plan.tasks:
@@ -176,7 +175,7 @@ class Replay:
 
 @dataclass
 class ReplayEnds:
-    """What a subtask of a replay reads and writes."""
+    """The inputs and outputs of a replay's subtask."""
 
     replay: Replay
     subtask: int
@@ -231,7 +230,7 @@ class ReplayEnds:
 
 
 def _ignored(batch: Batch) -> None:
-    """What a sink sets aside is not lost with a transaction."""
+    """Output that a sink has staged is not lost with a transaction."""
 
 
 def _produced(

@@ -1,7 +1,7 @@
-"""Runs that begin from a savepoint: found, checked and written anew by what ships, at once, with a crash behind it.
+"""Runs that begin from a savepoint, which shipped code finds, checks and writes anew; a crash may follow.
 
-The run may have another parallelism than the one that took the savepoint. The oracle judges what goes on from it like
-any checkpoint: the same offsets, the states that the records before them give, no output.
+The parallelism may differ from the savepoint's. The oracle judges the restored checkpoint like any other: the same
+offsets, the states of the records before them, no output.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ def judge_behind_the_fence(coordinator: SimulatedCoordinator, found: Restoring) 
 def restored(coordinator: SimulatedCoordinator, found: Restoring, checkpoint: int) -> Restored:
     world = coordinator.world
     try:
-        made = found.write(checkpoint, coordinator.log.incarnation.incarnation)
+        manifest = found.write(checkpoint, coordinator.log.incarnation.incarnation)
     except (DamagedRecord, DamagedState) as error:
         demand(not world.is_newest(coordinator), f"the savepoint cannot be restored: {error}")
         raise Fenced("Somebody has gone on meanwhile.") from error
     world.seen["savepoint restored"] += 1
-    world.seen["savepoint restored with records on their way"] += bool(made.channel_logs)
-    world.note(f"{coordinator} restores {made.origin} as checkpoint {checkpoint}")
-    return made
+    world.seen["savepoint restored with records on their way"] += bool(manifest.channel_logs)
+    world.note(f"{coordinator} restores {manifest.origin} as checkpoint {checkpoint}")
+    return manifest

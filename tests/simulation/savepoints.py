@@ -1,9 +1,8 @@
-"""People who ask for savepoints and delete them, and what they may rely on.
+"""Users who request and delete savepoints, and the guarantees that they have.
 
-Invariants: a request is served by one savepoint, whatever crashes meanwhile; a savepoint stands on no block of another
-checkpoint, and no checkpoint does where the settings say so; it is there until somebody deletes it, and what was
-deleted goes once nothing is built on it. Whoever asks stops no progress: what came to nothing leaves no worker at work
-for it, and an ordinary checkpoint is decided before the next one is tried.
+Invariants: one savepoint serves a request, whatever crashes meanwhile; it refers to no block of another checkpoint, nor
+does a checkpoint if the settings say so; it stays until it is deleted, and then goes once nothing is built on it. A
+failed request leaves no worker at work, and an ordinary checkpoint is decided before the next try.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.state.index import decode_index
 
 PINNED_FOR = 1
-"""With one checkpoint under way at a time, so many at most build on what was the newest when it was deleted."""
+"""The most checkpoints that build on the newest one at its deletion, with one in progress at a time."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,13 +34,13 @@ class Savepoints:
         self._retained: set[int] = set()
         self._served: set[str] = set()
         self._deleted: dict[int, int] = {}
-        """By savepoint, the incarnation that has said that it is kept no longer."""
+        """The incarnation that has said that a savepoint is kept no longer."""
         self._finalized_since: Counter[int] = Counter()
-        """By savepoint that was deleted, how many checkpoints of that incarnation were finalized since."""
+        """The number of checkpoints of that incarnation finalized since the deletion, by savepoint."""
         self._under_way: defaultdict[int, set[int]] = defaultdict(set)
-        """By incarnation, those of its attempt that are not decided."""
+        """Undecided savepoints of the attempt, by incarnation."""
         self._came_to_nothing: dict[int, int] = {}
-        """By incarnation, the last one, while no ordinary checkpoint was decided since."""
+        """The last one, by incarnation, while no ordinary checkpoint was decided since."""
         self._count = 0
 
     def ask(self, *, stop: bool) -> None:

@@ -4,7 +4,7 @@
     python tests/simulation/simulate.py --seeds 10000 --jobs 2  # soak
     python tests/simulation/simulate.py --seeds 10000 --jobs 2 --luck any  # of everything in turn: stores, loops, ...
 
-It prints the pace, what has been met how often, and of a failure its trace and the command that replays it.
+It prints the pace, the number of events of each kind, and a failure's trace with the command that replays it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from world import replay_command, simulate
 OBJECTS_BETWEEN_COLLECTIONS = 200_000
 """A world is full of cycles, and goes as a whole: to look for them more often only takes time."""
 COLUMNS = 3
-"""Of what was met."""
+"""The columns of the table of events."""
 SHOWN_MAX = 5
 """Failures that are shown whole."""
 ANY = "any"
-"""In place of a luck: the seed says which, and with which topology."""
+"""Instead of a luck: the seed says which, and with which topology."""
 
 
 def shapes_of(luck: str) -> list[str | None]:
-    """With which topologies it means something; None: as drawn."""
+    """The topologies with which it means something; None: as drawn."""
     if "cycles" in luck:
         return [*LOOP_SHAPES]
     if LUCK[luck].load:

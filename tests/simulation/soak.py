@@ -2,9 +2,9 @@
 
     python tests/simulation/soak.py [--seeds 300000] [--jobs 2]
 
-Every second hundred has whatever its seed draws, the others every tilt in turn (`--luck any`). What was lived through
-goes into docs/simulated-seeds.json and docs/guarantees.md after each hundred, by the commit that last changed what is
-simulated: a run that was broken off goes on there, on another machine too, and seeds of older commits stay told apart.
+Every second hundred has only its seed's draws, the others every tilt in turn (`--luck any`). Each hundred is added to
+docs/simulated-seeds.json and docs/guarantees.md, by the commit that last changed what is simulated: an interrupted run
+continues there, on another machine too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK = 100
 CHUNKS_OF_A_PROCESS = 50
 
 Soak = dict[str, Any]
-"""Of one commit: its name, how many chunks are done, and the seeds that broke, each with its luck."""
+"""The progress on one commit: its name, how many chunks are done, and the seeds that broke, each with its luck."""
 
 
 def seeds_of(chunk: int) -> tuple[range, str | None]:

@@ -1,7 +1,7 @@
-"""The store of a simulation, what goes wrong with it, and how a simulated coordinator reaches it.
+"""The store of a simulation, its faults, and the connection of a simulated coordinator.
 
-A request is carried out at once or late, its answer may be lost, the store may be away; people restore it from a backup
-or make the checkpoint topic anew, and then every run must halt.
+A request is applied at once or late, its answer may be lost, the store may be away. If the store is restored from a
+backup, or the checkpoint topic is recreated, every run must halt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clients import TOPIC, Awaited, FetchedBlocks, Steps
 from faults import EXPIRY_MS
-from ledgers import WatchedStore
+from ledgers import WatchedStore, positions_of
 from watched import demand
 
 from exactlyonce.checkpoint import requests
@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Answer
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, StoreUnavailable
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.store import MemorySink, StoreContents
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
 GONE = "is gone, which every run makes"
-"""What the halts say."""
+"""The text of the halts."""
 HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew", "reset")
 FORGOTTEN_MS = EXPIRY_MS + 10_000
 AGAIN_STEPS = 200
@@ -49,7 +49,7 @@ class StoreAnswers:
         self._stores = PipelineStores(self._world.graph, self._blocks)
         self.staging = self._stores.staging
         self._under_way: tuple[Any, Answer] | None = None
-        """What has been asked, and its answer, which the leader hears later: it is told that the store is at it."""
+        """The request and its answer, which the leader hears later: it is told that the store is at it."""
 
     def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
         """The answer, at once or, as of a store that takes long, when it is asked for again."""
@@ -99,7 +99,7 @@ class Stores:
         self.slow_chance = 0.0
         """That a leader is told that the store is at it, though it has done what it was asked."""
         self.harm = choice(HARMS) if self.rng.random() < 0.2 else ""
-        """What people do to the store or to the checkpoint topic: a method."""
+        """The harm that people do to the store or to the checkpoint topic: a method."""
         self._backup_at = self.rng.randint(0, 2_000)
         self._harm_at = self._backup_at + self.rng.randint(1, 2_000)
         self._backup: StoreContents | None = None
@@ -178,7 +178,7 @@ class Stores:
             getattr(self, self.harm)()
 
     def go_away(self) -> None:
-        """For a moment, or for longer than anybody waits. All that was under way is lost."""
+        """Be away for a moment, or for longer than anybody waits. All that was under way is lost."""
         away_ms = self.rng.choice((10, 200, 1_000, self.timeout_ms + 500))
         self.world.note(f"the store is away for {away_ms} ms")
         self._away_until_ms = self.clock.monotonic_ms() + away_ms
@@ -210,7 +210,7 @@ class Stores:
     def make_topic_anew(self) -> None:
         """Everybody is down, most often until the broker has forgotten all ids: who begins then finds nothing."""
         world = self.world
-        if not self.model.contents.ledger or not world.faults.broker_is_up or world.broker.has_hanging():
+        if not positions_of(self.model.contents) or not world.faults.broker_is_up or world.broker.has_hanging():
             return
         world.faults.everybody_down(FORGOTTEN_MS if self.rng.random() < 0.8 else 0)
         world.broker.delete_topic(TOPIC)
@@ -222,8 +222,7 @@ class Stores:
         self._coordinators_harmed = len(self.world.coordinators)
 
     def reset(self) -> None:
-        """The pipeline begins anew: topic, target and ledger are emptied by hand, while an older coordinator sleeps
-        right before it asks the store."""
+        """The pipeline begins anew: topic, target and ledger are emptied while an older coordinator is to ask."""
         world, now_ms = self.world, self.clock.monotonic_ms()
         asleep = [e for e in world.coordinators if e.paused_until_ms > now_ms and e.step_name == "store-committing"]
         zombie = next((each for each in asleep if each.alive), None)

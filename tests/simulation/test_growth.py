@@ -28,12 +28,12 @@ class Left(NamedTuple):
     """Keys in the decision log."""
     transactional_ids: int
     kept: int
-    """What the coordinator remembered of the log and of blocks."""
+    """Entries of the log and of blocks that the coordinator remembered."""
 
 
 LIMITS = Left(blocks=30, decisions=20, transactional_ids=205, kept=40)
 SEED = 5
-"""Of a pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
+"""A pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
 
 
 def died_early(seed: int, count: int) -> list[Left]:
@@ -89,8 +89,7 @@ def grown(found: list[Left]) -> set[str]:
 @pytest.mark.exhaustive(but=["120"])
 @pytest.mark.parametrize("incarnations", [120, 225])
 def test_nothing_grows_over_hundreds_of_incarnations(incarnations: int) -> None:
-    """Blocks, decisions, transactional ids and what the coordinator remembers stay below bounds that some ten
-    incarnations reach: what is retained, what one incarnation leaves, the ids of a minute."""
+    """Blocks, decisions, transactional ids and the coordinator's memory stay below bounds of ten incarnations."""
     found = died_early(SEED, incarnations)
     print(f"after {incarnations} incarnations: {found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
     assert grown(found) == set()

@@ -17,17 +17,17 @@ FAULTS = {
     "at FenceStore", "at CommitStaged", "at store-committing", "at store-committed",
     "zombie coordinator", "zombie worker", "rescaled",
 }  # fmt: skip
-"""What is done to the job: what became of a request that nobody heard the answer to comes behind its name."""
+"""Faults of the job: what became of a request that nobody heard the answer to comes behind its name."""
 CONSEQUENCES = {
     "applied", "applied before", "rows carried", "held", "held no more", "finish", "StoreUnavailable", "Fenced",
     "clean end",
 }  # fmt: skip
-"""What the job had to do about it."""
+"""Reactions of the job."""
 RARE = {
     "apply: Fenced", "apply: True", "at CommitStaged", "at store-committed", "held no more", "late apply: False",
     "late apply: True", "rows carried", "store under way",
 }  # fmt: skip
-"""What fewer than three seeds of a dozen meet: were a request more or less sent, none might."""
+"""Events that fewer than three seeds of a dozen meet: were a request more or less sent, none might."""
 MET = FAULTS | CONSEQUENCES
 DRAWN = {f"topology {name}" for name in STORE_SHAPES}
 

@@ -11,7 +11,7 @@ from watched import Asserted, Broken
 from world import simulate
 
 MUTANT_SEEDS = 120
-"""Within so many seeds every planted defect is found."""
+"""Every planted defect is found by so many seeds."""
 
 
 class Found(NamedTuple):
@@ -20,8 +20,7 @@ class Found(NamedTuple):
 
 
 def found(name: str) -> Found | None:
-    """None: no seed does. A seed with which the shipped code notices by itself does not count; whatever else is
-    raised is raised."""
+    """None: no seed finds it. Seeds with which shipped code itself notices do not count; other errors are raised."""
     mutant = MUTANTS[name]
     with planted(name):
         for seed in range(mutant.first, mutant.first + MUTANT_SEEDS):

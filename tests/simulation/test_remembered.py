@@ -16,7 +16,7 @@ def parsed() -> DecisionKey | None:
 
 
 def test_an_answer_is_remembered_within_and_not_after() -> None:
-    """Nor from before a defect is planted, for it may lie in what a remembered function calls."""
+    """A planted defect may lie in what a remembered function calls."""
     forget()
     with remembered():
         before = parsed()

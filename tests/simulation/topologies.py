@@ -1,8 +1,7 @@
-"""Pipelines of the simulator, drawn from a seed: the same steps as a `Pipeline` of the public API, and as plain data.
+"""Pipelines of the simulator, drawn from a seed, as a `Pipeline` of the public API and as plain data.
 
-A record knows the input record that it stems from, the branches that it took, and the totals that it was given; so
-whoever sees it can say whether it may be there. What a step does to a record is said here once for the engine
-(`Event` to `Event`) and stated in words in `Step`; the oracle works from the words.
+A record names its input record, the branches that it took, and its totals, so that a reader can tell whether it is
+right. Functions from `Event` to `Event` are the steps for the engine; the words in `Step` are those for the oracle.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -40,7 +39,7 @@ class Event(msgspec.Struct, frozen=True):
     way: str = ""
     """The branches that it took."""
     totals: tuple[int, ...] = ()
-    """What the counts on its way made of it."""
+    """The totals given by the counts on its way."""
 
 
 class Tally(msgspec.Struct):
@@ -71,7 +70,7 @@ class Step:
     id: str
     inputs: tuple[str, ...] = ()
     key: str = "first"
-    """Of a count, a tally or a sink: the field that is the key."""
+    """The key field of a count, a tally or a sink: the field that is the key."""
 
 
 @dataclass(frozen=True)
@@ -137,41 +136,36 @@ def _keep(event: Event) -> bool:
     return event.offset % 3 != 1
 
 
-def _split(output: Output[Event]) -> Callable[[Event, Any], None]:
-    def split(event: Event, emit: Any) -> None:
-        if event.offset % 4 == 0:
-            emit(event, output)
-        else:
-            emit(event)
-
-    return split
-
-
 def marked(id: str) -> str:
-    """What step *id* adds to `way` of a record that it sends round."""
+    """The mark that step *id* adds to `way` of a record that it sends round."""
     return f"{id}{ROUND}/"
 
 
-def _again(id: str, output: Output[Event]) -> Callable[[Event, Any], None]:
-    round_again = _branch(f"{id}{ROUND}")
+def _aside(step: Step, calls: Callable[[str], bool]) -> Callable[[Event], Event | None]:
+    """The record for the side output of *step* instead of its main one; None: the record goes on."""
+    round_again = _branch(f"{step.id}{ROUND}")
 
-    def again(event: Event, emit: Any) -> None:
-        if event.way.count(marked(id)) < event.offset % 4:
-            emit(round_again(event), output)
-        else:
+    def split(event: Event) -> Event | None:
+        return event if event.offset % 4 == 0 else None
+
+    def again(event: Event) -> Event | None:
+        return round_again(event) if event.way.count(marked(step.id)) < event.offset % 4 else None
+
+    def called(event: Event) -> Event | None:
+        return None if calls(step.id) else event
+
+    return {"split": split, "again": again, "called": called}[step.kind]
+
+
+def _routed(output: Output[Event], aside: Callable[[Event], Event | None]) -> Callable[[Event, Any], None]:
+    def route(event: Event, emit: Any) -> None:
+        side = aside(event)
+        if side is None:
             emit(event)
-
-    return again
-
-
-def _called(output: Output[Event], answers: Callable[[], bool]) -> Callable[[Event, Any], None]:
-    def called(event: Event, emit: Any) -> None:
-        if answers():
-            emit(event)
         else:
-            emit(event, output)
+            emit(side, output)
 
-    return called
+    return route
 
 
 def _answers(step: str) -> bool:
@@ -243,18 +237,10 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = inputs[0].flat_map(_twice(step.id), id=step.id, output=Event)
             case "keep":
                 streams[step.id] = inputs[0].filter(_keep, id=step.id)
-            case "split":
+            case "split" | "again" | "called":
                 output = Output("side", Event)
-                streams[step.id] = inputs[0].process(step.id, _split(output), outputs=[output], output=Event)
-                streams[f"{step.id}~"] = streams[step.id].side(output)
-            case "again":
-                output = Output("side", Event)
-                streams[step.id] = inputs[0].process(step.id, _again(step.id, output), outputs=[output], output=Event)
-                streams[f"{step.id}~"] = streams[step.id].side(output)
-            case "called":
-                output = Output("side", Event)
-                called = _called(output, partial(calls, step.id))
-                streams[step.id] = inputs[0].process(step.id, called, outputs=[output], output=Event)
+                routed = _routed(output, _aside(step, calls))
+                streams[step.id] = inputs[0].process(step.id, routed, outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
             case "loop":
                 streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")
@@ -303,7 +289,7 @@ STORE_SHAPES = {
     "store-diamond": f"{SHAPES['diamond']}, rows: store totals, lefts: store left, rights: store right",
     "store-shuffles": f"{SHAPES['shuffles']}, inners: store inner, rows: store totals",
 }
-"""With sinks that write to a store; "store-alone" has no transaction of any sink."""
+"""Shapes with sinks that write to a store; "store-alone" has no transaction of any sink."""
 LOOP_SHAPES = {
     "cycle": """
         in: source, back: loop around~, both: union in back, totals: COUNT both, every: sink totals,
@@ -317,7 +303,7 @@ LOOP_SHAPES = {
         rights: union more right, others: count rights by second, right-again: again others,
         copy: sink right-again by second""",
 }
-"""What is counted comes round, up to three times: in a loop, in a loop in a loop, in two loops that feed each other."""
+"""Counted records come round, up to three times: in a loop, in a loop in a loop, in two loops that feed each other."""
 LOAD_SHAPES = {
     "one-shuffle": "in: source, read: branch in, totals: COUNT read, out: sink totals",
     "two-shuffles": "in: source, read: branch in, inner: count read by second, totals: COUNT inner, out: sink totals",
@@ -328,7 +314,7 @@ LOAD_SHAPES = {
         in: source, read: branch in, totals: COUNT read, back: loop called~, both: union totals back,
         called: called both, out: sink called""",
 }
-"""For constant load: one to three shuffles, and a loop in which records wait for a service."""
+"""Shapes for constant load: one to three shuffles, and a loop in which records wait for a service."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
 NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
@@ -342,7 +328,7 @@ ANY_LOAD = "load"
 
 @dataclass
 class Input:
-    """What is written to a source's topic: the two keys of each record, by partition."""
+    """The records of a source's topic: the two keys of each record, by partition."""
 
     partitions: list[list[tuple[str, str]]] = field(default_factory=list)
     at_first: int = 0

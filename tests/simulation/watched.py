@@ -18,7 +18,7 @@ TOPIC = "p.checkpoints"
 
 class Broken(AssertionError):
     trace: tuple[str, ...] = ()
-    """What had happened before."""
+    """The events before it."""
 
 
 class Asserted(Broken):

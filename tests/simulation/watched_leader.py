@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from clients import Steps
 from topologies import MAX_PARALLELISM
 
 from exactlyonce.checkpoint import decision, requests
@@ -18,7 +17,6 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import DELETE as DELETES
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import DELETE, SAVEPOINT, Asked
-from exactlyonce.engines.plan import share_of
 from exactlyonce.engines.surroundings.stores import stages
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ class WatchedLeader(Leader):
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(config, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
         self.asked: deque[Asked] = deque()
-        """What people ask of this incarnation, but for savepoints."""
+        """Requests of people to this incarnation, except savepoints."""
         self._looks = 0
         self.cancelled_behind: int | None = None
         """The last checkpoint that may be decided, once somebody has cancelled the run."""
@@ -61,17 +59,7 @@ class WatchedLeader(Leader):
 
     # --- as a job asks it ---------------------------------------------------------------------------------------
 
-    def added_for(self, subtask: int) -> dict[str, dict[int, int]]:
-        added, parallelism = self.coordinator.topics.added, self.coordinator.plan.parallelism
-        return {source: share_of(each, parallelism, subtask) for source, each in added.items()}
-
-    def describe(self, transactional_id: str) -> Steps:
-        states = yield from self.world.until_answered("describe_transactions", [transactional_id])
-        return states[transactional_id]
-
-    def decide(
-        self, plan: PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float = 0.0
-    ) -> requests.Procedure[Verdict]:
+    def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> requests.Procedure[Verdict]:
         verdict = yield from super().decide(plan, pinned)
         self.coordinator.carries = False
         if isinstance(verdict, decision.Decided):
@@ -81,11 +69,7 @@ class WatchedLeader(Leader):
         self.world.note(f"{self.coordinator}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
         return verdict
 
-    def publish_offsets(self) -> requests.Procedure[None]:
-        """Nobody looks at them."""
-        yield from ()
-
-    def look_for_requests(self) -> Asked | None:
+    def present_request(self) -> Asked | None:
         """One at a time; a request for a savepoint is left there until one is known to serve it."""
         savepoints = self.world.oracle.savepoints
         if self.asked:
@@ -93,7 +77,7 @@ class WatchedLeader(Leader):
             if asked.action == DELETE:
                 savepoints.kept.discard(asked.checkpoint)
             elif self.cancelled_behind is None:
-                self.cancelled_behind = (self.coordinator.core.deciding or self.manifest).checkpoint
+                self.cancelled_behind = (self.coordinator.core.attempt.deciding or self.manifest).checkpoint
             return asked
         if not savepoints.asked:
             return None
@@ -102,7 +86,7 @@ class WatchedLeader(Leader):
         return Asked(id=request, incarnation=self.coordinator.number, action=SAVEPOINT, stop=stop)
 
     def is_asked(self, action: str, savepoint: int = 0) -> None:
-        """By somebody, who leaves it in the mailbox."""
+        """Note an action that somebody leaves in the mailbox."""
         number = self.coordinator.number
         self.asked.append(Asked(id=f"{action}-{savepoint}", incarnation=number, action=action, checkpoint=savepoint))
 

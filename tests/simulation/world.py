@@ -1,8 +1,8 @@
-"""A pipeline: the shipped coordinator and workers against the broker model, with everything that can go wrong.
+"""A simulated pipeline: the shipped coordinator and workers against the broker model, with all that can go wrong.
 
-One seed is one history: which topology, which thread goes on, what is lost, delayed or repeated on the network, who
-crashes before which request, who wakes as a zombie, which transactions time out. The same seed gives the same history.
-Faults end after a while; then the job must reach the end of its input. The oracle judges every request and all output.
+A seed gives one history: topology, scheduling, lost, delayed and repeated requests, crashes, zombies, transaction
+timeouts. Faults end after a while; then the job must reach the end of its input. The oracle judges every request and
+all output.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 CONDEMNED = "are to be deleted"
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable, StoppedShort)
-"""What a coordinator may end with, and the next one goes on."""
+"""Errors with which a coordinator may end before the next one goes on."""
 HALTS = (Halt, TopicError)
-"""What it ends with when an input topic is not the one that was read."""
+"""The error of a coordinator whose input topic is not the one that was read."""
 
 
 class Thread:
@@ -265,7 +265,7 @@ class World:
         return len(found.logs) if found else 0
 
     def end_of(self, topic: str, partition: int) -> int:
-        """Where the partition ends; -1: there is none."""
+        """The end offset of the partition; -1: there is none."""
         found = self.broker._topics.get(topic)
         return found.logs[partition].end_offset if found and partition < len(found.logs) else -1
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / store / "rig") for store in ("", "postgres", "mysql")]
-sys.path[:0] = [str(HERE / "redis" / "serving"), str(HERE.parent / "engines")]
 
 
 @pytest.fixture(scope="session")

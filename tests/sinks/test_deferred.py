@@ -114,7 +114,7 @@ def test_a_store_that_is_away_fails_an_at_least_once_sink() -> None:
 
 @pytest.mark.parametrize("lost", [None, lambda text: None], ids=["at least once", "at most once"])
 def test_what_a_store_refuses_names_the_sink(lost: Callable[[str], None] | None) -> None:
-    """Also where rows may be lost: another attempt would meet it again, and a store does not know whose it is."""
+    """Another attempt would meet it again, even where rows may be lost."""
     writer, store = made(lost)
     store.answers = [StoreError("a row breaks a constraint: correct the table.")]
     writer.write(rows(0, 3))

@@ -43,7 +43,7 @@ class Target:
         monkeypatch.setenv("APPLIED_AT", getattr(server, address) if address else server.dsn("shared"))
 
     def rows(self) -> list[tuple[int, ...]]:
-        """What is there: of Redis, by stream and in its order."""
+        """The rows in the store: of Redis, by stream and in its order."""
         if self.store == "redis":
             streams = [self.server.client.xrange(f"applied-{subtask}") for subtask in range(SUBTASKS)]
             return [tuple(map(int, row.values())) for stream in streams for _, row in stream]

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines"), str(TESTS / "spark" / "rig")]
-"""Where they lie, and what checks their output."""
-RIGS = (
-    *(TESTS / "stores" / "rig", TESTS / "sinks" / "postgres" / "rig"),
-    *(TESTS / "sinks" / "mysql" / "rig", TESTS / "sinks" / "redis" / "serving"),
-)
-sys.path[:0] = [*PIPELINES, *map(str, RIGS)]
+"""Directories of the pipelines and of the code that checks their output."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,8 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session of two cores, which tries a failed task three times, with our format registered."""
     from pyspark.sql import SparkSession
 
-    from exactlyonce.engines.spark.data_source import register
     from exactlyonce.engines.spark.session import LONG_TIMEOUTS
+    from exactlyonce.spark import register
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join([*PIPELINES, os.environ.get("PYTHONPATH", "")])  # of Spark's workers
@@ -56,19 +51,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from servers import Servers
+@pytest.fixture
+def spark_home(tmp_path: Path) -> Path:
+    """The installed Spark below a folder of the test, where the workers of a local cluster have theirs."""
+    import pyspark
 
-    made = Servers(tmp_path_factory.mktemp("redis"))
-    yield made
-    made.remove()
+    home = tmp_path / "spark"
+    home.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        (home / path.name).symlink_to(path)
+    return home
 
 
 @pytest.fixture
-def servers(_servers: Any) -> Any:
+def servers(store_servers: Any) -> Any:
     """The servers of all stores. A test that kills one starts it again."""
-    return _servers
+    return store_servers
 
 
 @pytest.fixture
@@ -97,9 +95,9 @@ def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> A
 def world(target: Any) -> Iterator[Any]:
     from worlds import World
 
-    made = World(target.kafka, target.name, target)
-    yield made
-    for driver in made.made:
+    world = World(target.kafka, target.name, target)
+    yield world
+    for driver in world.made:
         driver.close()
 
 

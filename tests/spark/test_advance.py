@@ -26,7 +26,8 @@ def fed(kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Fed:
 
 def command(fed: Fed, folder: Path, name: str, *options: str, failpoints: str = "") -> Driver:
     words = ["-m", "exactlyonce.cli.main", name, "bounded_pipelines:broad", "--param", f"name={fed.name}", "--json"]
-    words += ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--staging", str(folder / "staging")]
+    words += ["--on", "spark", "--bootstrap-servers", fed.kafka.bootstrap_servers]
+    words += ["--staging", str(folder / "staging")]
     return Driver(folder, failpoints, *words, *options, cwd=HERE)
 
 
@@ -38,7 +39,7 @@ def ended(fed: Fed, folder: Path, name: str, *options: str, failpoints: str = ""
 
 
 def assert_finished(fed: Fed, folder: Path) -> None:
-    """Whoever comes next, without Spark, finds and leaves everything as if nothing had happened."""
+    """A later run without Spark finds and leaves everything as if nothing had happened."""
     pipeline = load_pipeline("bounded_pipelines", "broad", fed.name)
     summary = catch_up(fed, pipeline, 2, folder / "staging")
     fed.assert_output()
@@ -47,8 +48,8 @@ def assert_finished(fed: Fed, folder: Path) -> None:
 
 
 def test_speculation_in_sparks_own_settings(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What spark-defaults.conf turns on is refused as well, before anything is begun; Spark's lines are kept in a file
-    where one is named."""
+    """Speculation that spark-defaults.conf turns on is refused as well, before anything is begun; Spark's lines are
+    kept in a file where one is named."""
     fed.feed(300)
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
@@ -111,12 +112,14 @@ def test_blocks_outside_of_the_topic(fed: Fed, tmp_path: Path) -> None:
         ("kill", "raise", ("--master", "local[2,3]")),
         ("raise", "kill", ("--master", "local[2,3]")),
         ("kill", "raise", ()),
+        ("kill@3", "kill@3", ("--master", "local[2,3]", "--parallelism", "24")),
     ],
-    ids=["kill", "raise", "by default"],
+    ids=["kill", "raise", "by default", "several units a task"],
 )
 def test_tasks_that_fail_are_tried_again(
     computing: str, publishing: str, options: tuple[str, ...], fed: Fed, tmp_path: Path
 ) -> None:
+    """A task whose process dies or that raises is repeated, with units that it had done: output and state are exact."""
     fed.feed(3_000)
     armed = f"unit-computed={computing},publication-flushed={publishing}"
     ended(fed, tmp_path, "backfill", *options, failpoints=armed)
@@ -130,8 +133,8 @@ def test_tasks_that_fail_are_tried_again(
     "failpoint", ["unit-computed", "publication-flushed", "coordinator-checked", "coordinator-committed"]
 )
 def test_the_jvm_is_killed(failpoint: str, fed: Fed, tmp_path: Path) -> None:
-    """Without its JVM under a task the driver ends with a message, and whoever comes next finishes what was begun. At
-    the manifest and at the end of the checkpoint Spark is not needed any more: the driver ends well."""
+    """Without its JVM under a task the driver ends with a message, and whoever comes next finishes what was begun.
+    Spark is not needed any more at the manifest and at the end of the checkpoint: the driver ends well."""
     fed.feed(3_000)
     with command(fed, tmp_path, "backfill", failpoints=f"{failpoint}=stop") as driver:
         driver.await_fired(failpoint)

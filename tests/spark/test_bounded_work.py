@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, replay
+from exactlyonce.engines.spark.submit import StageFailed
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.spark import audit, backfill, catch_up, replay
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -32,6 +34,17 @@ pipeline.source("in", KafkaSource("{name}-in", value=int)).map(double).sink("out
 """
 
 
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"until": "latest"}, "runs on the session of your program: give it, as spark=spark"),
+    ({"spark": "a session"}, "until is not given: a run on Spark ends at the present end"),
+    ({"spark": "a session", "until": "running"}, "until is running: a run on Spark ends at the present end"),
+    (
+        {"spark": "a session", "until": "latest", "checkpoint_interval": "1s", "on_event": print},
+        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are: accept_loss, allow_",
+    ),
+]
+
+
 def test_a_notebook_does_what_the_commands_do(
     spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,9 +59,19 @@ def test_a_notebook_does_what_the_commands_do(
     with pytest.raises(ConfigError, match="parallelism is '2': write a whole number"):
         backfill(spark, pipeline, parallelism="2", **given)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10)])
-    done = backfill(spark, pipeline, **given)
+    lines: list[str] = []
+    spark.sparkContext.setJobDescription("the program's own")
+    done = backfill(spark, pipeline, progress=lambda at: lines.append(str(at)), **given)
+    assert spark.sparkContext.getLocalProperty("spark.job.description") == "the program's own"
+    spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]  # None removes it
+    assert lines[0] == f"{topic_name}: checkpoint 1, stage in, 0 of 2 units; 0 of 10 offsets"
+    assert re.fullmatch(r".*: checkpoint 1, publish, (\d) of \1 units?; 0 of 10 offsets", lines[-2])
+    assert lines[-1] == f"{topic_name}: checkpoint 1; 10 of 10 offsets"
     assert (done.records, done.records_out, done.checkpoints) == (10, 10, 1)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
+    for options, problem in REFUSED:
+        with pytest.raises(ConfigError, match=problem):
+            pipeline.run("spark", **options, **given)
     more = catch_up(spark, "doubling:pipeline", parallelism=1, **given)
     assert (more.records, more.parallelism) == (5, 1)
     values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
@@ -58,3 +81,62 @@ def test_a_notebook_does_what_the_commands_do(
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
     assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
     assert len(kafka.read_committed(f"{topic_name}-again")) == 5
+    kafka.produce(f"{topic_name}-in", ["15"])
+    manifest = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
+    assert (manifest.checkpoint, manifest.records_committed) == (3, 1)
+
+
+OPENING = """\
+from exactlyonce import Context, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Doubling:
+    def open(self, context: Context) -> None:
+        raise KeyError("no such price list")
+
+    def __call__(self, number: int) -> int:
+        return 2 * number
+
+
+pipeline = Pipeline("{name}")
+pipeline.source("in", KafkaSource("{name}-in", value=int)).map(Doubling).sink("out", KafkaSink("{name}-out"))
+"""
+
+
+def test_the_users_traceback_comes_first_after_retries_too(
+    spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark tries an `open()` that raises again, and passes on a text alone."""
+    (tmp_path / "opening.py").write_text(OPENING.format(name=topic_name))
+    monkeypatch.syspath_prepend(tmp_path)
+    kafka.create_topic(f"{topic_name}-in", 1)
+    kafka.create_topic(f"{topic_name}-out", 1)
+    kafka.produce(f"{topic_name}-in", ["1"])
+    pipeline = importlib.import_module("opening").pipeline
+    with pytest.raises(StageFailed, match=r"open\(\) of operator 'map-after-in' raised KeyError") as raised:
+        backfill(spark, pipeline, bootstrap_servers=kafka.bootstrap_servers, staging=tmp_path / "staging")
+    first, place, *_, last = str(raised.value.__cause__).strip().splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "KeyError: 'no such price list'")
+    assert place.endswith("in open")
+    assert "Traceback" not in str(raised.value)
+    assert "org.apache" not in str(raised.value)
+
+
+def test_a_session_that_runs_tasks_twice_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "refused.py").write_text(MODULE.format(name="refused"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in {
+        "spark.sql.legacy.setCommandRejectsSparkCoreConfs": "false",
+        "spark.speculation": "true",
+    }.items():
+        spark.conf.set(name, value)
+    try:
+        with pytest.raises(ConfigError, match=r"spark\.speculation is on"):
+            backfill(spark, "refused:pipeline", bootstrap_servers="127.0.0.1:1")
+    finally:
+        spark.conf.unset("spark.speculation")
+        spark.conf.unset("spark.sql.legacy.setCommandRejectsSparkCoreConfs")

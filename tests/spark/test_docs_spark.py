@@ -23,7 +23,7 @@ ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]
 
 
 def blocks(kind: str) -> list[str]:
-    """What is fenced before the part about clusters, which `test_local_cluster.py` tests."""
+    """Code blocks before the part about clusters, which `test_local_cluster.py` tests."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", ON_THIS_MACHINE, re.DOTALL | re.MULTILINE)
 
 
@@ -67,7 +67,7 @@ def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> No
     for words in commands():
         if words[0] in ("backfill", "catch-up"):
             feed(kafka, 1000 * len(done), 1000 * len(done) + 1000)
-        run(kafka, tmp_path, *words)
+        run(kafka, tmp_path, *words, *(() if done else ("--on", "spark")))
         done.append(words[0])
     assert done == ["backfill", "catch-up", "replay", "replay", "audit", "backfill"]
     assert len(kafka.read_committed("order-totals")) == 2000

@@ -17,8 +17,7 @@ from worlds import QUERY, VALUES, World, expected
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -91,7 +90,7 @@ def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None
 @pytest.mark.exhaustive(but=["again"])
 @pytest.mark.parametrize(("counted", "slots"), [((0, 1), "00"), ((0, 0), "01")], ids=["further", "again"])
 def test_the_ids_of_attempts(counted: tuple[int, int], slots: str, world: World) -> None:
-    """They differ by Spark's count of attempts; also where a stage that is run again begins to count anew."""
+    """Spark's count of attempts tells them apart, also after a stage was run again."""
     planner, committer = world.pair("a")
     for batch in range(2):
         assignment, job = planner.assign(), Job(QUERY, batch)
@@ -131,7 +130,7 @@ def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None
 def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
     world: World, transactions: Transactions, failing: Callable[[str], None]
 ) -> None:
-    """With everything down for longer than a transaction may last, the rows of a decided batch are copied."""
+    """The rows of a decided batch are copied if everything was down for longer than a transaction may last."""
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
     failing("coordinator-decided")
@@ -141,7 +140,8 @@ def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
     assert lost is not None
     transactions.end_until_answered(lost.transactional_id, lost.producer_id, lost.epoch, commit=False)
     world.tasks(world.driver("b"), 0)
-    fates = read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).finalized[1].fates
+    client = ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
+    fates = read_history(client, world.name).finalized[1].fates
     assert sorted(fate for _, fate in fates) == ["committed", "repaired"]
     world.assert_exact(0)
 
@@ -190,7 +190,7 @@ def test_a_gap_is_a_halt(world: World) -> None:
 
 
 def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a decision has no tally of its rows, their number is that of its transactions, if it is retained."""
+    """The number of rows of a decision without a tally is that of its transactions, if it is retained."""
     offsets = Position.offsets
 
     def older(position: Position) -> tuple[SourceOffset, ...]:
@@ -212,8 +212,7 @@ def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest
 
 @pytest.mark.exhaustive
 def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
-    """Each write of a function is done once, however often a batch is run again, and with it what the function writes
-    to this sink after it; two writes of the same rows are two; other rows than in the run before are a halt."""
+    """Each write is done once, however often a batch runs. Equal writes are two; other rows are a halt."""
 
     def run(name: str, batch: int, *writes: int, **changes: str) -> None:
         """One run of the function, which writes the rows of *writes*, -1 for none, each in a job of its own."""
@@ -239,8 +238,7 @@ def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
 
 
 def test_runs_of_drivers_of_one_application() -> None:
-    """Where a cluster starts an application's driver again, each begins to count what it executes, and nothing of one
-    is taken for the same run as of another."""
+    """A cluster may restart a driver, whose counters begin again: its runs are not taken for an earlier driver's."""
 
     def run(started: int, root: int) -> str:
         told = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": "7", "spark.app.id": "application_1_0001"}
@@ -263,7 +261,7 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
     with pytest.raises(RecordError, match="Row 2"):
         world.task_of(planner, planner.assign(), Job(QUERY, 0), unnamed)
     with closing(Topics(config)) as topics:
-        topics.delete(as_topic(find_topic(config.confluent(), world.name)))
+        topics.delete(as_topic(find_topic(config, world.name)))
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
 

@@ -11,7 +11,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S
@@ -32,15 +31,6 @@ def make(name: str) -> Pipeline:
     numbers.reduce("sums", lambda left, right: left + right).sink("out", KafkaSink(f"{name}-sums"))
     return pipeline
 """
-
-
-@pytest.fixture
-def spark_home(tmp_path: Path) -> Path:
-    home = tmp_path / "spark"
-    home.mkdir()
-    for path in Path(pyspark.__file__).parent.iterdir():
-        (home / path.name).symlink_to(path)
-    return home
 
 
 @pytest.fixture

@@ -14,8 +14,14 @@ from pyspark.sql.types import StructType
 
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.ranges import Range, shares, split
-from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
-from exactlyonce.engines.spark.source.state_options import KEY_TYPES, OPTIONS, is_of_state, parse_state_options
+from exactlyonce.engines.spark.source.read_options import (
+    KEY_TYPES,
+    STATE_OPTIONS,
+    Bound,
+    is_of_state,
+    parse_read_options,
+    parse_state_options,
+)
 from exactlyonce.pipeline.errors import ConfigError
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
@@ -49,7 +55,7 @@ def test_everything() -> None:
         streaming=False,
     )
     assert (found.topics, found.fail_on_data_loss, found.include_headers) == (("orders", "refunds"), False, True)
-    assert found.start == Bound("startingOffsets", each={"orders": {0: 23, 1: -2}, "refunds": {0: -2}})
+    assert found.start == Bound("startingOffsets", by_partition={"orders": {0: 23, 1: -2}, "refunds": {0: -2}})
     assert found.end == Bound("endingTimestamp", 1_700_000_000_000, timestamps=True)
     assert found.partitions_min == 8
     assert found.client().settings == {"bootstrap.servers": "a:1,b:2", "fetch.wait.max.ms": "5"}
@@ -72,7 +78,7 @@ WRONG = [
     ({"failOnDataLoss": "no"}, "failOnDataLoss is 'no': write true or false"),
     ({"minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
     ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is not for spark.read: it is for streams"),
-    ({"kafka.auto.offset.reset": "earliest"}, "auto.offset.reset: set by exactlyonce itself"),
+    ({"kafka.auto.offset.reset": "earliest"}, "auto.offset.reset: exactlyonce sets this itself"),
 ]
 
 
@@ -152,7 +158,7 @@ def test_a_stream_of_state_is_refused() -> None:
 def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) -> None:
     """The page has a row for each, and for no other; and every word for a type of keys."""
     described = table("docs/spark.md", "option of a read of state", "values", "default")
-    assert [row["option of a read of state"].strip("`") for row in described] == [*OPTIONS, "kafka.NAME"]
+    assert [row["option of a read of state"].strip("`") for row in described] == [*STATE_OPTIONS, "kafka.NAME"]
     (words,) = [row["values"] for row in described if row["option of a read of state"] == "`keyType`"]
     assert set(KEY_TYPES) <= set(re.findall(r"`(\w+)`", words))
 

@@ -14,10 +14,9 @@ from settled import await_readable
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.spark.source.ranges import held, resolve
+from exactlyonce.engines.spark.source.ranges import contents_of, resolve
 from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options, read_schema
-from exactlyonce.engines.spark.source.reading import RangesReader
-from exactlyonce.engines.spark.source.stream_reading import StreamReader
+from exactlyonce.engines.spark.source.reading import RangesReader, StreamReader
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -54,7 +53,7 @@ def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
     topic = kafka.create_topic(topic_name)
     kafka.produce(topic, ["before"])
     topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
-    then = held(topics, [topic])[topic]
+    then = contents_of(topics, [topic])[topic]
     kafka.produce(topic, ["meanwhile"])
     for time_ms in (0, 4_000_000_000_000):
         offset = resolve(Bound("startingTimestamp", time_ms, timestamps=True), topics, then)[0]
@@ -110,10 +109,10 @@ SECRETS = {"kafka.ssl.ca.pem": CANARY, "kafka.ssl.key.password": CANARY, "kafka.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"subscribe": "no-such-topic"}, "no-such-topic failed: there is no such topic"),
+        ({"subscribe": "no-such-topic"}, "no-such-topic failed: the cluster has no such topic"),
         ({"kafka.no.such.setting": "1"}, 'The Kafka client refuses the settings: .*"no.such.setting"'),
-        ({"kafka.sasl.jaas.config": CANARY}, "nobody would be authenticated"),
-        ({"kafka.ssl.key.password": CANARY, "subscribe": "no-such-topic"}, "there is no such topic"),
+        ({"kafka.sasl.jaas.config": CANARY}, "there would be no login"),
+        ({"kafka.ssl.key.password": CANARY, "subscribe": "no-such-topic"}, "the cluster has no such topic"),
         (SECRETS, "ssl.ca.pem"),
     ],
 )
@@ -159,7 +158,7 @@ def sizes(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> l
 
 class TestOffsets:
     def test_a_topic_that_is_made_anew_after_a_batch_was_planned(self, kafka: Any, topic: str) -> None:
-        """Where loss is allowed, the batch is empty that was planned of the old one, and the next has the new one."""
+        """A batch planned of the old topic is empty if loss is allowed, and the next has the new one."""
         reader = stream(kafka, topic, failOnDataLoss="false")
         start = reader.initialOffset()
         planned = reader.latestOffset(start, ALL)

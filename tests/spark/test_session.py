@@ -15,13 +15,14 @@ from bounded import HERE, Fed
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.spark.session import runs_here, session
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
+ENGINES = HERE.parents[1] / "engines"
 SUBMITTED = """\
 import sys
 
@@ -40,8 +41,7 @@ def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
 def test_a_program_keeps_its_session(
     spark: SparkSession, fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A backfill that a program calls runs in the program's session, with as many units as that has cores, and leaves
-    it, its name, its settings and the program's signal handlers as they were."""
+    """A backfill runs in the program's session, with as many units as it has cores, and leaves everything as it was."""
     monkeypatch.chdir(HERE)
     fed.feed(60)
     names = ("spark.app.name", "spark.master", "spark.ui.enabled", "spark.network.timeout")
@@ -54,6 +54,26 @@ def test_a_program_keeps_its_session(
     assert {name: spark.conf.get(name) for name in names} == before
     assert signal.getsignal(signal.SIGTERM) is handler
     fed.assert_output()
+
+
+def test_the_users_traceback_comes_first(
+    spark: SparkSession, fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A command shows the traceback of the user's function, then one message; nothing of Spark's or of this package."""
+    monkeypatch.chdir(ENGINES)
+    fed.feed(100)
+    line = ["backfill", "pipelines:raising", "--param", f"name={fed.name}", "--staging", str(tmp_path)]
+    line += ["--bootstrap-servers", fed.kafka.bootstrap_servers]
+    assert main(line) == RecordError.exit_code
+    trace, message = capsys.readouterr().err.split("exactlyonce: ", 1)
+    shown = trace[trace.index("Traceback") :].splitlines()
+    assert "in fail" in shown[1]
+    assert shown[-1].startswith("ZeroDivisionError")
+    assert "on the record at" in message
+    assert "org.apache" not in trace + message
+    assert main([*line, "--json"]) == RecordError.exit_code
+    failed = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert failed["traceback"].splitlines() == shown
 
 
 @pytest.mark.parametrize(
@@ -92,7 +112,7 @@ def test_what_was_submitted_stays(fed: Fed, tmp_path: Path) -> None:
     }.items():
         submit += ["--conf", f"{name}={value}"]
     line = ["backfill", "bounded_pipelines:broad", "--param", f"name={fed.name}", "--json"]
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines")])
+    path = os.pathsep.join([str(HERE), str(ENGINES)])
     ended = subprocess.run(
         [*submit, str(tmp_path / "submitted.py"), *line, "--bootstrap-servers", fed.kafka.bootstrap_servers],
         cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S,

@@ -11,7 +11,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StructType
 
 from exactlyonce.engines.spark.sink import writer
-from exactlyonce.engines.spark.sink.writing import BatchWriter, batch_writer
+from exactlyonce.engines.spark.sink.writer import BatchWriter, batch_writer
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
 
 SAID = "Sink 'totals': there is no table 'totals': create it."
@@ -64,8 +64,7 @@ def test_a_commit_that_fails() -> None:
 
 
 def test_an_abort_that_fails(made: BatchWriter, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """It is told on stderr: raised, it would stand in the place of the error that the job has failed with. A defect
-    keeps its trace."""
+    """It is told on stderr: raised, it would hide the error with which the job has failed. A defect keeps its trace."""
     monkeypatch.setattr(writer, "with_driver", failing_with(StoreError))
     made.abort([])
     assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"

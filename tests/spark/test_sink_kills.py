@@ -56,8 +56,7 @@ def query(target: Target | TopicTarget, tmp_path: Path) -> Query:
 
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_python_processes_are_killed(query: Query) -> None:
-    """The processes that plan, write and commit die one after the other, each at another step, and the query is
-    started again by the same driver."""
+    """Planner, writer and committer die one after the other, and the same driver starts the query again."""
     steps = STEPS_OF_KAFKA if query.target.store == "kafka" else STEPS_OF_STORES
     with query.driver(",".join(f"{name}=kill@{nth}" for name, nth in steps.items())) as driver:
         driver.end()
@@ -67,9 +66,7 @@ def test_python_processes_are_killed(query: Query) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_the_driver_is_killed(query: Query) -> None:
-    """JVM and all die while a task has flushed, while a batch is decided or some of it is in the store, and once it is
-    finalized but not in Spark's own log. The next driver goes on from the same checkpoint location, the last one of
-    Kafka by Spark Connect."""
+    """JVM and all die during flush, decision, commit and Spark's log; the next driver continues from its location."""
     is_kafka = query.target.store == "kafka"
     for step in DRIVER_STEPS_OF_KAFKA if is_kafka else DRIVER_STEPS_OF_STORES:
         with query.driver(step) as driver:

@@ -9,6 +9,7 @@ from targets import STORES, TARGETS, Row, rows_of
 from worlds import QUERY, World, expected
 
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import FailpointRaised
@@ -39,7 +40,7 @@ def test_batches(world: World) -> None:
     world.target.assert_settled()
     if world.target.store == "kafka":
         assert len(world.target.states()) == 3, "one transactional id for each task, and not for each batch"
-    history = read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name)
+    history = read_history(ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers}), world.name)
     assert history.unfinalized is None
     assert len(history.manifests) == 3
 
@@ -48,8 +49,7 @@ def test_batches(world: World) -> None:
 @pytest.mark.parametrize("aborted", [True, False])
 @pytest.mark.parametrize(("target", "step"), DEATHS, indirect=["target"])
 def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, failing: Callable[[str], None]) -> None:
-    """A decided batch becomes visible though Spark aborts it, or its driver dies; an undecided one does not, and its
-    rows are dropped. Written again by the next driver, it is there once."""
+    """A decided batch becomes visible, even if Spark aborts it. An undecided one is written once, later."""
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
     failing(step)
@@ -71,8 +71,7 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
 @pytest.mark.exhaustive(but=["kafka"])
 @EACH_TARGET
 def test_a_task_that_is_tried_again(world: World) -> None:
-    """Spark reports one of several attempts of a task, and that one is there, whichever it is. The output of the others
-    is dropped, and so is that of a job that has failed, or was stopped without a word."""
+    """The attempt that Spark reports is there. Output of other attempts and of failed jobs is dropped."""
     planner, committer = world.pair("a")
     for batch, reported in enumerate((2, 0)):
         attempts = world.attempts(planner, Job(QUERY, batch), rows_of(batch, 0), 3)

@@ -70,7 +70,7 @@ def stream(spark: SparkSession, target: Any, tmp_path: Path) -> Stream:
 
 @pytest.fixture
 def speculation(spark: SparkSession) -> Iterator[None]:
-    """As Spark tells its tasks of the setting."""
+    """Set it as Spark tells its tasks of the setting."""
     spark.sparkContext.setLocalProperty("spark.speculation", "true")
     yield
     spark.sparkContext.setLocalProperty("spark.speculation", "false")
@@ -167,8 +167,8 @@ def test_what_a_stream_is_refused_for(stream: Stream) -> None:
 
 @KAFKA
 def test_a_checkpoint_location_that_is_one_batch_behind(stream: Stream, tmp_path: Path) -> None:
-    """With an older copy of its checkpoint location, and new input, a query plans other rows under a number that is
-    decided: it halts and says so, no row is lost or doubled, and with the right location all of them arrive."""
+    """A query plans other rows under a decided number with an older copy and new input: it halts. All rows
+    arrive with the right location."""
     every = stream.rows(files_max=100).selectExpr(AS_VALUES)
     stream.feed()
     stream.run(every)

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.state_reading import StateReader
@@ -49,7 +50,7 @@ class Shop:
         self.command("run", PIPELINE, "--param", f"name={self.name}", "--until", "latest", *inline, *options)
 
     def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
 
     def options(self, **options: Any) -> dict[str, str]:
         given = {"state": self.name, "operator": "totals", "kafka.bootstrap.servers": self.kafka.bootstrap_servers}
@@ -67,10 +68,10 @@ class Shop:
 
 @pytest.fixture
 def shop(kafka: KafkaCluster, topic_name: str) -> Shop:
-    made = Shop(kafka, topic_name)
+    shop = Shop(kafka, topic_name)
     kafka.create_topic(f"{topic_name}-orders", partitions=2)
-    made.sell()
-    return made
+    shop.sell()
+    return shop
 
 
 def load(spark: Any, options: dict[str, str]) -> Any:
@@ -226,7 +227,7 @@ def test_errors(spark: Any, shop: Shop) -> None:
 
 @pytest.mark.exhaustive
 def test_a_checkpoint_that_expires(shop: Shop, tmp_path: Path) -> None:
-    """What is loaded keeps its checkpoint; once its blocks are gone, the error says so, and it is no damage."""
+    """A loaded state keeps its checkpoint; once its blocks are gone, the error says so, and it is no damage."""
     storage = ("--checkpoint-storage", f"file://{tmp_path}")
     shop.run("--num-retained", "1", *storage)
     reader = direct(shop.options())

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
-from exactlyonce.engines.spark.source import state_columns
-from exactlyonce.engines.spark.source.state_columns import Columns
+from exactlyonce.engines.spark.source import state_reading
+from exactlyonce.engines.spark.source.state_reading import Columns
 from exactlyonce.engines.spark.source.state_types import Unfit, column
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import RecordError
@@ -175,7 +175,7 @@ def test_states_by_an_avro_schema() -> None:
 
 
 def test_all_of_it_as_json() -> None:
-    """What the command line shows, of keys and states alike: also what no column could hold."""
+    """The command line's output, of keys and states alike: also what no column could hold."""
     states = [
         (Decimal, Decimal("1e20"), '"1E+20"'),
         (Packed, Packed(1), '{"a":1,"b":"b"}'),
@@ -211,8 +211,8 @@ def test_versions() -> None:
 
 
 def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_columns, "BATCH_ENTRIES", 4)
-    monkeypatch.setattr(state_columns, "BATCH_BYTES", 100)
+    monkeypatch.setattr(state_reading, "BATCH_ENTRIES", 4)
+    monkeypatch.setattr(state_reading, "BATCH_BYTES", 100)
     sizes = [1, 1, 1, 1, 1, 200, 60, 60, 1]
     batches = list(columns(str).batches(entry(str(n), "x" * size) for n, size in enumerate(sizes)))
     assert [batch.num_rows for batch in batches] == [4, 2, 2, 1]

@@ -15,7 +15,8 @@ from worlds import QUERY, World, expected
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import INCARNATIONS_KEPT
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.engines.performer import Performer
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.position import Job
@@ -36,9 +37,7 @@ pytestmark = pytest.mark.broker
 def test_what_an_attempt_writes_that_spark_has_given_up(
     late: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing stays of an executor that was lost, and goes on after the decision, or of a stage that was tried again,
-    which Spark does not tell tasks of. It is looked for once a job shows that somebody else has written, and only
-    then."""
+    """A lost executor or a repeated stage leaves nothing. Only a job that shows another writer is looked after."""
     looks: list[ask.Request] = []
     perform = Performer.__call__
 
@@ -80,8 +79,7 @@ def test_more_rows_than_a_decision_can_name(world: World) -> None:
 
 @pytest.mark.exhaustive
 def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves its successor in peace, though that one's decision is not durable yet, and the log has forgotten since
-    who it was: it can neither plan nor commit, and aborts nothing."""
+    """It leaves its successor in peace: it can neither plan nor commit, and aborts nothing."""
     planner, committer, aborter = (world.driver("a") for _ in range(3))
     stale = world.tasks(planner, 0)
     for _ in range(INCARNATIONS_KEPT):
@@ -99,7 +97,7 @@ def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch:
                 committer.commit(Job(QUERY, 0), stale)
             aborter.abort()
 
-    monkeypatch.setattr("exactlyonce.engines.performer.hit", within)
+    monkeypatch.setattr("exactlyonce.engines.connections.hit", within)
     last.commit(Job(QUERY, 0), fresh)
     world.assert_exact(0)
 
@@ -116,7 +114,7 @@ def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.
             successor, last = world.pair("b")
             last.commit(Job(QUERY, 1), world.tasks(successor, 1))
 
-    monkeypatch.setattr("exactlyonce.engines.performer.hit", overtaken)
+    monkeypatch.setattr("exactlyonce.engines.connections.hit", overtaken)
     with pytest.raises(Fenced, match="incarnation 2"):
         committer.commit(Job(QUERY, 0), flushed)
     world.assert_exact(0, 1)
@@ -173,7 +171,7 @@ def test_a_row_that_does_not_fit(world: World) -> None:
 
 
 def test_what_would_count_as_written(world: World) -> None:
-    """Of two jobs that were told the same, the second to end is refused, and written when it is run again; so is the
+    """The second of two jobs with the same arguments to end is refused, and written when it is run again; so is the
     second target of a function of foreachBatch that has one sinkId for two."""
     planner, committer = world.pair("a")
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
@@ -204,8 +202,7 @@ SETTING_ASIDE = pytest.mark.parametrize(
 @pytest.mark.exhaustive(but=["prepared"])
 @SETTING_ASIDE
 def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
-    """Of two jobs of one driver the one that began first is refused, before it is decided: what its tasks have set
-    aside was dropped as the other one began. Run again, it is written."""
+    """The job that began first is refused before its decision, for its rows are dropped. Run again, it is written."""
     planner = world.driver("a", **changes)
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
     first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
@@ -222,8 +219,7 @@ def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
 def test_a_query_that_is_stopped_while_it_commits(
     step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that commits goes on, while the query is started again by the same driver: it neither decides what
-    was dropped meanwhile, nor drops what was set aside meanwhile."""
+    """A restarted query and the former one's commit: neither decides dropped rows, nor drops those staged meanwhile."""
     planner, committer = world.pair("a", **changes)
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
     job = Job(QUERY, 1)
@@ -243,7 +239,7 @@ def test_a_query_that_is_stopped_while_it_commits(
         monkeypatch.setattr(SinkDriver, "_decide", deciding)
     else:
         monkeypatch.setattr(
-            "exactlyonce.engines.performer.hit", lambda name: overtaken() if name == step else hit(name)
+            "exactlyonce.engines.connections.hit", lambda name: overtaken() if name == step else hit(name)
         )
     with nullcontext() if step == "coordinator-finalized" else pytest.raises(Fenced):
         committer.commit(job, attempts[:1])
@@ -281,8 +277,7 @@ EACH_PREPARING = pytest.mark.parametrize(
 @pytest.mark.exhaustive(but=["prepared"])
 @EACH_PREPARING
 def test_rows_that_take_long_to_come(commit: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a task waits for its next rows its writer shows that it lives, so that the store does not end its
-    transaction, as it does with that of a dead client."""
+    """A writer that waits for its task's next rows shows that it lives, so that the store keeps its transaction."""
     kept, keep = threading.Event(), PREPARING[commit].keep
 
     def keeping(self: Any) -> None:
@@ -325,7 +320,8 @@ def test_what_is_refused_at_start(world: World) -> None:
         world.driver("a").assign()
     with pytest.raises(StoreError, match=r"nowhere"):
         world.driver("a", table="nowhere").assign()
-    assert read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).newest_incarnation is None
+    client = ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
+    assert read_history(client, world.name).newest_incarnation is None
 
 
 @pytest.mark.exhaustive

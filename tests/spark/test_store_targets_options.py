@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import types as spark
 
 from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
-from exactlyonce.engines.spark.sink.records import record_type
-from exactlyonce.engines.spark.sink.tally import tally_of
-from exactlyonce.engines.spark.sink.target import StoreTarget
+from exactlyonce.engines.spark.sink.position import tally_of
+from exactlyonce.engines.spark.sink.target import StoreTarget, record_type
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink

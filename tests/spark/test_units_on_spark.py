@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from auditing import Quiet, order_at, run_flawed
-from bounded import Fed, Silent, catch_up, load_pipeline
+from bounded import HERE, Fed, Silent, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 from golden import compute_again, states_of
 from losing import QUICK_ABORTS, Lossy
+from settled import await_readable
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
-from exactlyonce.engines.spark.submit import StageFailed, submit_to
+from exactlyonce.engines.spark.submit import TASKS_PER_CORE, StageFailed, submit_to
 from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -38,8 +41,7 @@ def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
 @pytest.mark.exhaustive(but=["broad"])
 @pytest.mark.parametrize("attribute", ["broad", "every"])
 def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """A checkpoint that Spark takes, at more units than it has cores, comes again here, byte for byte: its state, and
-    all that readers see, in order."""
+    """A checkpoint by Spark, with more units than cores, comes again here, byte for byte, state and output."""
     assert cores(spark) == 2
     fed.feed(300)
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
@@ -47,35 +49,71 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
     assert summary.records == (750 if attribute == "every" else 450)
     here = compute_again(fed, loaded, summary.manifest.checkpoint, in_process, tmp_path / "here")
     assert here.states == states_of(fed, loaded, summary.manifest)
-    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.unjudged, report.checkpoints) == ([], [], [summary.manifest.checkpoint])
     if attribute == "every":
         there = compute_again(fed, loaded, summary.manifest.checkpoint, submit_to(spark), tmp_path / "there")
         assert there == here
 
 
+def test_units_share_tasks(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """Twenty units a stage are eight tasks on two cores, with a label for each unit; output and state are exact."""
+    fed.feed(300)
+    loaded, progress = load_pipeline("bounded_pipelines", "broad", fed.name), Silent()
+    summary = catch_up(fed, loaded, 20, tmp_path / "staging", submit=submit_to(spark), progress=progress)
+    (advanced,) = progress.advances
+    labels = [receipt.label for receipt in advanced.receipts]
+    assert len(set(labels)) == len(labels) == 20 * len({receipt.ack.task for receipt in advanced.receipts})
+    tasks = {tuple(label.split("-")[:2]) for label in labels}
+    assert len(tasks) == TASKS_PER_CORE * 2 * len({stage for stage, _ in tasks})
+    fed.assert_output()
+    fed.assert_state(loaded, summary.manifest)
+
+
 def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
     """A record that the user's function raises on is named, and not tried again; other failures are Spark's to tell."""
     fed.feed(100)
-    with pytest.raises(RecordError, match=r"ZeroDivisionError.*on the record at .*-in\[\d\] offset \d+"):
+    with pytest.raises(RecordError, match=r"ZeroDivisionError.*on the record at .*-in\[\d\] offset \d+") as raised:
         catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path, submit=submit_to(spark))
+    assert {"operator", "topic", "partition", "offset"} <= raised.value.facts.keys()
+    first, place, *_, last = str(raised.value.__cause__).strip().splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert place.endswith("in fail"), "the user's frames come first"
+    assert last == "ZeroDivisionError: integer division or modulo by zero"
     assert fed.history().checkpoint_latest == 0
     with pytest.raises(StageFailed, match="Spark could not finish nonsense"):
         submit_to(spark)("nonsense", [b"no work at all"])
 
 
+@pytest.mark.exhaustive
+def test_partitions_that_a_sink_chooses(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """Tasks write to them, and an audit on Spark finds them as they are to be."""
+    fed.feed(60)
+    reference: dict[str, object] = {
+        "module": "timed_pipelines", "attribute": "placed", "params": {"name": fed.name}, "path": str(HERE)
+    }  # fmt: skip
+    loaded = Loaded(load_reference(reference), reference)
+    catch_up(fed, loaded, 2, tmp_path, submit=submit_to(spark))
+    for topic in (f"{fed.name}-out", f"{fed.name}-loose"):
+        await_readable(fed.kafka, topic)
+        records = fed.kafka.read_committed(topic)
+        seen = sorted((json.loads(record.value or b"")["id"], record.partition) for record in records)
+        assert seen == [(number, number % 3) for number in range(60)]
+    report = Audit(loaded, fed.config, submit_to(spark), tmp_path, Quiet()).run()
+    assert (report.findings, report.unjudged) == ([], [])
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """The local engine did wrong by one update of each kind, Spark went on from its checkpoint and did right: an audit
-    on Spark finds the former and nothing else, exactly as one in this process does."""
-    client = ClientConfig(fed.config)
+    """An audit on Spark finds the local engine's planted defects and nothing else, as one in this process."""
+    client = fed.config
     options = RunOptions(client, CheckpointSettings(num_retained=100), parallelism=3)
     loaded, submit = load_pipeline("flawed_pipelines", "flawed", fed.name), submit_to(spark)
     fed.feed(1500)
     run_flawed(fed, "--num-retained", "100", interval="10m")  # the pipeline's flaw does not outlive a checkpoint
     fed.feed(900)
-    summary = CatchingUp(loaded, options, submit, tmp_path, Silent(), chunk_records=700).run()
+    summary = CatchUp(loaded, options, Silent(), chunk_records=700).lead(submit, tmp_path)
     assert summary.checkpoints > 1
 
     def audited(submit: Submit) -> AuditReport:
@@ -93,9 +131,9 @@ def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, 
 
 @pytest.fixture
 def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
-    made = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
-    yield made
-    made.end()
+    lossy = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
+    yield lossy
+    lossy.end()
 
 
 @pytest.mark.slow
@@ -109,10 +147,10 @@ def test_a_lost_transaction_is_computed_again_on_spark(spark: SparkSession, loss
     client = ClientConfig({"bootstrap.servers": lossy.kafka.bootstrap_servers})
     options = RunOptions(client, parallelism=3, repair="spark")
     loaded, progress = load_pipeline("pipelines", "diamond", lossy.name), Silent()
-    submit = submit_to(spark, lambda stage, units: stages.append((stage, units)))
-    summary = CatchingUp(loaded, options, submit, tmp_path / "staged", progress).run()
+    submit = submit_to(spark, lambda stage, done, units: None if done else stages.append((stage, units)))
+    summary = CatchUp(loaded, options, progress).lead(submit, tmp_path / "staged")
     assert any(f"{lost.transactional_id} repaired" in note for note in progress.notes)
-    assert [units for stage, units in stages if stage.startswith("stage")] == [2, 2, 3, 3]
+    assert [units for stage, units in stages if ", stage " in stage] == [2, 2, 3, 3]
     assert summary.manifest.parallelism == 3
     lossy.assert_exact()
     assert list((tmp_path / "staged").iterdir()) == []

@@ -23,12 +23,12 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state import blocks, interval
 from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
-from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.restore import restore
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
 GROUPS = range(MAX_PARALLELISM)
@@ -234,7 +234,7 @@ def _put_each(table: Table[int], states: Mapping[bytes, int]) -> None:
 @pytest.mark.parametrize("incarnations", [1, 5])
 def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None:
     """Also where every incarnation takes one checkpoint, and restores no more than it changes."""
-    table: Table[int] = KeyedTable("totals", int, range(8), 8)
+    table: Table[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(8), max_parallelism=8))
     model: dict[bytes, int] = {}
     keys = [canonical_key(number) for number in range(400)]
     index: tuple[bytes, ...] = ()

@@ -15,8 +15,9 @@ from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
 from exactlyonce.state.errors import StateUnstorable
+from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 
 def _put(table: KeyedTable[Any], states: dict[bytes, Any]) -> None:
@@ -50,9 +51,11 @@ class Counting(dict[bytes, None]):
 
 @pytest.mark.parametrize("groups", [1, 128])
 def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(groups), groups)
+    table: KeyedTable[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(groups), max_parallelism=groups)
+    )
     for group in range(groups):
-        table._keys[group] = Counting()  # type: ignore[index]  # a mapping only to its users
+        table._keys[group] = Counting()
     handled = 0
 
     def counting(function: Any) -> Any:
@@ -78,27 +81,44 @@ def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.Monk
         assert slices > len(changed) / interval.SLICE_ENTRIES
 
 
-def test_a_wrong_state_is_found_where_states_are_checked(topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are checked in the first checkpoint, and so many in every later one."""
-    monkeypatch.setattr(interval, "CHECKED_ENTRIES", 2)
-    keys = [canonical_key(number) for number in range(200)]
-
-    def table_of(first: Any) -> KeyedTable[Any]:
-        table: KeyedTable[Any] = KeyedTable("totals", int, range(1), 1)
-        _put(table, dict.fromkeys(keys, 1) | {keys[-1]: first})
-        return table
-
-    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid int"):
-        _seal(table_of("many"), topic, 1, 0)
-    table = table_of(1)
-    _seal(table, topic, 1, 0)
-    _put(table, {keys[0]: "many"})
-    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid int"):
-        _seal(table, topic, 2, 1)
-
-
 class Counter(msgspec.Struct):
     count: int
+
+
+class Derived(Counter):
+    more: int
+
+
+@pytest.mark.parametrize("place", [0, 1_000, 1_999])
+@pytest.mark.parametrize(
+    ("wrong", "turns"),
+    [
+        pytest.param("many", 1, id="class"),
+        pytest.param(Derived(1, 2), 1, id="derived class"),
+        pytest.param(Counter("many"), 8, id="value"),  # type: ignore[arg-type]  # that is the test
+    ],
+)
+def test_a_wrong_state_is_found_wherever_it_is(
+    wrong: Any, turns: int, place: int, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong class at once; a wrong value in the first checkpoint, and later once its key group's turn comes."""
+    monkeypatch.setattr(interval, "CHECKED_ENTRIES", 250)
+    keys = sorted(map(canonical_key, range(2_000)), key=lambda key: key_groups([key], 16))
+
+    def checkpoints(table: KeyedTable[Any], numbers: range, state: Any) -> None:
+        for number in numbers:
+            states = [[Counter(1)] for _ in keys]
+            states[place] = [state]
+            table.apply(lambda _, boxed: (boxed[0], None), keys, states)
+            _seal(table, topic, number, number - 1)
+
+    stored = StoredState[Any](operator="totals", type=Counter, groups=range(16), max_parallelism=16)
+    with pytest.raises(StateUnstorable):
+        checkpoints(KeyedTable(stored), range(1, 2), wrong)
+    table = KeyedTable[Any](stored)
+    checkpoints(table, range(1, 2), Counter(1))
+    with pytest.raises(StateUnstorable):
+        checkpoints(table, range(2, 2 + turns), wrong)
 
 
 def _count(counter: Counter | None, by: int) -> tuple[Counter | None, None]:
@@ -126,7 +146,9 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
     monkeypatch.setattr(Merging, "choose", lambda *_: merged)
     keys = [canonical_key(number) for number in range(40)]
     for instant in range(60):
-        table: KeyedTable[Any] = KeyedTable("totals", type_, range(4), 4)
+        table: KeyedTable[Any] = KeyedTable(
+            StoredState(operator="totals", type=type_, groups=range(4), max_parallelism=4)
+        )
         table.apply(fn, keys, [1] * 40)
         _seal(table, topic, 1, 0)
         table.apply(fn, keys[:8], [1] * 7 + [0])
@@ -143,11 +165,11 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
         refs += [topic.put(block) for block in steps if block is not None]
         assert dict(topic.restored(snapshot.seal(refs), 2, range(4), type_=type_).items()) == expected
         assert dict(table.items()) == newest
-        assert not next(table._intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
+        assert not next(table._history.intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
 
 
 def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(4), 4)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(4), max_parallelism=4))
     keys = [canonical_key(number) for number in range(200)]
     _put(table, dict.fromkeys(keys, 1))
     first = _sections(_seal(table, topic, 1, 0))
@@ -163,7 +185,7 @@ def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> No
 
 
 def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
     _put(table, {canonical_key(1): 1, canonical_key(2): 2})
     _seal(table, topic, 1, 0)
     _put(table, {canonical_key(3): 3})
@@ -176,7 +198,7 @@ def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
 
 
 def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
     _put(table, {canonical_key(1): 1})
     _seal(table, topic, 1, 0)
     _put(table, {canonical_key(1): None})
@@ -190,7 +212,9 @@ def test_values_of_all_sizes_fit(topic: Any) -> None:
     noise = random.Random(5)
     states = {canonical_key(number): noise.randbytes(10 ** noise.randrange(0, 6)) for number in range(400)}
     states[canonical_key("huge")] = noise.randbytes(850_000)
-    table: KeyedTable[bytes] = KeyedTable("totals", bytes, range(2), 2)
+    table: KeyedTable[bytes] = KeyedTable(
+        StoredState(operator="totals", type=bytes, groups=range(2), max_parallelism=2)
+    )
     _put(table, states)
     snapshot = table.freeze(1, 0)
     index = topic.write(snapshot)
@@ -203,7 +227,7 @@ def test_values_of_all_sizes_fit(topic: Any) -> None:
     ("type_", "state", "why"), [(bytes, bytes(900_001), "at most 900000"), (int, "x", "not a valid int")]
 )
 def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, why: str) -> None:
-    table: KeyedTable[Any] = KeyedTable("totals", type_, range(2), 2)
+    table: KeyedTable[Any] = KeyedTable(StoredState(operator="totals", type=type_, groups=range(2), max_parallelism=2))
     _put(table, {canonical_key(1): state})
     with pytest.raises(StateUnstorable, match=f"operator 'totals'.*{why}"):
         list(table.freeze(1, 0).encode())
@@ -212,7 +236,7 @@ def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, wh
 
 
 def test_many_long_keys_that_are_deleted(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
     short = [canonical_key(number) for number in range(3_000)]
     long = [bytes(1_000) + bytes([first, second]) for first in range(16) for second in range(200)]
     _put(table, dict.fromkeys([*short, *long], 1))

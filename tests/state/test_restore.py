@@ -17,9 +17,10 @@ from exactlyonce.state import blocks
 from exactlyonce.state.backend import Table
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import DamagedState, StateIncompatible
+from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.index import decode_index, encode_index
 from exactlyonce.state.key_groups import group_range, mask_of
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 
 class Total(msgspec.Struct):
@@ -32,7 +33,9 @@ def _add(total: int | None, amount: int) -> tuple[int, int]:
 
 
 def _table(count: int, groups: int = 128) -> Table[int]:
-    table: Table[int] = KeyedTable("totals", int, range(groups), groups)
+    table: Table[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(groups), max_parallelism=groups)
+    )
     keys = [canonical_key(f"customer-{number:07}") for number in range(count)]
     table.apply(_add, keys, list(range(count)))
     return table
@@ -48,7 +51,7 @@ def test_a_reader_of_one_group_reads_its_share(
     name: Callable[[int], str], count: int, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "RAW_TARGET", blocks.RAW_TARGET * count // 1_000_000)
-    table: Table[int] = KeyedTable("totals", int, range(128), 128)
+    table: Table[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(128), max_parallelism=128))
     table.apply(_add, [canonical_key(name(number)) for number in range(count)], list(range(count)))
     index = topic.write(table.freeze(1, 0))
     table = topic.restored(index, touched=[77])

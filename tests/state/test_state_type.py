@@ -298,8 +298,10 @@ def test_a_field_that_has_not_its_default_goes_only_where_it_is_given_up() -> No
 
 def test_a_field_without_a_known_default_goes_only_where_it_is_given_up() -> None:
     first, _, _, demanding = _versions()
-    made = msgspec.defstruct("Total", [("sum", int), ("name", str), ("at", int, msgspec.field(default_factory=int))])
-    for grown in (demanding, made):
+    by_factory = msgspec.defstruct(
+        "Total", [("sum", int), ("name", str), ("at", int, msgspec.field(default_factory=int))]
+    )
+    for grown in (demanding, by_factory):
         with pytest.raises(StateIncompatible, match="would be lost"):
             StateType[Any]("totals", first).require_readable(StateType("totals", grown).schema)
         giving_up = StateType[Any]("totals", VersionedState(first, drops_fields=True))

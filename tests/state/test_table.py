@@ -8,7 +8,8 @@ import pytest
 
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import ApplyFailed
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 
 def test_a_function_that_returns_no_pair_is_located() -> None:
@@ -16,6 +17,8 @@ def test_a_function_that_returns_no_pair_is_located() -> None:
         return (1, 1) if record else record
 
     with pytest.raises(ApplyFailed) as failure:
-        KeyedTable("totals", int, range(128), 128).apply(fn, [canonical_key("ann")] * 3, [5, 7, 0])
+        KeyedTable(StoredState(operator="totals", type=int, groups=range(128), max_parallelism=128)).apply(
+            fn, [canonical_key("ann")] * 3, [5, 7, 0]
+        )
     assert failure.value.index == 2
     assert isinstance(failure.value.__cause__, TypeError)

@@ -44,7 +44,7 @@ def first(topic: Any, restored: Restore) -> tuple[bytes, ...]:
 
 
 def test_a_new_version_is_that_of_all_states(topic: Any, restored: Restore) -> None:
-    """From the first checkpoint on, so that code without the migration never takes euros for cents."""
+    """The version counts from the first checkpoint on: code without the migration never takes euros for cents."""
     table = restored(CENTS, 1, first(topic, restored))
     table.apply(add(100), KEYS[:1], [None])
     snapshot = table.freeze(2, 1)
@@ -106,9 +106,9 @@ def test_a_step_that_is_missing(topic: Any, restored: Restore, monkeypatch: pyte
     third = restored(VersionedState(Total, 3, {1: cents}), 2, mixed(topic, restored, monkeypatch))
     assert third.get(KEYS[1]) == Total(500)
     states = state_type.StateType[Any]("totals", VersionedState(Total, 4, {1: cents, 3: cents}))
-    states.require_led(3, 4)
+    states.require_migrations(3, 4)
     with pytest.raises(StateIncompatible, match=r"no migration of version 2\."):
-        states.require_led(1, 4)
+        states.require_migrations(1, 4)
 
 
 def test_keys_of_another_type(topic: Any, restored: Restore) -> None:

@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
-TESTS = HERE.parent
-RIGS = (
-    HERE / "rig", TESTS / "engines", TESTS / "bounded" / "folds", TESTS / "sinks" / "postgres" / "rig",
-    TESTS / "sinks" / "mysql" / "rig", TESTS / "sinks" / "redis" / "serving",
-)  # fmt: skip
-sys.path[:0] = map(str, RIGS)
-
-
-@pytest.fixture(scope="session")
-def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
-        pytest.importorskip(driver)
-    from servers import Servers
-
-    made = Servers(tmp_path_factory.mktemp("redis"))
-    yield made
-    made.remove()
 
 
 @pytest.fixture
-def servers(_servers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def servers(store_servers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """All of them run; processes know where, and find the pipelines. A test that kills one starts it again."""
-    for name, address in _servers.addresses().items():
+    for name, address in store_servers.addresses().items():
         monkeypatch.setenv(name, address)
-    path = [str(HERE / "rig"), str(TESTS / "engines"), os.environ.get("PYTHONPATH", "")]
+    path = [str(HERE / "rig"), str(HERE.parent / "engines"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    return _servers
-
-
-@pytest.fixture
-def run(kafka: Any) -> Iterator[Callable[..., Any]]:
-    from running import runs_of
-
-    with runs_of(kafka) as start:
-        yield start
+    return store_servers
 
 
 @pytest.fixture

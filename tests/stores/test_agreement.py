@@ -18,7 +18,7 @@ SINKS = (
     *("files-jsonl", "files-parquet", "mariadb-append", "mariadb-upsert"),
     *("postgres-append", "postgres-upsert", "redis-stream", "redis-string"),
 )
-"""In the order in which they are committed."""
+"""The checkpoints in the order in which they are committed."""
 SEEDS = [int(seed) for seed in os.environ.get("EXACTLYONCE_SEEDS", "1,2").split(",")]
 KILLS = 6
 
@@ -62,7 +62,7 @@ def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True, in_all=["1"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kills(seed: int, job: Job) -> None:
-    """At random instants, with another number of subtasks each time.
+    """Kills come at random instants, with another number of subtasks each time.
 
     Again: EXACTLYONCE_SEEDS=<seed> pytest tests/stores/test_agreement.py -k random.
     """

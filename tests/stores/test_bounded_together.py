@@ -16,7 +16,7 @@ from jobs import Job
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit
-from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
+from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.submit import Submit, in_process, perform
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
@@ -38,7 +38,7 @@ def loaded(job: Job) -> Loaded:
 def catch_up(job: Job, parallelism: int, staging: Path, submit: Submit = in_process, chunk: int = 5_000_000) -> Summary:
     client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     options = RunOptions(client, parallelism=parallelism)
-    return CatchingUp(loaded(job), options, submit, staging, Silent(), chunk_records=chunk).run()
+    return CatchUp(loaded(job), options, Silent(), chunk_records=chunk).lead(submit, staging)
 
 
 def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:

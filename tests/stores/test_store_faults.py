@@ -26,7 +26,7 @@ from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.system_clock import SystemClock
@@ -196,21 +196,21 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
     monkeypatch.setattr(leader, "UPKEEP_INTERVAL_S", 0.2)
     monkeypatch.setattr(postgres_store, "Limits", partial(Limits, lock=LIMIT_S, answer=LIMIT_S))  # never given up
     pipeline = alone("postgres")
-    settings = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    client = ClientConfig({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
     params = {"name": pipeline.name, "store": pipeline.store, "target": pipeline.target}
     reference: dict[str, object] = {
         "module": "together", "attribute": "alone", "params": params, "path": str(Path(__file__).parent / "rig"),
     }  # fmt: skip
-    loaded, options = Loaded(load_reference(reference), reference), RunOptions(ClientConfig(settings))
+    loaded, options = Loaded(load_reference(reference), reference), RunOptions(client)
     held = psycopg.connect(pipeline.servers.postgres.dsn(DATABASE))
     held.execute(f"LOCK TABLE {pipeline.target} IN EXCLUSIVE MODE".encode())
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(CatchingUp(loaded, options, in_process, tmp_path, Silent()).run)
+        running = pool.submit(CatchUp(loaded, options, Silent()).lead, in_process, tmp_path)
         try:
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             until(lambda: pipeline.servers.sql("postgres", waiting)[0][0], pause_s=0.05)
             long_after_ms = SystemClock().now_ms() + 2 * history.SILENCE_MS
-            until(lambda: read_history(settings, pipeline.name).living(long_after_ms), pause_s=0.1)  # a heartbeat comes
+            until(lambda: read_history(client, pipeline.name).living(long_after_ms), pause_s=0.1)  # a heartbeat comes
             assert not running.done()
         finally:
             held.close()

@@ -1,6 +1,6 @@
-"""Time passes for a broker: timeouts, expiry, compaction, and its own end and beginning.
+"""Time passes for a broker: timeouts, expiry, compaction, and restarts.
 
-On the model and on a real broker of the test's own, whose intervals are short; states are waited for, never times.
+The tests run on the model and on a real broker with short intervals; they wait for states, never for times.
 """
 
 from __future__ import annotations

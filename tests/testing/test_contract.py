@@ -1,7 +1,6 @@
-"""The contract of a broker with whoever ends transactions for others: each test runs on the model and a real broker.
+"""The contract of a broker with those who end others' transactions; each test runs on the model and a real broker.
 
-The answers are written down here, so that neither of the two can drift: a change of Kafka's behaviour fails the real
-half, a defect of the model the other.
+The expected answers keep both from drifting: a change of Kafka fails the real half, a defect of the model the other.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ ANSWERS: dict[str, tuple[Sequence[Step], list[Any]]] = {
         (CreateTopic("c", compact=True), *OPEN, Produce("a", "c", 0, ["z"]), Produce("a", "c", 0, [("k", "z")])),
         [("INVALID_RECORD", -1), ("NONE", 0)]),
 }  # fmt: skip
-"""By what is true, a history, and what its last steps see."""
+"""Truths with a history that shows them, and the answers of its last steps."""
 
 
 @pytest.mark.parametrize("truth", ANSWERS)
@@ -160,7 +159,7 @@ def test_an_answer(truth: str, stage: Stage) -> None:
 
 
 def test_an_unknown_id(stage: Stage) -> None:
-    """What the broker does not know is INVALID_PRODUCER_ID_MAPPING to EndTxn and to AddPartitionsToTxn."""
+    """EndTxn and AddPartitionsToTxn answer INVALID_PRODUCER_ID_MAPPING."""
     name = stage.name("nobody")
     play([CreateTopic("t")], stage)
     assert stage.broker.end_txn(name, 1, 0, commit=True) is Error.INVALID_PRODUCER_ID_MAPPING

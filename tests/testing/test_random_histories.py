@@ -1,4 +1,4 @@
-"""The model against a real broker on histories that nobody thought of.
+"""The model against a real broker on random histories.
 
     EXACTLYONCE_SEEDS=1000-1999 python -m pytest tests/testing/test_random_histories.py
 

@@ -224,7 +224,6 @@ def test_a_rule_that_is_left_out_is_missed(rule: str, pytester: pytest.Pytester)
 
 
 def test_all_that_a_sink_promises_is_asked_of_a_store() -> None:
-    """What the contract of a store adds is about a `Store`; the rest is asked of every sink with a committer."""
     assert issubclass(StoreContract, SinkContract)
     assert issubclass(contract_of(STORE), StoreContract)
     assert not hasattr(SinkContract, "store")

@@ -251,9 +251,9 @@ MUTANTS = {
 @pytest.fixture
 def mutant_source() -> TestListSource:
     """A test class of its own, as pytest makes one."""
-    made = TestListSource()
-    made.lists, made._made = Lists(), []
-    return made
+    mutant = TestListSource()
+    mutant.lists, mutant._to_close = Lists(), []
+    return mutant
 
 
 @pytest.mark.parametrize("rule", MUTANTS)

@@ -12,18 +12,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.state import interval, state_type, table
+from exactlyonce.state import interval, snapshot, state_type
 from exactlyonce.state.backend import StateBackend
 from exactlyonce.state.errors import ApplyFailed
-from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.table import KeyedTable
 from exactlyonce.state.tiered import interval as tiered_interval
 from exactlyonce.state.tiered import table as tiered_table
 from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.tiered.groups import TableGroups
+from exactlyonce.state.tiered.memory import TableMemory
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
@@ -60,7 +61,7 @@ class TestTieredInNoMemory(TestTiered):
     @pytest.fixture(autouse=True)
     def _sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
-        monkeypatch.setattr(TieredTable, "_limit", _nothing_stays)
+        monkeypatch.setattr(TableMemory, "limit", _nothing_stays)
 
 
 class TieredInFoldersOfTheirOwn(TestTieredInNoMemory):
@@ -72,8 +73,8 @@ class TieredInFoldersOfTheirOwn(TestTieredInNoMemory):
         return RocksDBBackend(Path(mkdtemp(dir=self.folder)), 4 << 20)
 
 
-def _nothing_stays(self: TieredTable[Any]) -> None:
-    self._cached_max, self._changes_max = 5, 4
+def _nothing_stays(self: TableMemory) -> None:
+    self.cached_max, self.changes_max = 5, 4
 
 
 FREEZE, ENCODE = KeyedTable.freeze, StateType.encode
@@ -81,7 +82,7 @@ DELETE, READ, TABLE, APPLY = Interval._delete, StoredState.read, HashMapBackend.
 
 
 def _forgetful(self: Any, checkpoint: int, base: int, **how: bool) -> Any:
-    self._intervals = []
+    self._history.intervals = []
     return FREEZE(self, checkpoint, base, **how)
 
 
@@ -136,7 +137,7 @@ MUTANTS = {
     "any record is taken":
         Mutant(KeyedTable, "_touched", lambda self, added: None, "a_record_of_another_key_group", "lost at restore"),
     "any base will do": Mutant(
-        table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"),
+        snapshot, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"),
     "states are not checked": Mutant(
         StateType, "encode", lambda self, states, **_: msgspec.msgpack.encode(states),
         "what_cannot_be_stored", "no restart could read it"),
@@ -165,7 +166,7 @@ TIERED_MUTANTS = {
     "a state is not cloned": Mutant(
         TieredTable, "_protect", lambda self, keys: None, "several_snapshots_are_open", "whatever records do after it"),
     "a key group is taken for empty": Mutant(
-        TieredTable, "_read", lambda self, groups: self._shelf.unread.difference_update(list(groups)),
+        TableGroups, "read", lambda self, groups: self.unread.difference_update(list(groups)),
         "increments", "An increment belongs to its image"),
     "what has spilled is not encoded":
         Mutant(LocalStore, "changes", lambda self, *_: iter(()), "deleted_keys", "came back|came again"),
@@ -185,5 +186,5 @@ def test_a_rule_of_the_tiered_backend_that_is_left_out_is_missed(
     small = TieredInFoldersOfTheirOwn()
     small.folder = tmp_path
     monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
-    monkeypatch.setattr(TieredTable, "_limit", _nothing_stays)
+    monkeypatch.setattr(TableMemory, "limit", _nothing_stays)
     TIERED_MUTANTS[rule].is_missed_by(small, monkeypatch)

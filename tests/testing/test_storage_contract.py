@@ -19,7 +19,7 @@ from tests.testing.conftest import Mutant
 
 
 class Shelf:
-    """What all storages of a test have in common: blocks by key, each with the number under which it was put."""
+    """The place that all storages of a test share: blocks by key, each with the number under which it was put."""
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[int, bytes]] = {}
@@ -249,5 +249,5 @@ MUTANTS = {
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     contract = TestShelf()
-    contract.shelf, contract._made, contract.limit_s = Shelf(), [], 0.1
+    contract.shelf, contract._to_close, contract.limit_s = Shelf(), [], 0.1
     MUTANTS[rule].is_missed_by(contract, monkeypatch)

@@ -103,7 +103,7 @@ def test_a_fault_meets_the_call_it_was_ordered_for(unreliable: tuple[Stage, Unre
 
 
 def test_a_broker_that_is_down_cannot_be_reached(clock: SimulatedClock, model: BrokerModel) -> None:
-    """What is delayed past the broker's end finds nobody, and disturbs nobody."""
+    """A request delayed past the broker's end finds nobody and disturbs nobody."""
     broker = UnreliableBroker(model, clock)
     _, producer_id, epoch = broker.init_transactions("a")
     broker.inject("end_txn", Fault.DELAYED, delay_ms=10)

@@ -73,7 +73,7 @@ def found(decision: Manifest) -> dict[str, WaitingOutput]:
 
 
 def test_the_age_of_rows(storage: str, put: Put) -> None:
-    """Decided or not, they wait in their storage since the first of their blocks was written."""
+    """Rows wait since their first block was written, decided or not."""
     decision = decided(storage, waits(0, "rows", put(0, 2, 3_000_000), put(0, 1, 2_000_000)))
     put(1, 1, 4_000_000)
     put(1, 2, 3_500_000)
@@ -86,6 +86,6 @@ def test_the_age_of_rows(storage: str, put: Put) -> None:
 
 
 def test_the_age_where_only_the_decision_tells(storage: str) -> None:
-    """What a store lists that was not asked waits at least since the checkpoint was triggered."""
+    """Without an answer of the store, the checkpoint's trigger tells it."""
     (shown,) = found(decided(storage, waits(0, "prepared"))).values()
     assert (shown.state, shown.started_at_ms) == ("unknown", TRIGGERED_AT_MS)

@@ -1,4 +1,4 @@
-"""The decision log: whether it is there and whole, and whether its newest checkpoint was brought to its end."""
+"""The decision log: whether it is there and whole, and whether its newest checkpoint is finalized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from exactlyonce.views.doctor.subject import Subject
 
 
 def check_decisions(subject: Subject, findings: Findings) -> None:
-    """Look at what was read of the log."""
     traces, topic = subject.traces, subject.checkpoint_topic
     if traces.topic is None:
         gone = bool(traces.transactions)
@@ -54,12 +53,12 @@ def _damage(subject: Subject, history: History, findings: Findings) -> None:
 
 
 def _unfinalized(subject: Subject, history: History, manifest: Manifest, findings: Findings) -> None:
-    """A checkpoint that is decided, and whose output may not be visible yet."""
-    decided = [each for each in subject.waiting or () if each.is_decided]
+    """Report a decided checkpoint with output that may not be visible yet."""
+    decided = [output for output in subject.waiting or () if output.is_decided]
     count = len(unfinalized_committables(history)) + len(manifest.staged)
     runs, now_ms = subject.sign_of_life, subject.now_ms
-    lefts = [left for each in decided if (left := each.left_ms(now_ms)) is not None]
-    lost = [each for each in decided if each.state in ("CompleteAbort", "Dead", "gone")]
+    lefts = [left for output in decided if (left := output.left_ms(now_ms)) is not None]
+    lost = [output for output in decided if output.state in ("CompleteAbort", "Dead", "gone")]
     age = shown_duration(max(0, now_ms - manifest.completed_at_ms))
     what = (
         f"Checkpoint {manifest.checkpoint} was decided {age} ago and is not finalized: "
@@ -67,7 +66,7 @@ def _unfinalized(subject: Subject, history: History, manifest: Manifest, finding
     )
     whose = f"{counted(count, 'committable')} of this pipeline"
     if lost:
-        whose += f"; {len(lost)} of them aborted by the broker: {', '.join(each.name for each in lost)}"
+        whose += f"; {len(lost)} of them aborted by the broker: {', '.join(output.name for output in lost)}"
     if lefts:
         whose += f"; the broker aborts the first in {shown_duration(min(lefts))}: then it has to be repaired"
     do, run = "run the pipeline, or commit it", [f"exactlyonce transactions commit {subject.named}"]

@@ -1,4 +1,4 @@
-"""The examination of a pipeline: all checks, one after the other. It fences nobody, and changes nothing."""
+"""The examination of a pipeline: all checks in turn. It fences nobody, and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import traces as found_traces
 from exactlyonce.engines.ending.waiting import StagedOutput, find_transactions, open_ids
@@ -20,7 +20,6 @@ from exactlyonce.views.doctor.blocks import check_blocks
 from exactlyonce.views.doctor.decisions import check_decisions
 from exactlyonce.views.doctor.findings import Findings
 from exactlyonce.views.doctor.inputs import check_inputs
-from exactlyonce.views.doctor.questions import Questions, TopicFacts
 from exactlyonce.views.doctor.readers import ReadersCheck
 from exactlyonce.views.doctor.rights import RightsCheck
 from exactlyonce.views.doctor.settings import SettingsCheck
@@ -32,7 +31,7 @@ TIMEOUT_MS = 10_000
 
 
 def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Traces:
-    """The traces of the pipeline; there may be none yet where its module was named."""
+    """The traces of the pipeline; there may be none yet if its module was named."""
     try:
         return found_traces.find(config, name)
     except TopicError:
@@ -41,8 +40,8 @@ def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Tr
         return Traces(name, None, None, "", ())
     except ConfigError as error:  # the topic is there, and we may not read it
         return Traces(name, checkpoint_topic(name), None, str(error), ())
-    except (BrokerUnavailable, BrokerRefused) as error:  # to one question; who answers to none is nothing to examine
-        return Traces(name, find_topic(config.confluent(), name).name, None, str(error), ())
+    except (BrokerUnavailable, BrokerRefused) as error:  # one request failed; if all do, there is nothing to examine
+        return Traces(name, find_topic(config, name).name, None, str(error), ())
 
 
 def examine(
@@ -55,12 +54,10 @@ def examine(
     older_than_ms: int,
     deep: bool,
 ) -> tuple[Subject, Findings]:
-    """Run every check."""
     findings = Findings()
     with ExitStack() as stack:
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
         topics = stack.enter_context(closing(Topics(config)))
-        questions = stack.enter_context(closing(Questions(config)))
         subject = Subject(
             config=config, traces=traces, graph=graph, settings=settings, now_ms=now_ms, waiting=None,
             staged=StagedOutput(),
@@ -69,21 +66,21 @@ def examine(
             subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
         with findings.checking("output that waits for stores"):
             subject.staged = find_staged(config, traces, graph)
-        facts = topic_facts(questions, subject.topics, findings)
+        facts = topic_facts(topics, subject.topics, findings)
         check_decisions(subject, findings)
         ReadersCheck(subject, topics, transactions, findings, older_than_ms).run()
         check_inputs(subject, topics, facts, findings)
         SettingsCheck(subject, topics, transactions, facts, findings).run()
-        RightsCheck(subject, questions, transactions, facts, findings).run()
+        RightsCheck(subject, transactions, facts, findings).run()
         check_stores(subject, findings)
         check_blocks(subject, findings, deep=deep)
     return subject, findings
 
 
-def topic_facts(questions: Questions, topics: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
-    """The facts of each topic; None: there is no such topic. A topic about which no answer came is left out."""
+def topic_facts(topics: Topics, names: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
+    """The facts of each topic; None: there is no such topic. A topic without an answer is left out."""
     facts: dict[str, TopicFacts | None] = {}
-    for topic in topics:
-        with findings.checking(f"topic {topic}"):
-            facts[topic] = questions.topic(topic)
+    for name in names:
+        with findings.checking(f"topic {name}"):
+            facts[name] = topics.facts(name)
     return facts

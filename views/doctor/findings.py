@@ -1,7 +1,7 @@
-"""The findings of an examination: what is wrong, whose it is, what to do; and what could not be looked at.
+"""The findings of an examination: each fault with its owner and its remedy, and the checks that could not be made.
 
-Invariants: a check that was not made, or not whole, is among `unchecked` with the reason: silence means that it was
-made and found nothing. A question that fails takes no other check with it.
+Invariants: a check that was not made, or not whole, is among `unchecked` with the reason; silence means that it was
+made and found nothing. A failed check is reported; the others still run.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import NamedTuple
 from exactlyonce.pipeline.errors import BrokerRefused, Halt, UserError
 
 PROBLEM, NOTE = "problem", "note"
-"""A note is worth knowing, and nothing has to be done: it goes away by itself, or with the next run."""
+"""A note needs no action: it goes away by itself, or with the next run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One thing that is not as it should be."""
+    """One fault, or a note."""
 
     about: str
     """The kind of check, in a word."""
     what: str
     """The fault, as a sentence without its full stop."""
     whose: str = ""
-    """Who has to do something about it, or whose transaction it is; empty: that is plain from `what`."""
+    """The owner of the fault or of the transaction; empty: plain from `what`."""
     do: str
     """The remedy."""
     run: tuple[str, ...] = ()
-    """Commands that do it, or begin it."""
+    """Commands for the remedy."""
     level: str = PROBLEM
 
 
@@ -40,13 +40,11 @@ class Unchecked(NamedTuple):
     what: str
     why: str
     failed: bool = False
-    """It was to be looked at, and a question about it had no answer, or was refused."""
+    """A request for it had no answer, or was refused."""
 
 
 @dataclass
 class Findings:
-    """All of one examination."""
-
     diagnoses: list[Diagnosis] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
@@ -54,27 +52,25 @@ class Findings:
 
     @property
     def problems(self) -> int:
-        """How many things are wrong."""
-        return sum(each.level == PROBLEM for each in self.diagnoses)
+        """The number of problems."""
+        return sum(diagnosis.level == PROBLEM for diagnosis in self.diagnoses)
 
     @property
     def failed(self) -> int:
-        """How many checks could not be made, though they were to be."""
-        return sum(each.failed for each in self.unchecked)
+        """The number of failed checks."""
+        return sum(unchecked.failed for unchecked in self.unchecked)
 
     def add(
         self, about: str, what: str, *, do: str, run: Iterable[str] = (), whose: str = "", level: str = PROBLEM
     ) -> None:
-        """Something was found."""
         self.diagnoses.append(Diagnosis(about=about, what=what, whose=whose, do=do, run=tuple(run), level=level))
 
     def not_checked(self, what: str, why: str, *, failed: bool = False) -> None:
-        """Something was not looked at."""
         self.unchecked.append(Unchecked(what, why, failed))
 
     @contextmanager
     def checking(self, what: str) -> Iterator[None]:
-        """While *what* is looked at: whatever keeps it from being looked at to the end is why it is not checked."""
+        """Check *what*; an error means that it is not checked."""
         try:
             yield
         except (UserError, BrokerRefused, Halt) as error:

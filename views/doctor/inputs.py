@@ -1,17 +1,16 @@
-"""The inputs: whether they are those that were read, and whether what checkpoints need of them is still there."""
+"""The inputs: whether a topic was replaced, and whether the records that checkpoints need are still there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.engines.surroundings.preflight import require_unread
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.views.doctor.questions import TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 SOON_SHARE = 4
@@ -19,7 +18,7 @@ SOON_SHARE = 4
 
 
 def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:
-    """Compare what is there with what the checkpoints have noted."""
+    """Compare the topics with the offsets in the checkpoints."""
     for topic in subject.inputs:
         if topic in facts and facts[topic] is None:
             findings.add(
@@ -28,15 +27,15 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             )  # fmt: skip
     if subject.newest is None or subject.traces.is_sink:
         return
-    for topic in sorted({each.topic for each in subject.newest.offsets}):
-        found = facts.get(topic)
-        if found is not None and found.visible:
-            with findings.checking(f"what checkpoints need of {topic}"):
-                _unread(subject, subject.newest, topics, Topic(topic, found.topic_id, len(found.replicas)), findings)
+    for name in sorted({position.topic for position in subject.newest.offsets}):
+        known = facts.get(name)
+        if known is not None and known.visible:
+            with findings.checking(f"what checkpoints need of {name}"):
+                _unread(subject, subject.newest, topics, Topic(name, known.topic_id, len(known.replicas)), findings)
 
 
 def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, findings: Findings) -> None:
-    """Judge it as the start of a run does; where that would halt, nothing else of the topic is worth knowing."""
+    """Check *topic* as the start of a run does; if that would halt, skip the other checks."""
     try:
         require_unread(topics, newest, topic)
     except Halt as error:
@@ -48,7 +47,7 @@ def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, fi
     for manifest in subject.history.retained if subject.history is not None else ():
         if any(o.topic == topic.name and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
             findings.add(
-                "inputs", f"{topic.name} no longer has the input behind checkpoint {manifest.checkpoint}, which is "
+                "inputs", f"{topic.name} no longer has the input after checkpoint {manifest.checkpoint}, which is "
                 f"retained: the checkpoint after it can be neither audited nor repaired by a replay",
                 whose="retention of the topic",
                 do="raise retention.ms of the topic above the age of the oldest checkpoint, or keep fewer checkpoints "
@@ -59,17 +58,19 @@ def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, fi
 
 
 def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, findings: Findings) -> None:
-    """When retention may take what was not read: it goes by the records' own time, which may be long ago. Partitions
-    that were added are not read yet."""
+    """Report unread records that retention may soon take, by their own time, which may be long ago.
+
+    Added partitions are not read yet.
+    """
     settings = topics.settings(topic)
     retention_ms = int(settings.get("retention.ms") or -1)
     if retention_ms < 0 or "delete" not in (settings.get("cleanup.policy") or ""):
         return
     soon_ms, began_ms = retention_ms // SOON_SHARE, subject.now_ms - retention_ms
     read: dict[int, int] = {}
-    for each in newest.offsets:
-        if each.topic == topic:
-            read[each.partition] = min(each.offset, read.get(each.partition, each.offset))
+    for position in newest.offsets:
+        if position.topic == topic:
+            read[position.partition] = min(position.offset, read.get(position.partition, position.offset))
 
     def older(than_ms: int) -> int:
         kept = topics.offsets_at(topic, than_ms)

@@ -1,4 +1,4 @@
-"""The transactions that hold read_committed readers back: by topic, where they stand, and whose they are."""
+"""The transactions that hold read_committed readers back: their places and their owners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.views.doctor.subject import Subject
 
 COMPLETE = ("CompleteCommit", "CompleteAbort", "Empty", "Dead")
-"""States of an id whose transaction is over: nothing of it is open any more, or its markers were lost."""
+"""States of an id whose transaction is over, even if its markers were lost."""
 
 
 @dataclass
@@ -26,9 +26,9 @@ class _Held:
     """The partitions that one producer holds back."""
 
     producer: ProducerState
-    """Where it stands first."""
+    """Its state in the first of them."""
     places: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """Topic, partition, where it stands, and how many offsets are not visible there."""
+    """(topic, partition, start offset of the transaction, number of invisible offsets)"""
 
     @property
     def shown(self) -> str:
@@ -45,18 +45,18 @@ class _Owner:
     """The owner of a transaction."""
 
     name: str | None
-    """The transactional id; None: the brokers tell us of none."""
+    """The transactional id; None: unknown to the brokers, or hidden from us."""
     state: TransactionState | None
 
     def open_ms(self, producer: ProducerState, now_ms: int) -> int:
-        """How long it has been open, or at least silent."""
+        """How long the transaction has been open, or at least silent."""
         began_ms = (
             self.state.start_time_ms if self.state and self.state.start_time_ms > 0 else producer.last_timestamp_ms
         )
         return max(0, now_ms - began_ms)
 
     def left(self, now_ms: int) -> str:
-        """When the broker ends it."""
+        """When the broker ends it, as text."""
         if self.state is None or self.state.start_time_ms <= 0:
             return ""
         left_ms = max(0, self.state.start_time_ms + self.state.timeout_ms - now_ms)
@@ -65,7 +65,7 @@ class _Owner:
 
 @dataclass
 class ReadersCheck:
-    """The check of *subject*; foreign transactions that are open for less than *older_than_ms* are no problem."""
+    """Other transactions that are open for less than *older_than_ms* are no problem."""
 
     subject: Subject
     topics: Topics
@@ -74,37 +74,36 @@ class ReadersCheck:
     older_than_ms: int
 
     def run(self) -> None:
-        """Look at every topic."""
         held: dict[int, _Held] = {}
         for topic in self.subject.topics:
             with self.findings.checking(f"readers of {topic}"):
                 self._look(topic, held)
-        for each in held.values():
-            with self.findings.checking(f"whose producer {each.producer.producer_id} is"):
-                self._tell(each, self._owner(each.producer))
+        for places in held.values():
+            with self.findings.checking(f"whose producer {places.producer.producer_id} is"):
+                self._report(places, self._owner(places.producer))
 
     def _look(self, topic: str, held: dict[int, _Held]) -> None:
-        ends = self.topics.end_offsets(topic, committed=False)  # first: what is written meanwhile is not held back
+        ends = self.topics.end_offsets(topic, committed=False)  # first: later records are not held back
         stable = self.topics.end_offsets(topic, committed=True)
         behind = {partition: end - stable[partition] for partition, end in ends.items() if end > stable[partition]}
         if not behind:
             return
         standing: dict[int, ProducerState] = {}
-        for each in self.transactions.producers((topic, partition) for partition in behind):
-            if each.transaction_start_offset is not None:
-                first = standing.get(each.partition)
-                if first is None or (first.transaction_start_offset or 0) > each.transaction_start_offset:
-                    standing[each.partition] = each
+        for producer in self.transactions.producers((topic, partition) for partition in behind):
+            if producer.transaction_start_offset is not None:
+                first = standing.get(producer.partition)
+                if first is None or (first.transaction_start_offset or 0) > producer.transaction_start_offset:
+                    standing[producer.partition] = producer
         for partition, producer in sorted(standing.items()):
-            found = held.setdefault(producer.producer_id, _Held(producer))
-            found.places.append((topic, partition, producer.transaction_start_offset or 0, behind[partition]))
+            places = held.setdefault(producer.producer_id, _Held(producer)).places
+            places.append((topic, partition, producer.transaction_start_offset or 0, behind[partition]))
 
     def _owner(self, producer: ProducerState) -> _Owner:
         listed = self.transactions.list("", [producer.producer_id])
-        name = next((each.transactional_id for each in listed if each.producer_id == producer.producer_id), None)
+        name = next((one.transactional_id for one in listed if one.producer_id == producer.producer_id), None)
         return _Owner(name, self.transactions.describe([name])[name] if name is not None else None)
 
-    def _tell(self, held: _Held, owner: _Owner) -> None:
+    def _report(self, held: _Held, owner: _Owner) -> None:
         lost = owner.state is not None and owner.state.state in COMPLETE
         if lost and not self._still_open(held):
             return
@@ -117,13 +116,13 @@ class ReadersCheck:
             self._foreign(held, owner, name, lost=lost)
 
     def _still_open(self, held: _Held) -> bool:
-        """Whether the partitions show it as open though its id shows an end: markers take some milliseconds."""
+        """Whether the partitions still show it as open after the time that markers take."""
         Event().wait(MARKERS_LOST_AFTER_MS / 1000)
         now = self.transactions.producers((topic, partition) for topic, partition, *_ in held.places)
         start_offset = held.producer.transaction_start_offset
         return any(
-            each.producer_id == held.producer.producer_id and each.transaction_start_offset == start_offset
-            for each in now
+            producer.producer_id == held.producer.producer_id and producer.transaction_start_offset == start_offset
+            for producer in now
         )
 
     def _own_decision(self, held: _Held, owner: _Owner) -> None:
@@ -136,13 +135,13 @@ class ReadersCheck:
 
     def _own(self, held: _Held, owner: _Owner, *, lost: bool) -> None:
         subject, now_ms = self.subject, self.subject.now_ms
-        waits = next((each for each in subject.waiting or () if each.name == owner.name), None)
+        waits = next((output for output in subject.waiting or () if output.name == owner.name), None)
         decided = waits is not None and waits.is_decided
         left_ms = waits.left_ms(now_ms) if waits is not None else None
-        said = f"decided in checkpoint {waits.decided_in}" if waits and decided else "decided by no checkpoint"
+        verdict = f"decided in checkpoint {waits.decided_in}" if waits and decided else "decided by no checkpoint"
         if subject.waiting is None:
-            said = "which was not looked for among the decisions"
-        whose = f"{owner.name} of this pipeline, {said}, open for {self._open(held, owner)}{owner.left(now_ms)}"
+            verdict = "which was not looked for among the decisions"
+        whose = f"{owner.name} of this pipeline, {verdict}, open for {self._open(held, owner)}{owner.left(now_ms)}"
         if lost:
             self.findings.add(
                 "readers", f"{held.shown}, though the broker has ended the transaction: it has lost its markers",
@@ -189,7 +188,7 @@ class ReadersCheck:
         return shown_duration(owner.open_ms(held.producer, self.subject.now_ms))
 
     def _by_hand(self, held: _Held) -> list[str]:
-        """A marker for each partition. Of one whose id can still be ended, that would be the end of a part."""
+        """Commands that write a marker for each partition; only for an id that cannot be ended any more."""
         return [
             f"kafka-transactions --bootstrap-server {self.subject.config.bootstrap_servers} abort --topic {topic} "
             f"--partition {partition} --start-offset {start_offset}"

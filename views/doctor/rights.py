@@ -1,8 +1,7 @@
-"""Access rights that the pipeline lacks, by name, as far as brokers say what we may do.
+"""Access rights that the pipeline lacks, as far as brokers tell them; see docs/settings.md, "Access rights".
 
-The rights are those of docs/settings.md, "Access rights". On the cluster, and for transactional ids, brokers do not say
-it to everybody who may do it: so what needs the right is asked for, of transactional ids the end of a transaction under
-an id that nobody uses, which changes nothing.
+Brokers do not tell the rights on the cluster and on transactional ids. So a request that needs the right is made: for
+transactional ids the end of a transaction under an id that nobody uses, which changes nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.connectors.kafka import group_offsets
+from exactlyonce.connectors.kafka.topics import TopicFacts
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.views.doctor.findings import Findings
-from exactlyonce.views.doctor.questions import Questions, TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 OF_INPUT = ("Read",)
@@ -22,23 +22,20 @@ OF_OUTPUT = ("Read", "Write")
 OF_CHECKPOINTS = ("Read", "Write", "DescribeConfigs")
 OF_TRANSACTIONS = ("Write",)
 OF_GROUP = ("Read",)
+OF_START_GROUP = ("Describe",)
 OF_CLUSTER = ("DescribeConfigs",)
 NOBODYS = "doctor"
-"""Follows the prefix: no sink's id is like that, and no coordinator's."""
+"""After the prefix: no sink and no coordinator has such an id."""
 
 
 @dataclass
 class RightsCheck:
-    """The check of *subject*; *facts* are those of its topics."""
-
     subject: Subject
-    questions: Questions
     transactions: Transactions
     facts: Mapping[str, TopicFacts | None]
     findings: Findings
 
     def run(self) -> None:
-        """Look at what we may do."""
         subject = self.subject
         for topics, needed in ((subject.inputs, OF_INPUT), (subject.outputs, OF_OUTPUT)):
             for topic in topics:
@@ -46,7 +43,11 @@ class RightsCheck:
         self._topic(subject.checkpoint_topic, OF_CHECKPOINTS)
         what = f"rights on group {subject.name}"
         with self.findings.checking(what):
-            self._compare("group", subject.name, OF_GROUP, self.questions.group_operations(subject.name), what)
+            self._compare("group", subject.name, OF_GROUP, group_offsets.operations(subject.config, subject.name), what)
+        for group in subject.start_groups:
+            what = f"rights on group {group}"
+            with self.findings.checking(what):
+                self._compare("group", group, OF_START_GROUP, group_offsets.operations(subject.config, group), what)
         with self.findings.checking("rights on the cluster"):
             self._cluster()
         with self.findings.checking(f"rights on transactional ids {transaction_prefix(subject.name)}"):
@@ -62,10 +63,12 @@ class RightsCheck:
         with self.findings.checking(what):
             self._compare("topic", topic, needed, facts.operations, what)
 
-    def _compare(self, kind: str, name: str, needed: tuple[str, ...], found: frozenset[str] | None, what: str) -> None:
-        if found is None:
+    def _compare(
+        self, kind: str, name: str, needed: tuple[str, ...], allowed: frozenset[str] | None, what: str
+    ) -> None:
+        if allowed is None:
             raise ConfigError(f"the brokers do not say what we may do there ({what}): that needs Describe")
-        missing = [each for each in needed if each not in found and "All" not in found]
+        missing = [operation for operation in needed if operation not in allowed and "All" not in allowed]
         if missing:
             self._missing(kind, name, missing, prefixed=False)
 
@@ -76,7 +79,7 @@ class RightsCheck:
             self._missing("cluster", "", list(OF_CLUSTER), prefixed=False)
 
     def _transactional_ids(self) -> None:
-        self.transactions.transaction_version()  # so that what is refused below is refused for want of the right
+        self.transactions.transaction_version()  # if this succeeds, a refusal below means that the right is missing
         prefix = transaction_prefix(self.subject.name)
         try:
             self.transactions.end(f"{prefix}{NOBODYS}", 0, 0, commit=False)
@@ -86,7 +89,7 @@ class RightsCheck:
     def _missing(self, kind: str, name: str, missing: list[str], *, prefixed: bool) -> None:
         shown = f"{kind} {name}".rstrip()
         servers = self.subject.config.bootstrap_servers
-        operations = " ".join(f"--operation {each}" for each in missing)
+        operations = " ".join(f"--operation {operation}" for operation in missing)
         grant = f"kafka-acls --bootstrap-server {servers} --add --allow-principal User:<name>"
         resource = f"--{kind} {name}".rstrip() + (" --resource-pattern-type prefixed" if prefixed else "")
         self.findings.add(

@@ -1,4 +1,4 @@
-"""Settings of brokers and topics that are at odds with what the pipeline needs of them."""
+"""Settings of brokers and topics that do not fit the pipeline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import AtOdds, fixing, min_insync_needed, settings_at_odds
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
 from exactlyonce.engines.surroundings.preflight import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views.doctor.findings import NOTE, Findings
-from exactlyonce.views.doctor.questions import TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 MESSAGE_BYTES_MAX = 1_000_000
@@ -21,8 +20,6 @@ MESSAGE_BYTES_MAX = 1_000_000
 
 @dataclass
 class SettingsCheck:
-    """The check of *subject*; *facts* are those of its topics."""
-
     subject: Subject
     topics: Topics
     transactions: Transactions
@@ -30,12 +27,11 @@ class SettingsCheck:
     findings: Findings
 
     def run(self) -> None:
-        """Look at the brokers, then at every topic."""
         with self.findings.checking("transaction.max.timeout.ms and transaction.version of the brokers"):
             self._transactions()
         for topic in self.subject.topics:
             facts = self.facts.get(topic)
-            if facts is not None and facts.visible:  # what is missing is told of elsewhere
+            if facts is not None and facts.visible:  # another check reports missing topics
                 self._replicas(facts)
                 with self.findings.checking(f"settings of {topic}"):
                     self._settings(facts, self.topics.settings(topic))
@@ -70,27 +66,27 @@ class SettingsCheck:
                 do="see which brokers are away, and their logs", level=NOTE,
             )  # fmt: skip
 
-    def _settings(self, facts: TopicFacts, found: Mapping[str, str | None]) -> None:
+    def _settings(self, facts: TopicFacts, given: Mapping[str, str | None]) -> None:
         subject, replicas = self.subject, min(facts.replicas)
         if facts.name == subject.checkpoint_topic:
-            self._fix(facts, "would not keep checkpoints safe", settings_at_odds(found, replicas))
+            self._fix(facts, "would not keep checkpoints safe", settings_at_odds(given, replicas))
             return
         wrong = []
-        if found.get("unclean.leader.election.enable") == "true":
+        if given.get("unclean.leader.election.enable") == "true":
             wrong.append(AtOdds("unclean.leader.election.enable", "false", "unclean.leader.election.enable is true"))
         if facts.name in subject.outputs:
-            wrong += self._output(facts, found)
+            wrong += self._output(facts, given)
         self._fix(facts, "may lose what is committed, or refuse it", wrong)
         sinks = self.subject.graph.sinks if self.subject.graph is not None else ()
         timed = any(gives_times(node.sink) for node in sinks if node.sink and node.sink.topic == facts.name)
-        if timed and found.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
+        if timed and given.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             shown = f"{TIMESTAMP_TYPE} is {LOG_APPEND_TIME}, and the sink has timestamp="
             self._fix(facts, "does not keep the times of its sink", [AtOdds(TIMESTAMP_TYPE, "CreateTime", shown)])
 
-    def _output(self, facts: TopicFacts, found: Mapping[str, str | None]) -> list[AtOdds]:
-        """Settings that refuse records, or that let a lost broker be a loss."""
+    def _output(self, facts: TopicFacts, given: Mapping[str, str | None]) -> list[AtOdds]:
+        """Settings that refuse records, or that lose them with a broker."""
         wrong = []
-        replicas, in_sync = min(facts.replicas), int(found.get("min.insync.replicas") or 1)
+        replicas, in_sync = min(facts.replicas), int(given.get("min.insync.replicas") or 1)
         needed = min_insync_needed(replicas)
         if not needed <= in_sync <= replicas:
             shown = f"min.insync.replicas is {in_sync} with {replicas} replicas, should be {needed}"
@@ -100,27 +96,21 @@ class SettingsCheck:
                 "settings", f"{facts.name} takes no records: fewer replicas are in sync than min.insync.replicas, "
                 f"{in_sync}", whose="the cluster's", do="see which brokers are away, and their logs",
             )  # fmt: skip
-        largest = int(subject_setting(self.subject, "message.max.bytes") or MESSAGE_BYTES_MAX)
-        if int(found.get("max.message.bytes") or largest) < largest:
-            shown = f"max.message.bytes is {found['max.message.bytes']}, and the sink sends up to {largest} in a record"
+        largest = int(self.subject.config.settings.get("message.max.bytes") or MESSAGE_BYTES_MAX)
+        if int(given.get("max.message.bytes") or largest) < largest:
+            shown = f"max.message.bytes is {given['max.message.bytes']}, and the sink sends up to {largest} in a record"
             wrong.append(AtOdds("max.message.bytes", str(largest + 48_588), shown))
         return wrong
 
     def _fix(self, facts: TopicFacts, why: str, wrong: list[AtOdds]) -> None:
         if wrong:
             self.findings.add(
-                "settings", f"Topic {facts.name} {why}: {'; '.join(each.what for each in wrong)}",
+                "settings", f"Topic {facts.name} {why}: {'; '.join(setting.what for setting in wrong)}",
                 whose=f"the topic's ({self._role(facts.name)})", do="set it",
-                run=[fixing(self.subject.config.confluent(), facts.name, wrong)],
+                run=[fixing(self.subject.config, facts.name, wrong)],
             )  # fmt: skip
 
     def _role(self, topic: str) -> str:
         if topic == self.subject.checkpoint_topic:
             return "checkpoints"
         return "output" if topic in self.subject.outputs else "input"
-
-
-def subject_setting(subject: Subject, name: str) -> str | None:
-    """A setting of librdkafka as it was given."""
-    value = subject.config.settings.get(name)
-    return None if value is None else str(value)

@@ -1,11 +1,9 @@
-"""The stores beside Kafka: whether they take what the sinks write, and whether their ledgers are where they should
-be."""
+"""The stores of sinks: whether they accept writes, and whether their ledgers agree with the decisions."""
 
 from __future__ import annotations
 
 from exactlyonce.checkpoint.commits.of_stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.sinks.committer import StoreView
@@ -14,7 +12,6 @@ from exactlyonce.views.doctor.subject import Subject
 
 
 def check_stores(subject: Subject, findings: Findings) -> None:
-    """Judge what the stores have shown."""
     if subject.graph is None and not subject.traces.is_sink:
         why = "these are known by the pipeline's module alone: give module:pipeline"
         findings.not_checked("outputs since the last checkpoint, and stores of sinks that are not exactly once", why)
@@ -35,12 +32,11 @@ def check_stores(subject: Subject, findings: Findings) -> None:
 
 
 def _ledger(subject: Subject, history: History, sink: str, view: StoreView, findings: Findings) -> None:
-    """Compare it with the decisions before it was looked at, which it must have, and with those behind, which bound
-    it."""
+    """Compare a ledger with the earlier decisions, which it must have, and with the newest one, which bounds it."""
     now = subject.history_now
-    known = positions_of(finalized(history))
+    known = positions_of(history.latest_finalized)
     highest = now.latest.checkpoint if now is not None and now.latest is not None else 0
-    origin = find_topic(subject.config.confluent(), subject.name).topic_id
+    origin = find_topic(subject.config, subject.name).topic_id
     try:
         require_own(named_ledger(sink), origin, view.origin)
         require_in_step(named_ledger(sink), view.ledger, ledger_of(known, sink), highest)
@@ -49,19 +45,13 @@ def _ledger(subject: Subject, history: History, sink: str, view: StoreView, find
         findings.add("stores", what, whose=f"the ledger of sink {sink}", do=choices.strip() or "as it says")
 
 
-def finalized(history: History) -> Manifest | None:
-    """The newest manifest all of whose output is known to be committed."""
-    unfinalized = history.unfinalized
-    return history.latest if unfinalized is None else history.manifests.get(unfinalized.previous)
-
-
 def _left(subject: Subject, findings: Findings) -> None:
-    """Tell of prepared transactions that hold locks in a store though nobody decides on them any more."""
-    for each in subject.staged.waiting:
-        if each.holds and not each.is_decided:
+    """Report prepared transactions that hold locks in a store though nobody decides on them any more."""
+    for output in subject.staged.waiting:
+        if output.holds and not output.is_decided:
             findings.add(
-                "stores", f"The prepared transaction {each.name} waits in the store of sink {each.sink}: it holds "
+                "stores", f"The prepared transaction {output.name} waits in the store of sink {output.sink}: it holds "
                 f"locks, and holds back what the server cleans up",
-                whose=f"this pipeline's, incarnation {each.incarnation}, decided by no checkpoint",
+                whose=f"this pipeline's, incarnation {output.incarnation}, decided by no checkpoint",
                 do="run the pipeline, or abort it", run=["exactlyonce transactions abort MODULE:PIPELINE"],
             )  # fmt: skip

@@ -1,5 +1,4 @@
-"""The pipeline that is examined: its traces in the cluster, its graph where its module was named, and what it reads
-and writes by both."""
+"""The pipeline that is examined: its traces in the cluster, its graph if its module was named, its topics by both."""
 
 from __future__ import annotations
 
@@ -19,27 +18,23 @@ from exactlyonce.pipeline.names import checkpoint_topic
 
 @dataclass(kw_only=True)
 class Subject:
-    """See the module. Nothing is asked by making one."""
-
     config: ClientConfig
     traces: Traces
     graph: LogicalGraph | None
     settings: CheckpointSettings
-    """As the run has them, as far as they were given."""
     now_ms: int
     waiting: list[WaitingOutput] | None
     """Output that waits in Kafka; None: the brokers have not told."""
     staged: StagedOutput
-    """Output that waits for stores, and what they show."""
+    """Output that waits for stores, and the views of these."""
 
     @property
     def name(self) -> str:
-        """The pipeline's."""
         return self.traces.pipeline
 
     @property
     def named(self) -> str:
-        """As it is named in a command that is to know its stores as well."""
+        """Its name in a command that must know its stores as well."""
         return self.name if self.graph is None or not self.staged.views else "MODULE:PIPELINE"
 
     @property
@@ -54,35 +49,38 @@ class Subject:
 
     @cached_property
     def history_now(self) -> History | None:
-        """As it is now that stores and blocks have been looked at: a running pipeline goes on."""
-        return read_history(self.config.confluent(), self.name) if self.traces.topic and self.history else None
+        """Its decisions now, after stores and blocks were looked at: a running pipeline goes on."""
+        return read_history(self.config, self.name) if self.traces.topic and self.history else None
 
     @property
     def newest(self) -> Manifest | None:
-        """The newest checkpoint of `history`."""
         return self.history.latest if self.history else None
 
     @property
     def checkpoint_topic(self) -> str:
-        """Whether or not it is there."""
+        """The name of the topic, which may be missing."""
         return checkpoint_topic(self.name)
 
     @cached_property
     def inputs(self) -> list[str]:
-        """The topics that it reads."""
         sources = self.graph.sources if self.graph is not None else ()
-        of_graph = (each.source.topic for each in sources if each.source is not None)
+        of_graph = (node.source.topic for node in sources if node.source is not None)
         return sorted({*self.traces.inputs(), *(topic for topic in of_graph if topic is not None)})
+
+    @property
+    def start_groups(self) -> list[str]:
+        """The consumer groups at whose offsets the first run will begin; none once there is a checkpoint."""
+        sources = self.graph.sources if self.graph is not None and self.newest is None else ()
+        return sorted({node.source.start_group for node in sources if node.source and node.source.start_group})
 
     @cached_property
     def outputs(self) -> list[str]:
-        """The topics that it writes."""
         sinks = self.graph.sinks if self.graph is not None else ()
-        of_graph = (each.sink.topic for each in sinks if each.sink is not None)
+        of_graph = (node.sink.topic for node in sinks if node.sink is not None)
         return sorted({*self.traces.outputs(), *(topic for topic in of_graph if topic is not None)})
 
     @property
     def topics(self) -> list[str]:
-        """All, with that of its checkpoints."""
+        """All topics, with that of its checkpoints."""
         own = [self.checkpoint_topic] if self.traces.topic else []
         return [*self.inputs, *self.outputs, *own]

@@ -1,1 +1,1 @@
-"""The files that `exactlyonce init` writes, as they are. They import what a user may import; nothing imports them."""
+"""The files that `exactlyonce init` writes. They import only public modules; nothing imports them."""

@@ -11,10 +11,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned, Ticket, verified_value
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
@@ -22,24 +23,21 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, is_damaged, next_offset, read_range
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Meaning, explained, meaning_of
-from exactlyonce.pipeline.errors import BrokerUnavailable, require
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 DELIVERY_TIMEOUT_MS = 60_000
 """A block that is not durable by then fails its checkpoint."""
 _GAP_BYTES_MAX = 4 * 1024 * 1024
-"""Between two wanted blocks, about what can be read in the 5 ms or so that a seek takes."""
+"""The gap between two wanted blocks that is read in about the 5 ms of a seek."""
 
 
 class DeliveryError(Protocol):
-    """Why a record may not have been written."""
-
     def str(self) -> str: ...
 
 
 class Delivered(Protocol):
-    """Where a record lies."""
-
     def partition(self) -> int | None: ...
     def offset(self) -> int | None: ...
 
@@ -51,10 +49,10 @@ class BlockProducer(Protocol):
     """The idempotent writer of blocks."""
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
-        """Send it, and return at once. BufferError: it holds all that it may."""
+        """Send it, and return at once. Raises BufferError while the queue is full."""
 
     def poll(self, timeout_s: float) -> None:
-        """Tell of deliveries; waits so long for the first."""
+        """Call the callbacks of deliveries; waits up to *timeout_s* for the first."""
 
 
 class KafkaBlockProducer:
@@ -64,10 +62,13 @@ class KafkaBlockProducer:
         self._config = config
         self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
 
-    def connect(self, topic: str) -> None:
-        """Return once it is connected to the broker; else `BrokerUnavailable`."""
-        with explained(self._config, f"connecting to write to {topic}"):
-            store_client.connect(self._producer, topic)
+    @classmethod
+    def connected(cls, config: Mapping[str, Any], topic: str) -> KafkaBlockProducer:
+        """A producer to whom the broker has answered."""
+        producer = cls(config)
+        with explained(config, f"connecting to write to {topic}"):
+            store_client.connect(producer._producer, topic)
+        return producer
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
         with explained(self._config, "writing a block"):
@@ -93,19 +94,22 @@ class BlockWriter:
 
     @classmethod
     def connected(cls, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
-        """One that writes by confluent-kafka; the broker has answered."""
-        producer = KafkaBlockProducer(config)
-        producer.connect(topic.name)
+        """A writer by confluent-kafka; the broker has answered."""
+        return cls.of(KafkaBlockProducer.connected(config, topic.name), topic, incarnation, attempt)
+
+    @classmethod
+    def of(cls, producer: BlockProducer, topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
+        """A writer whose keys no other has; no other writer uses *producer* meanwhile."""
         return cls(producer, topic, incarnation, attempt, secrets.token_hex(6))
 
     @property
     def pending(self) -> int:
-        """How many blocks are on their way."""
+        """The number of blocks that are not resolved yet."""
         return len(self._unresolved)
 
     @property
     def waiting(self) -> str:
-        """The broker, if any, of which sources and sinks tell."""
+        """Empty: sources and sinks already report a silent broker."""
         return ""
 
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
@@ -124,13 +128,13 @@ class BlockWriter:
         return ticket
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
+        """Resolve tickets; the number still pending. To be called regularly while any is pending."""
         self._producer.poll(timeout_s)
         self._unresolved = deque(ticket for ticket in self._unresolved if not ticket.resolved)
         return self.pending
 
     def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
-        """See `AttemptBlocks`. The client, of which no thread is ours, tries for `DELIVERY_TIMEOUT_MS` at most."""
+        """See `AttemptBlocks`. The client tries for `DELIVERY_TIMEOUT_MS` at most."""
         deadline = time.monotonic() + timeout_s
         while self.pending > left and self.poll(0.05) > left:
             look()
@@ -139,13 +143,14 @@ class BlockWriter:
 
 
 def _told(ticket: Ticket, error: DeliveryError | None, message: Delivered) -> None:
-    """A block was delivered, or not."""
+    """A block was delivered, or not. librdkafka gives no offset for a record that it takes for delivered."""
+    partition, offset = message.partition(), message.offset()
     if error is not None:
         ticket.failed(error.str())
-        return
-    partition, offset = message.partition(), message.offset()
-    require(partition is not None and offset is not None, "A delivered record has an offset")
-    ticket.written(partition or 0, offset or 0)
+    elif partition is None or offset is None:
+        ticket.failed("the broker did not say at which offset it took it")
+    else:
+        ticket.written(partition, offset)
 
 
 class BlockReader:
@@ -159,16 +164,16 @@ class BlockReader:
         *,
         stays_connected: bool = False,
     ) -> None:
-        """*stays_connected*: for who reads a few blocks again and again, in one thread, and closes it at the end."""
+        """*stays_connected*: for one thread that reads a few blocks repeatedly, and closes the reader at the end."""
         self.topic = topic
         self._config = config
         self._idle_timeout_s = idle_timeout_s
         self._stays_connected = stays_connected
         self._idle: Consumer | None = None
-        """Connected, and reads nothing: whatever was assigned to it has been read."""
+        """A connected consumer that has read all that was assigned to it."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-        """Every one of *refs* with its block, in no particular order. `DamagedBlock` names the first that is not right.
+        """Each of *refs* with its block, in no particular order. Raises `DamagedBlock` for the first damaged one.
 
         ```python
         for ref, block in BlockReader(config, topic).fetch(refs):
@@ -181,7 +186,9 @@ class BlockReader:
         while wanted:
             consumer, self._idle = self._idle or self._connected(wanted), None
             try:
-                begin = [TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()]
+                begin = [
+                    TopicPartition(self.topic.name, partition, queue[0].offset) for partition, queue in wanted.items()
+                ]
                 consumer.assign(begin)
                 yield from self._read(consumer, wanted)
             finally:
@@ -191,7 +198,7 @@ class BlockReader:
                     consumer.close()
 
     def close(self) -> None:
-        """Let go of the connection; without effect if there is none."""
+        """Close the connection, if there is one."""
         idle, self._idle = self._idle, None
         if idle is not None:
             idle.close()
@@ -202,7 +209,7 @@ class BlockReader:
         return store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=size)
 
     def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
-        """Read until nothing is *wanted*, or *consumer* has met a damaged batch before the next wanted block."""
+        """Read until nothing is *wanted*, or until a damaged batch before the next wanted block."""
         begun = {queue[0] for queue in wanted.values()}
         deadline = time.monotonic() + self._idle_timeout_s
         at_end: set[int] = set()
@@ -220,7 +227,7 @@ class BlockReader:
                 if reached is not None:
                     (at_end.discard if message.error() is None else at_end.add)(partition)
                     yield from _taken(queue, message, reached)
-                    deadline = time.monotonic() + self._idle_timeout_s  # whoever took it may have taken any time
+                    deadline = time.monotonic() + self._idle_timeout_s  # the caller may have taken any time
                 if not queue:
                     del wanted[partition]
                     consumer.incremental_unassign([TopicPartition(self.topic.name, partition)])
@@ -231,7 +238,7 @@ class BlockReader:
                 raise self._silent(next(iter(wanted.values()))[0], at_end)
 
     def _silent(self, ref: BlockRef, at_end: set[int]) -> Exception:
-        """Why *ref* was not read in time. After a change of leaders a partition may seem to end early, for a moment."""
+        """The error for *ref*, not read in time. After a change of leaders a partition may seem to end early."""
         if ref.partition in at_end:
             return DamagedBlock(f"{_named(ref)} is gone: the partition ends before it.", ref)
         return BrokerUnavailable(f"{_named(ref)} could not be read for {self._idle_timeout_s:.0f} s. Check the broker.")
@@ -251,21 +258,21 @@ def _require_there(ref: BlockRef, message: Message) -> None:
 
 
 def _require_elsewhere(ref: BlockRef, begun: set[BlockRef], damage: Message) -> None:
-    """Raise if the reading began at *ref*, which lies in the damaged batch then; one that begins there will tell."""
+    """Raise if the reading began at *ref*: then it lies in the damaged batch. Else another reading begins there."""
     error = damage.error()
     if ref in begun and error is not None:
         raise DamagedBlock(f"{_named(ref)} is damaged: {error.str()}.", ref)
 
 
 def _is_far(ref: BlockRef, message: Message) -> bool:
-    """Whether a seek to *ref* is faster than reading on from *message*, if what lies between is of about its size."""
+    """Whether a seek to *ref* is faster than reading on from *message*, by an estimate from its size."""
     if message.error() is not None:
         return False
     return (ref.offset - (message.offset() or 0) - 1) * len(message.value() or b"") > _GAP_BYTES_MAX
 
 
 def _taken(queue: deque[BlockRef], message: Message, reached: int) -> Iterator[tuple[BlockRef, Block]]:
-    """Take from *queue* what *message*, which shows the partition up to *reached*, settles."""
+    """Take from *queue* the blocks below *reached*, up to which *message* shows the partition."""
     while queue and queue[0].offset < reached:
         ref = queue.popleft()
         if message.error() is not None or message.offset() != ref.offset:
@@ -274,7 +281,7 @@ def _taken(queue: deque[BlockRef], message: Message, reached: int) -> Iterator[t
 
 
 def verified(ref: BlockRef, key: object, value: bytes) -> Block:
-    """The block of the record that lies where *ref* says; `DamagedBlock` unless it is the one that was written."""
+    """The block of a record at the place of *ref*; `DamagedBlock` unless it is the one that was written."""
     if key != ref.key.encode():
         raise DamagedBlock(f"{_named(ref)}: another record lies there, with key {key!r}.", ref)
     return verified_value(ref, value, _named(ref))
@@ -284,80 +291,91 @@ def _named(ref: BlockRef) -> str:
     return f"Block {ref.key} at partition {ref.partition} offset {ref.offset}"
 
 
-def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
+def scan_blocks(client: ClientConfig, topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
     """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
 
-    The keys say who wrote them and for which checkpoint; records with other keys are left alone. A tombstone counts
-    once it is committed: below the last stable offset that is known, and what lies behind it is not hidden.
+    Records whose keys are not those of blocks are ignored. A tombstone counts once it is committed: below the last
+    stable offset that is known. Above it, tombstones hide nothing.
     """
-    found: dict[str, BlockRef] = {}
+    from exactlyonce.connectors.kafka.topics import Topics  # workers, which scan nothing, start without kafka-python
+
+    refs: dict[str, BlockRef] = {}
     written_at_ms: dict[str, int] = {}
     unreadable: list[str] = []
-    client = store_client.admin(config)
-    with explained(config, f"asking for the ends of {topic.name}"):
-        ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
-        stable = store_client.end_offsets(client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED)
-        firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
+    config, partitions = client.confluent(), range(topic.partitions)
+    with closing(Topics(client)) as topics:
+        ends = topics.end_offsets(topic.name, partitions, committed=False)
+        stable = topics.end_offsets(topic.name, partitions, committed=True)
+        firsts = topics.start_offsets(topic.name, partitions)
     for partition, start in list(enumerate(start_offsets))[1:]:
         begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])
 
-        def skipped(first: int, behind: int, partition: int = partition) -> None:
-            unreadable.append(f"partition {partition} of {topic.name}, offsets {first} to {behind - 1}")
+        def skipped(first: int, after: int, partition: int = partition) -> None:
+            unreadable.append(f"partition {partition} of {topic.name}, offsets {first} to {after - 1}")
 
         settled = read_range(config, topic.name, partition, begin, known, "read_committed", skipped)
         for message in settled:
-            _note(found, written_at_ms, message)
+            _note(refs, written_at_ms, message)
         rest = read_range(
             config, topic.name, partition, max(begin, known), ends[partition], "read_uncommitted", skipped
         )
         for message in rest:
             if message.value() is not None:
-                _note(found, written_at_ms, message)
-    ends_of_all = tuple(ends[partition] for partition in range(topic.partitions))
-    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable), written_at_ms)
+                _note(refs, written_at_ms, message)
+    return Scanned(tuple(refs.values()), tuple(ends.values()), tuple(unreadable), written_at_ms)
 
 
-def _note(found: dict[str, BlockRef], written_at_ms: dict[str, int], message: Message) -> None:
-    """Take the next record of a partition into *found*, and its time into *written_at_ms*, by key."""
+def _note(refs: dict[str, BlockRef], written_at_ms: dict[str, int], message: Message) -> None:
+    """Add the next record of a partition to *refs*, and its time to *written_at_ms*, by key."""
     key, value = (message.key() or b"").decode(errors="replace"), message.value()
-    found.pop(key, None)
+    refs.pop(key, None)
     written_at_ms.pop(key, None)
     if value is not None and BlockKey.parse(key) is not None:
         digest = hashlib.sha256(value).digest()
-        found[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)
+        refs[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)
         _, written_at_ms[key] = message.timestamp()
 
 
 class TopicStorage:
     """The `BlockStorage` that keeps blocks in the pipeline's checkpoint topic."""
 
-    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, *, stays_connected: bool = False) -> None:
-        """*stays_connected*: see `BlockReader`. Nothing is connected yet."""
-        self._config = config
-        self._topic = topic
-        self._reader = BlockReader(config, topic, stays_connected=stays_connected)
+    def __init__(
+        self, client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False, keeps_producer: bool = False
+    ) -> None:
+        """Nothing is connected yet. *stays_connected*: see `BlockReader`.
+
+        *keeps_producer*: all writers share a producer. Each begins once the blocks of the one before are durable; after
+        a failure the storage is closed, and begins no other.
+        """
+        self._client, self._topic = client, topic
+        self._keeps_producer = keeps_producer
+        self._producer: KafkaBlockProducer | None = None
+        self._reader = BlockReader(client.confluent(), topic, stays_connected=stays_connected)
 
     def check(self, *, in_use: bool = False) -> None:
-        """Nothing: whoever has the topic has looked at it; see `topic.prepare_topic`."""
+        """`topic.prepare_topic` has checked the topic."""
 
     def begin(self, incarnation: int, attempt: int) -> BlockWriter:
-        """Its own producer, to which the broker has answered."""
-        return BlockWriter.connected(self._config, self._topic, incarnation, attempt)
+        producer = self._producer or KafkaBlockProducer.connected(self._client.confluent(), self._topic.name)
+        if self._keeps_producer:
+            self._producer = producer
+        return BlockWriter.of(producer, self._topic, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-        """By partition, in the order of the offsets."""
+        """The blocks by partition, in the order of their offsets."""
         return self._reader.fetch(refs)
 
     def since(self, ends: Iterable[int]) -> Scanned:
-        """From the first offset on, of each partition, that was behind its end."""
-        return scan_blocks(self._config, self._topic, ends)
+        """The blocks from *ends* on, by partition."""
+        return scan_blocks(self._client, self._topic, ends)
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        """Their tombstones have done so."""
+        """Nothing: tombstones have dropped them."""
 
     def erase(self) -> None:
-        """They go with the topic."""
+        """Nothing: they go with the topic."""
 
     def close(self) -> None:
-        """Of the reader; a writer's producer goes with its process."""
+        """Close the reader; a writer's producer ends with the writer."""
+        self._producer = None
         self._reader.close()

@@ -1,12 +1,11 @@
-"""The requests of the decision log and its writer at a real broker: each is sent once, and its answer put in a word.
+"""The requests of the decision log and its writer at a real broker: each is sent once, and its answer classified.
 
-Which requests make a transaction, what is asked again and for how long, and under which epoch:
-`checkpoint.transactions.transactional_writer` decides that. Here brokers are found, batches encoded, error codes read.
+`checkpoint.transactions.transactional_writer` decides on transactions, retries and epochs. This module finds brokers,
+encodes batches and reads error codes.
 """
 
 from __future__ import annotations
 
-import base64
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,25 +20,25 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogReader
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import log_ends, read_log
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, as_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import Observe, PartitionLeader, Places, Request, Wire
 from exactlyonce.connectors.kafka.log import fates_now
-from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, TopicError
 
 PRODUCE_TIMEOUT_MS = 10_000
-"""How long a broker waits for the replicas of a batch."""
 ALL_REPLICAS = -1
 LOOK_TIMEOUT_MS = 15_000
 UNBOUNDED = 2**31 - 1
-"""Bytes of a batch, for the builder: whoever asks has bounded it."""
+"""Bytes of a batch, for the builder: the request is bounded already."""
 
 INVALID_TRANSACTION_TIMEOUT = 50
 WRITE_ANSWERS = {
     0: WriteAnswer.DONE,
-    46: WriteAnswer.ABORTABLE,  # DUPLICATE_SEQUENCE_NUMBER: written, and nobody knows any more where
+    46: WriteAnswer.ABORTABLE,  # DUPLICATE_SEQUENCE_NUMBER: written, at an offset that is forgotten
     47: WriteAnswer.FENCED,  # INVALID_PRODUCER_EPOCH
     48: WriteAnswer.FENCED,  # INVALID_TXN_STATE
     49: WriteAnswer.FENCED,  # INVALID_PRODUCER_ID_MAPPING
@@ -47,14 +46,14 @@ WRITE_ANSWERS = {
     45: WriteAnswer.ABORTABLE,  # OUT_OF_ORDER_SEQUENCE_NUMBER
     59: WriteAnswer.ABORTABLE,  # UNKNOWN_PRODUCER_ID
     120: WriteAnswer.ABORTABLE,  # TRANSACTION_ABORTABLE
-    UNKNOWN_TOPIC: WriteAnswer.BUSY,  # the next look-up tells whether it is gone, or moved
+    UNKNOWN_TOPIC: WriteAnswer.BUSY,  # the next look-up shows whether it is gone or moved
     UNKNOWN_TOPIC_ID: WriteAnswer.BUSY,
 }
-"""What the broker's error codes mean for a batch. Any other passes, or is a refusal; see `kafka_protocol.refuse`."""
+"""The meaning of error codes for a batch. `errors.refuse` knows the others."""
 
 
 class _TopicLost(Exception):
-    """The topic is not the one that was first asked for."""
+    """The topic is not the one that was opened."""
 
     def __init__(self, answer: WriteAnswer) -> None:
         super().__init__(answer.value)
@@ -62,11 +61,10 @@ class _TopicLost(Exception):
 
 
 class LogRequests:
-    """Answers the requests of a decision log in *topic*. Making one connects to nothing.
+    """Answers the requests of a decision log in *topic*. The constructor opens no connection.
 
-    Used by one thread at a time; beside it, one may ask `LookOnce`, and one `FirstOffsets`: these have own connections.
-
-    A request that has no answer raises `BrokerUnavailable`; the brokers are looked up anew for the next one.
+    Used by one thread at a time; a second one may ask `LookOnce`, and a third `FirstOffsets`, over connections of their
+    own. A request without an answer raises `BrokerUnavailable`; the next one looks the brokers up again.
     """
 
     def __init__(
@@ -80,10 +78,9 @@ class LogRequests:
     ) -> None:
         """*observed* is called for each client that is made."""
         self.topic = topic
-        self.reader = LogReader(config.confluent(), topic)
-        self._sleep = sleep
+        self._config, self._sleep = config, sleep
         self._places = Places()
-        """A look, in another thread, may forget them at any time."""
+        """A look in another thread may clear them at any time."""
 
         def wire(timeout_ms: int) -> Wire:
             return Wire(
@@ -92,8 +89,9 @@ class LogRequests:
 
         self._wire = wire(PRODUCE_TIMEOUT_MS)
         self._looks = wire(LOOK_TIMEOUT_MS)
-        """For requests that wait at a broker: there, they would hold up the others of their connection."""
+        """The connections of requests that wait at a broker, where they would hold up others."""
         self._topics = Topics(config, clock=clock, sleep=sleep, observe=observed())
+        self._ends = Topics(config, timeout_ms=TIMEOUT_MS)
         self._topic_id: UUID | None = None
 
     def __call__(self, request: ask.Request) -> Any:
@@ -105,7 +103,7 @@ class LogRequests:
                 doing = f"Writing to {self.topic.name}"
                 answers = self._once(lambda: self._produced(request, doing), doing, request.wait_ms)
                 if isinstance(answers, Answered):
-                    return {each.partition: answers for each in request.batches}
+                    return {batch.partition: answers for batch in request.batches}
                 return answers
             case ask.EndTransaction():
                 doing = f"Ending a transaction in {self.topic.name}"
@@ -114,34 +112,35 @@ class LogRequests:
                 doing = f"Looking for a decision in {self.topic.name}"
                 return self._looks.once(lambda: self._looked(request), doing, LOOK_TIMEOUT_MS)
             case ask.LogEnds():
-                return self.reader.ends()
+                return log_ends(self._ends, self.topic.name)
             case ask.ReadLog(end):
-                return self.reader.read(end)
+                return read_log(self._config, self.topic.name, end)
             case ask.FirstOffsets():
                 topic = as_topic(self.topic)
                 firsts = self._topics.first_offsets(topic)
-                return None if firsts is None else tuple(firsts[each] for each in range(topic.partitions))
+                return None if firsts is None else tuple(firsts[partition] for partition in range(topic.partitions))
             case ask.Pause(duration_ms):
                 return self._sleep(duration_ms / 1000)
-            case ask.Together(requests):  # alone, they go one after the other, in this order
-                return tuple(ask.answered(each, self) for each in requests)
-        raise InvariantViolation(f"{request} is nothing that a decision log asks")
+            case ask.Together(requests):  # one after the other, in this order
+                return tuple(ask.answered(single, self) for single in requests)
+        raise InvariantViolation(f"{request} is not a request of a decision log")
 
     def freeze(self, topic: TopicInfo) -> None:
-        """Ask about the partitions of *topic* only, which is this one as the log was written."""
-        self.topic = self.reader.topic = topic
+        """Use only the partitions of *topic*: those that the log was written with."""
+        self.topic = topic
         self._places.forget()
 
     def close(self) -> None:
-        """Let go of the connections; nothing is ended by it."""
+        """Close the connections; transactions stay as they are."""
         self._wire.close()
         self._looks.close()
         self._topics.close()
+        self._ends.close()
 
     # --- single requests
 
     def _once(self, attempt: Callable[[], Any], doing: str, wait_ms: int) -> Any:
-        """The result of *attempt*; after one that failed the brokers are looked up anew."""
+        """The result of *attempt*; after a failed one the brokers are looked up again."""
 
         def looking() -> Any:
             try:
@@ -165,26 +164,24 @@ class LogRequests:
         answer = self._wire.ask(message, self._coordinator(request.transactional_id))
         if answer.error_code == INVALID_TRANSACTION_TIMEOUT:
             raise ConfigError(
-                f"The broker refuses a transaction timeout of {request.transaction_timeout_ms} ms, which decisions "
-                f"need. Raise its transaction.max.timeout.ms to three minutes ({request.transaction_timeout_ms}) or "
-                f"more."
+                f"The broker refuses the transaction timeout of decisions, {request.transaction_timeout_ms} ms. Raise "
+                f"its transaction.max.timeout.ms to {request.transaction_timeout_ms} or more."
             )
         refuse(answer.error_code, doing)
         return Answered(WriteAnswer.DONE, "", Producer(answer.producer_id, answer.producer_epoch))
 
     def _produced(self, request: ask.ProduceBatches, doing: str) -> dict[int, Answered]:
-        """The batches go to all brokers at once."""
         leaders = self._leaders()
         by_node: defaultdict[int, list[ask.DecisionBatch]] = defaultdict(list)
         for batch in request.batches:
             by_node[leaders[self.topic.name, batch.partition].node_id].append(batch)
-        messages = [Request(self._produce_request(request, some), node) for node, some in by_node.items()]
+        messages = [Request(self._produce_request(request, batches), node) for node, batches in by_node.items()]
         answers = {
-            each.index: _written(each, f"{doing}[{each.index}]")
+            response.index: _written(response, f"{doing}[{response.index}]")
             for answer in self._wire.ask_all(messages)
-            for each in answer.responses[0].partition_responses
+            for response in answer.responses[0].partition_responses
         }
-        if any(each.answer is WriteAnswer.BUSY for each in answers.values()):
+        if any(answered.answer is WriteAnswer.BUSY for answered in answers.values()):
             self._places.forget()
         return answers
 
@@ -203,10 +200,12 @@ class LogRequests:
         return Answered(WriteAnswer.DONE, "", Producer(answer.producer_id, answer.producer_epoch))
 
     def _looked(self, request: ask.LookOnce) -> dict[int, Fate | None]:
-        """Fetched from the leaders that the batches went to, or who leads now if that is not known any more."""
+        """Fetch from the leaders of the batches or, if they are forgotten, from the present leaders."""
         name = self.topic.name
         leaders = self._looks.leaders_remembered([(name, partition) for partition, _ in request.offsets])
-        places = {Written(name, each, offset, 1): leaders[name, each] for each, offset in request.offsets}
+        places = {
+            Written(name, partition, offset, 1): leaders[name, partition] for partition, offset in request.offsets
+        }
         try:
             fates = fates_now(self._looks, request.producer, places, request.wait_ms)
         except Again:
@@ -214,18 +213,17 @@ class LogRequests:
             raise
         return {place.partition: fate for place, fate in zip(places, fates, strict=True)}
 
-    # --- whom to ask
+    # --- brokers
 
     def _coordinator(self, transactional_id: str) -> int:
-        """The broker that keeps the id. It is asked nothing for a topic that is not the one that was opened."""
+        """The coordinator of the id; raises `_TopicLost` first if the topic is not the opened one."""
         self._leaders()
         return self._wire.coordinators_remembered([transactional_id])[transactional_id]
 
     def _leaders(self) -> dict[tuple[str, int], PartitionLeader]:
-        """The brokers that lead the topic's partitions."""
         name = self.topic.name
         try:
-            leaders = self._wire.leaders_remembered([(name, each) for each in range(self.topic.partitions)])
+            leaders = self._wire.leaders_remembered([(name, partition) for partition in range(self.topic.partitions)])
         except TopicError:
             self._require_gone()
             raise _TopicLost(WriteAnswer.TOPIC_DELETED) from None
@@ -233,20 +231,22 @@ class LogRequests:
         return leaders
 
     def _require_gone(self) -> None:
-        """Raise `Again` while any broker knows the topic: of a new one they learn one after the other."""
+        """Raise `Again` while any broker knows the topic: brokers learn of a new one one after the other."""
         answers = self._wire.metadata_of_each([self.topic.name])
         if any(topic.error_code != UNKNOWN_TOPIC for answer in answers for topic in answer.topics):
             raise Again(f"not every broker knows {self.topic.name} yet")
 
     def _require_same(self, topic_ids: set[UUID]) -> None:
-        """Decisions go into the topic that was opened: one made anew under its name knows nothing of them."""
+        """Raise `_TopicLost` if the topic was recreated: decisions belong into the opened one."""
         self._topic_id = self._topic_id or next(iter(topic_ids))
         if topic_ids != {self._topic_id}:
             raise _TopicLost(WriteAnswer.TOPIC_MADE_ANEW)
 
     def _produce_request(self, request: ask.ProduceBatches, batches: Sequence[ask.DecisionBatch]) -> ProduceRequest:
         entry = ProduceRequest.TopicProduceData
-        data = [entry.PartitionProduceData(index=each.partition, records=_encoded(each, request)) for each in batches]
+        data = [
+            entry.PartitionProduceData(index=batch.partition, records=_encoded(batch, request)) for batch in batches
+        ]
         return ProduceRequest(
             transactional_id=request.transactional_id,
             acks=ALL_REPLICAS,
@@ -256,25 +256,19 @@ class LogRequests:
         )
 
 
-def as_topic(info: TopicInfo) -> Topic:
-    """The checkpoint topic, whose id librdkafka has written, as `Topics` knows it."""
-    return Topic(info.name, str(UUID(bytes=base64.b64decode(info.topic_id + "=="))), info.partitions)
-
-
 def _written(answer: Any, doing: str) -> Answered:
-    """What the answer to a batch says."""
     code = answer.error_code
     if code in WRITE_ANSWERS:
         known, text = WRITE_ANSWERS[code], for_code(code).__name__
-        said = text if known is WriteAnswer.FENCED else f"{doing}: {text} ({code})"
-        return Answered(known, said, first_offset=answer.base_offset)
+        reason = text if known is WriteAnswer.FENCED else f"{doing}: {text} ({code})"
+        return Answered(known, reason, first_offset=answer.base_offset)
     try:
         refuse(code, doing)
     except Again as obstacle:
         return Answered(WriteAnswer.BUSY, str(obstacle))
     except ExactlyOnceError as error:
         return Answered(WriteAnswer.REFUSED, f"{error} {answer.error_message or ''}".rstrip())
-    raise InvariantViolation(f"error code {code} is none")
+    raise InvariantViolation(f"error code {code} is not an error")
 
 
 def _encoded(batch: ask.DecisionBatch, request: ask.ProduceBatches) -> bytes:

@@ -1,10 +1,8 @@
 """Reading one partition of the checkpoint topic from one offset to another.
 
-Transaction markers and what compaction removed take offsets but are never seen: a range is read to its end when the
-client reports the end of the partition at or past it, or hands out a record at or past it; never when a certain record
-was seen. A damaged batch is skipped, and whoever reads is told. Behind one the client library takes other bytes for
-batches and goes on at made-up offsets, and a seek does not take back what it has to say of them: so after the first
-word of damage a consumer is not listened to any more, and another one goes on.
+Transaction markers and compacted records have offsets, and are never seen. A range is read to its end once the client
+reports the end of the partition, or a record, at or past it. A damaged batch is skipped, and reported. After one, the
+client library parses other bytes as batches, at wrong offsets, and a seek does not drop these: a new consumer goes on.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ def read_range(
     skipped: Callable[[int, int], None],
     idle_timeout_s: float = IDLE_TIMEOUT_S,
 ) -> Iterator[Message]:
-    """The records at offsets from *start* up to, not including, *end* that a reader of *isolation* may see.
+    """The records at [*start*, *end*) that a reader of *isolation* sees.
 
-    *skipped* is told of each damaged batch: its first offset, as far as it was asked for, and the one behind it.
+    *skipped* is called with the first offset of each damaged batch, *start* at least, and the offset after it.
     """
     position = start
     while position < end:
@@ -51,7 +49,7 @@ def _read_on(
     skipped: Callable[[int, int], None],
     idle_timeout_s: float,
 ) -> Generator[Message, None, int]:
-    """Read until the end or behind the first damaged batch; how far that is."""
+    """Read until the end or past the first damaged batch; the next offset."""
     consumer = store_client.consumer(config, topic, isolation)
     try:
         consumer.assign([TopicPartition(topic, partition, position)])
@@ -60,9 +58,9 @@ def _read_on(
             message, reached = consumer.poll(0.1), None
             if message is not None and is_damaged(message):
                 first = max(position, message.offset() or 0)
-                behind = _behind(config, message, first, isolation, time.monotonic() + idle_timeout_s)
-                skipped(first, behind)
-                return behind
+                after = _end_of_batch(config, message, first, isolation, time.monotonic() + idle_timeout_s)
+                skipped(first, after)
+                return after
             if message is not None:
                 reached = next_offset(config, message)
             if reached is not None and reached > position:
@@ -80,15 +78,15 @@ def _read_on(
 
 
 def is_damaged(message: Message) -> bool:
-    """Whether *message* says that a batch cannot be read, and never will be."""
+    """Whether *message* reports a batch that can never be read."""
     error = message.error()
     return error is not None and meaning_of(error) is Meaning.DAMAGED
 
 
-def _behind(config: Mapping[str, Any], damage: Message, within: int, isolation: str, deadline: float) -> int:
-    """The first offset behind the damaged batch, in which offset *within* lies.
+def _end_of_batch(config: Mapping[str, Any], damage: Message, within: int, isolation: str, deadline: float) -> int:
+    """The first offset after the damaged batch that holds offset *within*, found by bisection.
 
-    A read at any offset within a batch meets all of it, and nobody says where it ends: that is found by halving.
+    A read at any offset of a batch meets all of it, and the client does not report its end.
     """
     topic, partition = damage.topic() or "", damage.partition() or 0
 
@@ -102,30 +100,30 @@ def _behind(config: Mapping[str, Any], damage: Message, within: int, isolation: 
                     return message.offset() == damage.offset()
                 error = message.error() if message is not None else None
                 if error is not None and meaning_of(error) is Meaning.REMOVED:
-                    return False  # behind the end of the partition
+                    return False  # after the end of the partition
                 if message is not None and next_offset(config, message) is not None:
                     return False
         finally:
             consumer.close()
         raise BrokerUnavailable(
-            f"{topic}[{partition}] is damaged at offset {damage.offset()}, and what lies behind it could not be read "
+            f"{topic}[{partition}] is damaged at offset {damage.offset()}, and the records after it could not be read "
             f"in time. Check the broker."
         )
 
     step = 1
     while is_within(within + step):
         within, step = within + step, step * 2
-    behind = within + step
-    while behind - within > 1:
-        middle = (within + behind) // 2
-        within, behind = (middle, behind) if is_within(middle) else (within, middle)
-    return behind
+    after = within + step
+    while after - within > 1:
+        middle = (within + after) // 2
+        within, after = (middle, after) if is_within(middle) else (within, middle)
+    return after
 
 
 def next_offset(config: Mapping[str, Any], message: Message) -> int | None:
-    """The offset up to which *message*, a record or an event, shows the partition; None: nothing was learnt.
+    """The offset up to which *message*, a record or an event, shows the partition; None: it does not.
 
-    Raises what needs a person; while a broker is away the client goes on trying.
+    Raises errors that need a person; the client retries the others.
     """
     error, offset = message.error(), message.offset()
     if error is None:
@@ -135,8 +133,8 @@ def next_offset(config: Mapping[str, Any], message: Message) -> int | None:
     where = f"{message.topic()}[{message.partition()}]"
     if meaning_of(error) is Meaning.REMOVED:
         raise Halt(
-            f"{where} no longer holds the offset that was asked for ({error.str()}). Records of the checkpoint topic "
-            f"were deleted by other means than exactlyonce's. Restore the topic, or reset the pipeline."
+            f"{where} no longer holds an offset of the log ({error.str()}). Something other than exactlyonce has "
+            f"deleted records of the checkpoint topic. Restore the topic, or reset the pipeline."
         )
     if meaning_of(error) is not Meaning.PASSING:
         raise explanation(config, f"reading {where}", error) from KafkaException(error)

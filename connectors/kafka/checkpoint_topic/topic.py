@@ -1,48 +1,42 @@
 """The checkpoint topic itself: created as it must be, or refused.
 
-A durable record of it stays until the coordinator tombstones it: compaction only, never deletion by age or size.
+Its records stay until the coordinator tombstones them: the topic is compacted, and deletes nothing by age or size.
 """
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-exports them without saying so
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-    TopicDescription,
-)
+from contextlib import closing
+from threading import Event
+from typing import NamedTuple
+from uuid import UUID
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
-from exactlyonce.connectors.kafka import client as store_client
-from exactlyonce.connectors.kafka.errors import Again, explained, retried
-from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
+from exactlyonce.connectors.kafka.client import MESSAGE_SIZE_MAX
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError, require
 from exactlyonce.pipeline.names import checkpoint_topic
 
-_VISIBLE_TIMEOUT_S = 60.0
+TIMEOUT_MS = 8_000
 _SETTLING_S = 3.0
-"""How long brokers may take to learn of a setting that whoever created the topic has just altered."""
+"""How long brokers may take to learn of a setting that the creator of the topic has just altered."""
 _HOUR_MS = 60 * 60 * 1000
 
 
 class _Need(NamedTuple):
     setting: str
     relation: str
-    """"=", "<=" or ">=": how what is set must stand to `value`, which is also what a new topic gets."""
+    """"=", "<=" or ">=": how the setting must compare to `value`, which a new topic gets."""
     value: str
 
-    def met_by(self, found: str) -> bool:
+    def met_by(self, setting: str) -> bool:
         if self.relation == "=":
-            return found == self.value
-        low, high = (found, self.value) if self.relation == "<=" else (self.value, found)
+            return setting == self.value
+        low, high = (setting, self.value) if self.relation == "<=" else (self.value, setting)
         return float(low) <= float(high)
 
 
@@ -51,7 +45,7 @@ class AtOdds(NamedTuple):
 
     setting: str
     value: str
-    """What it is to be set to."""
+    """The value that it must have."""
     what: str
     """For people."""
 
@@ -63,84 +57,58 @@ NEEDS = (
     _Need("delete.retention.ms", ">=", str(24 * _HOUR_MS)),
     _Need("min.cleanable.dirty.ratio", "<=", "0.1"),
     _Need("max.compaction.lag.ms", "<=", str(_HOUR_MS)),
-    _Need("max.message.bytes", ">=", str(store_client.MESSAGE_SIZE_MAX)),
+    _Need("max.message.bytes", ">=", str(MESSAGE_SIZE_MAX)),
     _Need("unclean.leader.election.enable", "=", "false"),
 )
 """The settings of the topic. A tombstone outlives the longest read (`delete.retention.ms`), blocks fit into a batch."""
 
 
-def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PARTITIONS) -> TopicInfo:
-    """Create the checkpoint topic of *pipeline* unless it exists, check it, and say what it is.
+def prepare_topic(config: ClientConfig, pipeline: str, partitions: int = PARTITIONS) -> TopicInfo:
+    """The checkpoint topic of *pipeline*, created unless it exists, and checked.
 
-    Raises `TopicError` with the command that fixes a topic which is not as it must be, `BrokerUnavailable` within about
-    ten seconds where no broker answers.
+    Raises `TopicError`, with the command that fixes a topic which is not as it must be, and `BrokerUnavailable` within
+    about ten seconds where no broker answers.
     """
     require(partitions >= PARTITIONS_MIN, f"A checkpoint topic has at least {PARTITIONS_MIN} partitions")
     name = checkpoint_topic(pipeline)
-    with explained(config, f"preparing topic {name}"):
-        client = store_client.admin(config)
-        found = describe(client, name)
-        if found is None:
-            _create(client, name, partitions)
-            found = _await(client, name)
-            _fix_min_insync(client, found)
-        return _checked(client, config, found)
+    with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+        topic = describe(topics, name)
+        if topic is None:
+            topics.create(name, partitions=partitions, settings={need.setting: need.value for need in NEEDS})
+            topic = describe(topics, name)
+            if topic is None:
+                raise BrokerUnavailable(f"Topic {name} was created, and not every broker knows it yet. Run again.")
+            _fix_min_insync(topics, topic)
+        return _checked(topics, config, topic)
 
 
-def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
+def find_topic(config: ClientConfig, pipeline: str) -> TopicInfo:
     """The existing checkpoint topic of *pipeline*; `TopicError` if there is none."""
     name = checkpoint_topic(pipeline)
-    with explained(config, f"looking for topic {name}"):
-        found = describe(store_client.admin(config), name)
-    if found is None:
+    with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+        topic = describe(topics, name)
+    if topic is None:
         raise TopicError(
-            f"{pipeline} has no checkpoints at {config.get('bootstrap.servers')}: there is no topic {name}. Check the "
-            f"name of the pipeline, or the sinkId, and the address."
+            f"{pipeline} has no checkpoints at {config.bootstrap_servers}: there is no topic {name}. Check the name of "
+            f"the pipeline, or the sinkId, and the address."
         )
-    return found
+    return topic
 
 
-def describe(client: AdminClient, name: str) -> TopicInfo | None:
+def describe(topics: Topics, name: str) -> TopicInfo | None:
     """The topic *name* as it is now; None if there is none."""
-    names, limit_s = TopicCollection([name]), store_client.REQUEST_TIMEOUT_S
-    try:  # no variable holds the future: what it raises would hold it, and the client's threads, until a collection
-        topic: TopicDescription = client.describe_topics(names, request_timeout=limit_s)[name].result()
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return None
-        raise
-    replicas = min((len(each.replicas) for each in topic.partitions), default=0)
-    return TopicInfo(name, str(topic.topic_id), len(topic.partitions), replicas)
+    facts = topics.facts(name)
+    if facts is None:
+        return None
+    if not facts.visible:
+        raise ConfigError(f"We may not describe topic {name}. Grant Read on it to the principal that we log in as.")
+    topic_id = base64.b64encode(UUID(facts.topic_id).bytes).decode().rstrip("=")
+    return TopicInfo(name, topic_id, len(facts.replicas), min(facts.replicas))
 
 
-def _create(client: AdminClient, name: str, partitions: int) -> None:
-    topic = NewTopic(name, partitions, config={need.setting: need.value for need in NEEDS})
-    try:
-        client.create_topics([topic], request_timeout=store_client.REQUEST_TIMEOUT_S)[name].result()
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # then another instance was faster
-            raise
-
-
-def _await(client: AdminClient, name: str) -> TopicInfo:
-    """Wait until all brokers know the new topic and its partitions have leaders."""
-
-    def attempt() -> TopicInfo:
-        try:
-            found = describe(client, name)
-            if found is None:
-                raise Again("not every broker knows it")
-            store_client.end_offsets(client, name, range(found.partitions))
-        except KafkaException as error:  # it has no leader yet
-            raise Again(error.args[0].str()) from error
-        return found
-
-    try:
-        return retried(attempt, time.monotonic() + _VISIBLE_TIMEOUT_S)
-    except Again as obstacle:
-        raise BrokerUnavailable(
-            f"Topic {name} was created, but is not usable after {_VISIBLE_TIMEOUT_S:.0f} s: {obstacle}."
-        ) from None
+def as_topic(info: TopicInfo) -> Topic:
+    """The checkpoint topic as `Topics` knows it: `TopicInfo` has its id in base64."""
+    return Topic(info.name, str(UUID(bytes=base64.b64decode(info.topic_id + "=="))), info.partitions)
 
 
 def min_insync_needed(replicas: int) -> int:
@@ -148,59 +116,48 @@ def min_insync_needed(replicas: int) -> int:
     return replicas - 1 if replicas >= 3 else 1
 
 
-def _fix_min_insync(client: AdminClient, topic: TopicInfo) -> None:
-    """Of a topic that was just created: only now its number of replicas, the broker's default, is known."""
+def _fix_min_insync(topics: Topics, topic: TopicInfo) -> None:
+    """Only after the creation the number of replicas is known, which is the broker's default."""
     needed = min_insync_needed(topic.replicas)
-    if not needed <= int(_settings(client, topic.name)["min.insync.replicas"]) <= topic.replicas:
-        entry = ConfigEntry("min.insync.replicas", str(needed), incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[entry])
-        client.incremental_alter_configs([resource])[resource].result()
+    if not needed <= int(topics.settings(topic.name)["min.insync.replicas"] or 0) <= topic.replicas:
+        topics.alter(topic.name, {"min.insync.replicas": str(needed)})
 
 
-def _settings(client: AdminClient, name: str) -> dict[str, str]:
-    resource = ConfigResource(ResourceType.TOPIC, name)
-    answer = client.describe_configs([resource], request_timeout=store_client.REQUEST_TIMEOUT_S)[resource].result()
-    return {setting: entry.value for setting, entry in answer.items()}
-
-
-def _checked(client: AdminClient, config: Mapping[str, Any], topic: TopicInfo) -> TopicInfo:
+def _checked(topics: Topics, config: ClientConfig, topic: TopicInfo) -> TopicInfo:
     if topic.partitions < PARTITIONS_MIN:
         raise TopicError(
             f"Topic {topic.name} has {topic.partitions} partition; checkpoints need {PARTITIONS_MIN} or more: one for "
             f"decisions, the others for blocks. Delete it and let exactlyonce create it."
         )
     deadline = time.monotonic() + _SETTLING_S
-    while wrong := settings_at_odds(_settings(client, topic.name), topic.replicas):
-        if {each.setting for each in wrong} != {"min.insync.replicas"} or time.monotonic() > deadline:
-            break
-        client.poll(0.05)
-    if wrong:
-        details = "; ".join(each.what for each in wrong)
-        raise TopicError(
-            f"Topic {topic.name} would not keep checkpoints safe: {details}. Fix it with\n"
-            f"  {fixing(config, topic.name, wrong)}"
-        )
+    while wrong := settings_at_odds(topics.settings(topic.name), topic.replicas):
+        if {setting.setting for setting in wrong} != {"min.insync.replicas"} or time.monotonic() > deadline:
+            details = "; ".join(setting.what for setting in wrong)
+            raise TopicError(
+                f"Topic {topic.name} would not keep checkpoints safe: {details}. Fix it with\n"
+                f"  {fixing(config, topic.name, wrong)}"
+            )
+        Event().wait(0.05)
     return topic
 
 
-def settings_at_odds(found: Mapping[str, str | None], replicas: int) -> list[AtOdds]:
-    """Those of a checkpoint topic with so many replicas that are not as they must be, of all that were *found*."""
+def settings_at_odds(settings: Mapping[str, str | None], replicas: int) -> list[AtOdds]:
+    """The *settings* of a checkpoint topic with so many replicas that are not as they must be."""
     needs = (
         *NEEDS,
         _Need("min.insync.replicas", ">=", str(min_insync_needed(replicas))),
         _Need("min.insync.replicas", "<=", str(replicas)),
     )
-    shown = ((need, found.get(need.setting)) for need in needs)
     return [
-        AtOdds(need.setting, need.value, f"{need.setting} is {is_now}, must be {need.relation} {need.value}")
-        for need, is_now in shown
-        if is_now is not None and not need.met_by(is_now)
+        AtOdds(need.setting, need.value, f"{need.setting} is {value}, must be {need.relation} {need.value}")
+        for need in needs
+        if (value := settings.get(need.setting)) is not None and not need.met_by(value)
     ]
 
 
-def fixing(config: Mapping[str, Any], topic: str, wrong: Iterable[AtOdds]) -> str:
+def fixing(config: ClientConfig, topic: str, wrong: Iterable[AtOdds]) -> str:
     """The command that sets them right."""
     return (
-        f"kafka-configs --bootstrap-server {config.get('bootstrap.servers')} --alter --entity-type topics "
-        f"--entity-name {topic} --add-config {','.join(f'{each.setting}={each.value}' for each in wrong)}"
+        f"kafka-configs --bootstrap-server {config.bootstrap_servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {','.join(f'{setting.setting}={setting.value}' for setting in wrong)}"
     )

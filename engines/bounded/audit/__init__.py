@@ -1,4 +1,4 @@
-"""The audit: what each checkpoint's transactions should hold against what readers see. Writes nothing.
+"""The audit: the output that each checkpoint should have against the records that readers see. Writes nothing.
 
 May import the other folders of `engines.bounded`; only the command imports it.
 """

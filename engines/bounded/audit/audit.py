@@ -1,31 +1,31 @@
-"""Audit: what the input gives, computed again along the order logs, against what read_committed readers see.
+"""Audit: the output that the input gives, recomputed along the order logs, against the records that readers see.
 
-Invariants: it takes no lease, opens no transaction and writes nothing but files of its own; whatever it cannot judge it
-says, and judges the rest; records are attributed to checkpoints by the headers of their batches, never by their
-contents. Lanes (a sink subtask's records in one partition) are compared by digests first, record by record only where
-those differ, so that memory is needed for what is wrong and for records without a key.
+Invariants: an audit takes no lease, opens no transaction and writes only files of its own; it reports what it cannot
+judge, and judges the rest. Lanes are compared by digests, and record by record only where these differ.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.partitioning import partitioner
-from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, scan, visible
-from exactlyonce.engines.bounded.audit.attribution import Claim, Place, claims_of, known_writers
+from exactlyonce.engines.bounded.audit.attribution import (
+    SinkSubtask,
+    VisibleRecords,
+    add_to,
+    known_writers,
+    new_digests,
+)
 from exactlyonce.engines.bounded.audit.compare import (
     FOREIGN,
     Expected,
@@ -33,121 +33,122 @@ from exactlyonce.engines.bounded.audit.compare import (
     PlainRecord,
     Seen,
     compare,
-    compare_dealt_out,
+    compare_at_random,
 )
 from exactlyonce.engines.bounded.replay.recompute import (
     CheckpointInterval,
     Recomputed,
+    RecomputedOutput,
     interval_of,
     partition_counts,
     recomputed,
 )
-from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat, topic_of
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.result_tables import html_result, html_table
+from exactlyonce.engines.bounded.submit import Progress, Submit
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks.kafka.sink import gives_times
-
-FOREIGN_SHOWN = 100
-"""Of a partition; more are counted."""
-SinkSubtask = tuple[int, str, int]
-"""Checkpoint, sink and subtask."""
 
 
-class AuditProgress(Protocol):
-    """The listener to an audit: it is told how it goes."""
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-
-    def began(self, manifest: Manifest, offsets: int) -> None:
-        """So many offsets of input are to be computed again, up to *manifest*."""
+class AuditProgress(Progress, Protocol):
+    """The listener to an audit."""
 
     def passed(self, offsets: int) -> None:
-        """So many more are done."""
+        """So many more offsets are done."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A finding, and where it is."""
+class AuditFinding:
+    """A finding, and its place."""
 
     topic: str
     sink: str
     checkpoint: int | None
-    """None: of a record that no checkpoint accounts for."""
+    """None: no checkpoint accounts for the record."""
     finding: Finding
+
+    @property
+    def place(self) -> str:
+        """The place of the seen record, or of a missing one, for people."""
+        finding = self.finding
+        partition = f"{self.topic}[{'?' if finding.partition is None else finding.partition}]"
+        if finding.seen is not None:
+            return f"{partition} offset {finding.offset}"
+        return f"{partition} " + ("at the beginning" if finding.offset is None else f"after offset {finding.offset}")
+
+    @property
+    def stem(self) -> str:
+        """The input record, for people."""
+        origin = self.finding.origin
+        return "{}[{}] offset {}".format(*origin) if origin else "no record of the input"
 
 
 @dataclass
 class AuditReport:
-    """The verdict."""
+    """The result of an audit. A notebook shows it as a table."""
 
     pipeline: str
     checkpoints: list[int] = field(default_factory=list)
-    """Those that were judged, if only in part."""
+    """The checkpoints that were judged, if only in part."""
     records_in: int = 0
     records_out: int = 0
     """Visible records that were compared."""
-    findings: list[Found] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
     skipped: int = 0
-    """Of `records_in`, left out as by the run."""
-
-
-class Digest:
-    """A digest of records in order."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        self.records = 0
-
-    def add(self, record: PlainRecord) -> None:
-        """The next record."""
-        parts: list[bytes | None] = [record.key, record.value]
-        for name, value in record.headers:
-            parts += [name.encode(), value]
-        if record.timestamp_ms is not None:
-            parts.append(b"%d" % record.timestamp_ms)
-        lengths = ",".join("-" if part is None else str(len(part)) for part in parts)
-        self._hash.update(lengths.encode() + b";" + b"".join(part or b"" for part in parts))
-        self.records += 1
+    """Records of the input left out, as by the run."""
 
     @property
-    def digest(self) -> bytes:
-        """The same for equal sequences, and, as far as anybody knows, for no others."""
-        return self._hash.digest()
+    def is_judged(self) -> bool:
+        """Whether anything was compared: rows of stores are not read."""
+        return bool(self.checkpoints) and (self.records_out > 0 or not self.unjudged)
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        if not self.checkpoints:
+            return f"{self.pipeline}: no checkpoint could be judged."
+        if not self.findings and not self.is_judged:
+            why = "none of their output could be judged" if self.records_in else "they read no records"
+            return f"{self.pipeline}: checkpoints {_numbers(self.checkpoints)}: {why}; nothing was compared."
+        verdict = f"{len(self.findings)} findings" if self.findings else "exactly once: nothing is wrong"
+        if self.unjudged and not self.findings:
+            verdict = f"{verdict} in the judged output"
+        skipped = f", {self.skipped:,} of them skipped" if self.skipped else ""
+        return (
+            f"{self.pipeline}: checkpoints {_numbers(self.checkpoints)}, {self.records_in:,} records in{skipped}, "
+            f"{self.records_out:,} out: {verdict}."
+        )
+
+    def _repr_html_(self) -> str:
+        columns = "finding", "sink", "place", "checkpoint", "from", "expected", "seen"
+        rows = [
+            (placed.finding.kind, placed.sink, placed.place, placed.checkpoint, placed.stem, placed.finding.expected,
+             placed.finding.seen)
+            for placed in self.findings
+        ]  # fmt: skip
+        unjudged = html_table(["not judged"], [(reason,) for reason in self.unjudged])
+        return html_result(self.verdict, html_table(columns, rows), unjudged)
 
 
-@dataclass
-class LookedAt:
-    """What was seen of one partition."""
-
-    claims: dict[tuple[int, int], Claim]
-    """By producer id and epoch, those that are all there."""
-    scanned: Scan
-    start: int
-    end: int
-    foreign: list[VisibleRecord] = field(default_factory=list)
-    foreign_more: int = 0
+def _numbers(checkpoints: list[int]) -> str:
+    if len(checkpoints) == 1 or checkpoints[-1] - checkpoints[0] >= len(checkpoints):
+        return ", ".join(map(str, checkpoints))
+    return f"{checkpoints[0]} to {checkpoints[-1]}"
 
 
-def _elsewhere(intervals: Sequence[CheckpointInterval]) -> list[str]:
-    """Of each sink whose output is in a store: how much of it is not judged."""
-    records: Counter[str] = Counter()
-    for interval in intervals:
-        for each in interval.manifest.staged:
-            records[each.sink] += each.records
-    return [
-        f"{count} records of sink {sink!r} are in a store, which is not read: what decides about them is its ledger"
-        for sink, count in sorted(records.items())
-    ]
+def offsets_of(client: ClientConfig, pipeline: str, first: int | None, last: int | None) -> int:
+    """The offsets that an audit of *pipeline* from checkpoint *first* to *last* reads."""
+    history = read_history(client, pipeline)
+    return sum(
+        CheckpointInterval(history.manifests[manifest.previous], manifest).offsets
+        for number, manifest in history.manifests.items()
+        if (first is None or number >= first) and (last is None or number <= last)
+        if manifest.kind != RESTORED and manifest.previous in history.manifests
+    )
 
 
 class Audit:
-    """One audit of one pipeline."""
-
     def __init__(
         self,
         loaded: Loaded,
@@ -159,61 +160,50 @@ class Audit:
         ignore_foreign: bool = False,
     ) -> None:
         self._loaded, self._client, self._submit, self._staging = loaded, client, submit, staging
-        self._progress = progress
-        self._ignore_foreign = ignore_foreign
-        self._partition_of = partitioner(client.settings)
-        self._reading = ClientConfig({"group.id": loaded.pipeline.name, **client.settings})
-        """Readers ask for a group; the pipeline's is the one that its user may use."""
-        self._log = Log(client, group=loaded.pipeline.name)
-        self._topics = Topics(client)
-        self._transactions = Transactions(client)
-        self._looks: dict[Place, LookedAt] = {}
-        self._seen: defaultdict[SinkSubtask, defaultdict[int, Digest]] = defaultdict(lambda: defaultdict(Digest))
-        self._dealt_out: defaultdict[SinkSubtask, defaultdict[int, list[Seen]]]
-        self._dealt_out = defaultdict(lambda: defaultdict(list))
-        self._removed: set[tuple[SinkSubtask, int]] = set()
-        self._history: History
+        self._progress, self._ignore_foreign = progress, ignore_foreign
         self._report = AuditReport(loaded.pipeline.name)
         self._graph = loaded.pipeline.build()
-        self._weaker = {node.id: node.sink for node in self._graph.sinks if node.sink and _is_weaker(node.sink)}
-        """By id, the sinks that need not be exact."""
-        self._timed = {node.id for node in self._graph.sinks if gives_times(node.sink)}
-        """The sinks whose outputs have a time of their own in the log."""
+        self._history: History
+        self._visible: VisibleRecords
 
     def run(self, first: int | None = None, last: int | None = None) -> AuditReport:
-        """Judge the checkpoints from *first* to *last*, as far as they are retained."""
-        try:
-            self._history = read_history(self._client.confluent(), self._loaded.pipeline.name)
-            intervals = self._chosen(first, last) if self._has_exact_sinks() else []
-            if intervals:
-                self._progress.began(intervals[-1].manifest, sum(each.offsets for each in intervals))
-            self._look_at(intervals)
-            for interval in intervals:
-                self._judge(interval)
-                self._progress.passed(interval.offsets)
-            self._report.unjudged += _elsewhere(intervals)
-            if intervals and not self._ignore_foreign:
-                self._report.findings += self._foreign(intervals)
-        finally:
-            for each in (self._log, self._topics, self._transactions):
-                each.close()
-        return self._report
+        """Judge the retained checkpoints from *first* to *last*."""
+        report = self._report
+        self._history = read_history(self._client, self._loaded.pipeline.name)
+        self._visible = VisibleRecords(self._client, self._graph, self._history, report.unjudged)
+        intervals = self._chosen(first, last) if self._has_exact_sinks() else []
+        if intervals:
+            self._progress.began(intervals[-1].manifest, sum(interval.offsets for interval in intervals))
+        self._visible.read([interval.manifest for interval in intervals])
+        report.records_out = self._visible.count
+        for interval in intervals:
+            self._judge(interval)
+            self._progress.passed(interval.offsets)
+        self._leave_out_stores(intervals)
+        if intervals and not self._ignore_foreign:
+            report.findings += self._foreign(intervals)
+        return report
 
-    # --- what is judged
+    # --- the checkpoints to judge
 
     def _has_exact_sinks(self) -> bool:
-        """Whether there is anything to judge; the other sinks are told."""
-        for id, sink in self._weaker.items():
+        """Whether there is anything to judge; the other sinks are reported."""
+        exact = False
+        for node in self._graph.sinks:
+            if node.sink is None or node.sink.delivery == EXACTLY_ONCE:
+                exact = True
+                continue
             self._report.unjudged.append(
-                f"sink {id} delivers {sink.delivery.replace('_', ' ')}: no checkpoint says what it has written"
+                f"sink {node.id} delivers {node.sink.delivery.replace('_', ' ')}: no checkpoint says what it has "
+                f"written"
             )
-        return len(self._weaker) < len(self._graph.sinks)
+        return exact
 
     def _chosen(self, first: int | None, last: int | None) -> list[CheckpointInterval]:
-        """The intervals that can be computed again, oldest first."""
+        """The intervals that can be recomputed, oldest first."""
         history, unjudged = self._history, self._report.unjudged
-        retained = [each for each in sorted(history.manifests) if each > 0]
-        found = []
+        retained = [number for number in sorted(history.manifests) if number > 0]
+        intervals = []
         for number in retained:
             if (first is not None and number < first) or (last is not None and number > last):
                 continue
@@ -221,7 +211,7 @@ class Audit:
                 unjudged.append(f"checkpoint {number} is decided, and its output is not all committed yet")
                 continue
             try:
-                found.append(interval_of(history, number))
+                intervals.append(interval_of(history, number))
             except ConfigError as error:
                 unjudged.append(str(error))
         if first is not None and (not retained or first < retained[0]):
@@ -229,90 +219,22 @@ class Audit:
             unjudged.append(f"checkpoints {first} to {until} are expired: --num-retained says how many are kept")
         if last is not None and last > history.checkpoint_latest:
             unjudged.append(f"checkpoint {last} was not taken yet: the newest is {history.checkpoint_latest}")
-        return found
+        return intervals
 
-    # --- what readers see
-
-    def _look_at(self, intervals: Sequence[CheckpointInterval]) -> None:
-        """Read every partition that the checkpoints claim records of."""
-        claims: defaultdict[Place, list[Claim]] = defaultdict(list)
+    def _leave_out_stores(self, intervals: Sequence[CheckpointInterval]) -> None:
+        """Report how much output in stores is not judged."""
+        records: Counter[str] = Counter()
         for interval in intervals:
-            for claim in claims_of(self._history, interval.manifest):
-                claims[claim.place].append(claim)
-        latest = self._history.latest
-        to_end = bool(intervals) and intervals[-1].manifest is latest
-        known = known_writers([self._history])
-        scans = {place: self._scan(place, mine, to_end=to_end) for place, mine in sorted(claims.items())}
-        self._leave_out_times({topic for (topic, _), (_, scanned) in scans.items() if scanned.timed_by_broker})
-        for place, (start, scanned) in scans.items():
-            self._looks[place] = self._look(place, claims[place], known, start, scanned)
+            for committable in interval.manifest.staged:
+                records[committable.sink] += committable.records
+        self._report.unjudged += (
+            f"{count} records of sink {sink!r} are in a store, which is not read: what decides about them is its ledger"
+            for sink, count in sorted(records.items())
+        )
 
-    def _scan(self, place: Place, mine: list[Claim], *, to_end: bool) -> tuple[int, Scan]:
-        """Where to look from, and what batches there are."""
-        topic, partition = place
-        start = max(min(each.first_offset for each in mine), self._topics.start_offsets(topic)[partition])
-        wanted = None if to_end else {each.writer: each.records for each in mine}
-        return start, scan(self._log, *place, start, wanted)
-
-    def _leave_out_times(self, topics: set[str]) -> None:
-        """*topics* have records whose times the broker has replaced by its own."""
-        for node in self._graph.sinks:
-            if node.id in self._timed and node.sink is not None and node.sink.topic in topics:
-                self._timed.discard(node.id)
-                self._report.unjudged.append(
-                    f"the times of the records of sink {node.id}: topic {node.sink.topic} has records with the time of "
-                    f"their append (message.timestamp.type=LogAppendTime), and not that of timestamp="
-                )
-
-    def _look(
-        self, place: Place, mine: list[Claim], known: set[tuple[int, int]], start: int, scanned: Scan
-    ) -> LookedAt:
-        topic, partition = place
-        stable_end = self._topics.end_offsets(topic, committed=True)[partition]
-        there = {}
-        for claim in mine:
-            if scanned.counts[claim.writer] == claim.records:
-                there[claim.writer] = claim
-            else:
-                self._removed.add(((claim.checkpoint, claim.sink, claim.subtask), partition))
-                why = "its loss was accepted" if claim.given_up else "retention or compaction has removed the others"
-                self._report.unjudged.append(
-                    f"{topic}[{partition}] holds {scanned.counts[claim.writer]} of {claim.records} records of "
-                    f"checkpoint {claim.checkpoint}, sink {claim.sink} subtask {claim.subtask}: {why}"
-                )
-        look = LookedAt(there, scanned, start, min(stable_end, scanned.end))
-        for record in visible(self._reading, *place, look.start, look.end, scanned):
-            mine_of = there.get(record.writer)
-            if mine_of is not None:
-                self._note_seen(mine_of, record)
-            elif record.writer not in known and len(look.foreign) < FOREIGN_SHOWN:
-                look.foreign.append(record)
-            elif record.writer not in known:
-                look.foreign_more += 1
-        return look
-
-    def _note_seen(self, claim: Claim, record: VisibleRecord) -> None:
-        lane = (claim.checkpoint, claim.sink, claim.subtask)
-        partition = claim.place[1]
-        self._report.records_out += 1
-        plain = self._plain(record, claim.sink)
-        if self._partition_of(record.key, 1) is None:
-            self._dealt_out[lane][partition].append(Seen(plain, record.offset))
-        else:
-            self._seen[lane][partition].add(plain)
-
-    def _plain(self, record: VisibleRecord | RecomputedOutput, sink: str) -> PlainRecord:
-        """What is compared of *record*, which *sink* has written, or should have."""
-        time_ms = record.timestamp_ms if sink in self._timed else None
-        return PlainRecord(record.key, record.value, tuple(record.headers or ()), time_ms)
-
-    def _expected(self, output: RecomputedOutput, sink: str) -> Expected:
-        return Expected(self._plain(output, sink), output.origin)
-
-    # --- what should be there
+    # --- the comparison
 
     def _judge(self, interval: CheckpointInterval) -> None:
-        """Compute one interval again, and compare."""
         manifest = interval.manifest
         try:
             with recomputed(self._loaded, self._client, interval, self._submit, self._staging, origins=True) as again:
@@ -321,135 +243,116 @@ class Audit:
                 self._report.checkpoints.append(manifest.checkpoint)
                 for sink, topic, partitions in manifest.sinks:
                     for subtask in range(manifest.parallelism):
-                        for finding in self._compare(interval, again, sink, subtask, topic, partitions):
-                            self._report.findings.append(Found(topic, sink, manifest.checkpoint, finding))
+                        owner = (manifest.checkpoint, sink, subtask)
+                        for finding in self._compare(manifest, again, owner, topic, partitions):
+                            self._report.findings.append(AuditFinding(topic, sink, manifest.checkpoint, finding))
         except (BrokerUnavailable, Unavailable):
             raise
         except (UserError, Halt) as error:
             self._report.unjudged.append(f"checkpoint {manifest.checkpoint} cannot be computed again: {error}")
 
     def _compare(
-        self, interval: CheckpointInterval, again: Recomputed, sink: str, subtask: int, topic: str, partitions: int
+        self, manifest: Manifest, again: Recomputed, owner: SinkSubtask, topic: str, partitions: int
     ) -> Iterator[Finding]:
-        """One sink subtask's records of one checkpoint."""
-        place = (interval.manifest.checkpoint, sink, subtask)
-        lanes: defaultdict[int, Digest] = defaultdict(Digest)
-        dealt_out: list[Expected] = []
-        for output in flat(again.outputs(sink, subtask)):
-            partition = self._partition_of(output.key, partitions)
+        checkpoint, sink, subtask = owner
+        seen, partition_of = self._visible.subtasks[owner], self._visible.partition_of
+
+        def expected(output: RecomputedOutput) -> Expected:
+            return Expected(self._visible.plain(output, sink), output.origin)
+
+        digests = new_digests()
+        at_random: list[Expected] = []
+        for output in again.outputs(sink, subtask):
+            partition = output.place(partition_of, partitions)
             if partition is None:
-                dealt_out.append(self._expected(output, sink))
+                at_random.append(expected(output))
             else:
-                lanes[partition].add(self._plain(output, sink))
-        has_removed = any(removed == place for removed, _ in self._removed)
+                add_to(digests[partition], self._visible.plain(output, sink))
         differing = [
             partition
-            for partition in sorted({*lanes, *self._seen[place]})
-            if lanes[partition].digest != self._seen[place][partition].digest
+            for partition in sorted({*digests, *seen.digests})
+            if digests[partition].digest() != seen.digests[partition].digest()
         ]
-        grown = self._seen_wherever(interval.manifest, sink, subtask) if differing else None
+        grown = self._seen_wherever(manifest, owner, topic) if differing else None
         if grown is not None:
             differing = []
-            outputs = flat(again.outputs(sink, subtask))
-            keyed = [
-                self._expected(each, sink) for each in outputs if self._partition_of(each.key, partitions) is not None
-            ]
-            if has_removed:
+            outputs = again.outputs(sink, subtask)
+            keyed = [expected(output) for output in outputs if output.place(partition_of, partitions) is not None]
+            if seen.removed:
                 self._report.unjudged.append(
-                    f"{len(keyed)} records of checkpoint {place[0]}, sink {sink} subtask {subtask}: {topic} has got "
+                    f"{len(keyed)} records of checkpoint {checkpoint}, sink {sink} subtask {subtask}: {topic} has got "
                     f"partitions, and some of them have lost records"
                 )
             else:
-                yield from compare_dealt_out(keyed, grown)
+                yield from compare_at_random(keyed, grown)
         for partition in differing:
-            if (place, partition) in self._removed:
-                continue
-            expected = [
-                self._expected(output, sink)
-                for output in flat(again.outputs(sink, subtask))
-                if self._partition_of(output.key, partitions) == partition
-            ]
-            yield from compare(expected, self._read_again(place, (topic, partition)), partition)
-        if has_removed:
-            if dealt_out:
+            if partition not in seen.removed:
+                outputs = again.outputs(sink, subtask)
+                own = [expected(output) for output in outputs if output.place(partition_of, partitions) == partition]
+                yield from compare(own, self._visible.read_again(owner, (topic, partition)), partition)
+        if seen.removed:
+            if at_random:
                 self._report.unjudged.append(
-                    f"{len(dealt_out)} records without a key of checkpoint {place[0]}, sink {sink} subtask {subtask}, "
-                    f"which may have been in partitions that have lost theirs"
+                    f"{len(at_random)} records without a key of checkpoint {checkpoint}, sink {sink} subtask "
+                    f"{subtask}, which may have been in partitions that have lost theirs"
                 )
-        elif dealt_out or self._dealt_out[place]:
-            yield from compare_dealt_out(dealt_out, self._dealt_out[place])
+        elif at_random or seen.at_random:
+            yield from compare_at_random(at_random, seen.at_random)
 
-    def _seen_wherever(self, manifest: Manifest, sink: str, subtask: int) -> dict[int, list[Seen]] | None:
-        """By partition, the records with a key of a sink subtask whose topic has got partitions, each where one of the
-        counts that it had puts it: which of them its producer knew is not known. None if there was but one count, or a
-        record is where none of them puts it.
+    def _seen_wherever(self, manifest: Manifest, owner: SinkSubtask, topic: str) -> dict[int, list[Seen]] | None:
+        """The keyed records of a sink subtask by partition, if its topic has got partitions.
+
+        Each record must be where one of the topic's partition counts puts it: the count that its producer knew is
+        unknown. None if there was but one count, if the sink chooses partitions itself, or if a record is elsewhere.
         """
-        counts = partition_counts(self._client, self._history, manifest, sink)
+        if owner[1] in self._visible.placed:
+            return None
+        counts = partition_counts(self._client, self._history, manifest, owner[1])
         if len(counts) == 1:
             return None
-        lane, topic = (manifest.checkpoint, sink, subtask), topic_of(manifest, sink)[0]
-        seen = {partition: self._read_again(lane, (topic, partition)) for partition in self._seen[lane]}
-        right = all(
-            partition in {self._partition_of(each.record.key, count) for count in counts}
-            for partition, some in seen.items()
-            for each in some
+        digests, partition_of = self._visible.subtasks[owner].digests, self._visible.partition_of
+        seen = {partition: self._visible.read_again(owner, (topic, partition)) for partition in digests}
+        fits = all(
+            partition in {partition_of(record.key, count) for count in counts}
+            for partition, records in seen.items()
+            for record, _ in records
         )
-        return seen if right else None
+        return seen if fits else None
 
-    def _read_again(self, lane: SinkSubtask, place: Place) -> list[Seen]:
-        """The records of a lane that do not have the digest that they should have."""
-        look = self._looks.get(place)
-        if look is None:
-            return []
-        mine = {writer for writer, each in look.claims.items() if (each.checkpoint, each.sink, each.subtask) == lane}
-        extents = [look.scanned.extents[writer] for writer in mine]
-        if not extents:
-            return []
-        start, end = min(each.start for each in extents), min(look.end, max(each.stop for each in extents))
-        return [
-            Seen(self._plain(record, lane[1]), record.offset)
-            for record in visible(self._reading, *place, start, end, look.scanned)
-            if record.writer in mine and self._partition_of(record.key, 1) is not None
-        ]
+    # --- foreign records
 
-    # --- what nobody accounts for
-
-    def _foreign(self, intervals: Sequence[CheckpointInterval]) -> Iterator[Found]:
+    def _foreign(self, intervals: Sequence[CheckpointInterval]) -> Iterator[AuditFinding]:
         """Visible records that no checkpoint names, where every checkpoint that could name them is known.
 
-        At the beginning, what an expired checkpoint wrote may lie among what the first judged one wrote; at the end,
-        what a newer checkpoint has written since.
+        Among the first judged checkpoint's records may lie those of an expired one; at the end, those of a newer one.
         """
-        now = read_history(self._client.confluent(), self._loaded.pipeline.name)
+        pipeline = self._loaded.pipeline.name
+        now = read_history(self._client, pipeline)
         known = known_writers([self._history, now])
         has_moved = now.checkpoint_latest != self._history.checkpoint_latest
-        pipeline = self._loaded.pipeline.name
-        ours = {each.producer_id for each in self._transactions.list(transaction_prefix(pipeline))}
+        with closing(Transactions(self._client)) as transactions:
+            ours = {state.producer_id for state in transactions.list(transaction_prefix(pipeline))}
         ours |= {producer_id for producer_id, _ in known}
         first = intervals[0]
         sinks = {topic: sink for sink, topic, _ in intervals[-1].manifest.sinks}
-        shared = {sink.topic for sink in self._weaker.values()}
-        for (topic, partition), look in sorted(self._looks.items()):
+        weaker = [node.sink for node in self._graph.sinks if node.sink and node.sink.delivery != EXACTLY_ONCE]
+        shared = {sink.topic for sink in weaker}
+        for (topic, partition), scanned in sorted(self._visible.partitions.items()):
             if topic in shared:  # a sink that leaves no trace in the log writes to it too
                 continue
-            extents = {claim: look.scanned.extents[writer] for writer, claim in look.claims.items()}
-            end = max((each.stop for each in extents.values()), default=look.start)
-            edge = max(
-                (each.stop for claim, each in extents.items() if claim.checkpoint == first.manifest.checkpoint),
-                default=look.start,
-            )
-            for record in look.foreign:
-                is_older = record.writer[0] in ours and record.offset < edge and first.base.checkpoint > 0
+            extents = [(claim, scanned.scanned.extents[writer]) for writer, claim in scanned.claims.items()]
+            end = max((extent.stop for _, extent in extents), default=scanned.start)
+            firsts = [extent.stop for claim, extent in extents if claim.checkpoint == first.manifest.checkpoint]
+            first_end = max(firsts, default=scanned.start)
+            for record in scanned.foreign:
+                is_older = record.writer[0] in ours and record.offset < first_end and first.base.checkpoint > 0
                 is_newer = has_moved and record.offset >= end
                 if record.writer in known or is_older or is_newer:
                     continue
                 plain = PlainRecord(record.key, record.value, record.headers)
-                yield Found(topic, sinks[topic], None, Finding(FOREIGN, partition, record.offset, None, None, plain))
-            if look.foreign_more and not has_moved:
+                finding = Finding(FOREIGN, partition, record.offset, None, None, plain)
+                yield AuditFinding(topic, sinks[topic], None, finding)
+            if scanned.foreign_more and not has_moved:
                 self._report.unjudged.append(
-                    f"{look.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
+                    f"{scanned.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
                 )
-
-
-def _is_weaker(sink: Sink[Any]) -> bool:
-    return sink.delivery != EXACTLY_ONCE

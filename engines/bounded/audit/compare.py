@@ -1,8 +1,8 @@
-"""The comparison of what should be in a transaction with what readers see of it, record by record. Pure.
+"""The comparison of expected records with the records that readers see, one by one. Pure.
 
 Invariants: equal sequences give no finding; every expected record that is not seen, and every seen one that is not
-expected, is in exactly one finding; a record that is seen as often as expected, but elsewhere, is reordered, and as few
-of those are named as explain the rest. Records that are equal to the last byte cannot be told apart, nor are they.
+expected, is in exactly one finding; a record seen as often as expected, but elsewhere, is reordered, and the fewest
+such records are named. Records that are equal to the last byte are not told apart.
 """
 
 from __future__ import annotations
@@ -15,22 +15,37 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 Headers = tuple[tuple[str, bytes | None], ...]
+Likeness = Callable[["PlainRecord", int], object]
+"""A function of a record and its gap between anchors."""
 Origin = tuple[str, int, int]
 """Topic, partition and offset of an input record."""
 GAP_PAIRS_MAX = 4_000_000
-"""Where more pairs than this lie between two records that match, equal ones among them are not aligned any further."""
+"""With more pairs between two matching records, equal records among them are not aligned."""
+
+SHOWN_BYTES_MAX = 200
 
 MISSING, DOUBLED, CHANGED, REORDERED, FOREIGN = KINDS = ("missing", "doubled", "changed", "reordered", "foreign")
 
 
 class PlainRecord(NamedTuple):
-    """What a reader gets, but for its place, and for its time where no function gives that."""
+    """The compared part of a record."""
 
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
     timestamp_ms: int | None = None
-    """None: not compared, for the sink's outputs have the time when they were written."""
+    """None: not compared, because the sink's outputs have the time of their writing."""
+
+    def __str__(self) -> str:
+        """Key, value, headers and time, for people; long bytes are cut."""
+        headers = f" headers {[*self.headers]!r}" if self.headers else ""
+        time = "" if self.timestamp_ms is None else f" timestamp {self.timestamp_ms}"
+        return f"key {_shown(self.key)} value {_shown(self.value)}{headers}{time}"
+
+
+def _shown(data: bytes | None) -> str:
+    text = repr(data)
+    return text if data is None or len(text) <= SHOWN_BYTES_MAX else f"{text[:SHOWN_BYTES_MAX]}..."
 
 
 class Expected(NamedTuple):
@@ -49,61 +64,59 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong."""
-
     kind: str
     partition: int | None
-    """None: of a missing record that the client would have distributed at random."""
+    """None for a missing record that the client distributes at random."""
     offset: int | None
-    """Of the record that is seen; of a missing one, of what is seen before it, if anything is."""
+    """The offset of the seen record; for a missing one, that of the record seen before it, if any."""
     origin: Origin | None
-    """The input record that it stems from; None for a foreign one."""
+    """The input record; None for a foreign one."""
     expected: PlainRecord | None
     seen: PlainRecord | None
 
 
 def compare(expected: Sequence[Expected], seen: Sequence[Seen], partition: int) -> list[Finding]:
-    """What is wrong in one partition."""
-    wanted, found = [each.record for each in expected], [each.record for each in seen]
-    if wanted == found:
+    """The findings in one partition."""
+    left, right = [record for record, _ in expected], [record for record, _ in seen]
+    if left == right:
         return []
-    anchors = list(_aligned(wanted, found))
-    matched, shown = {i for i, _ in anchors}, {j for _, j in anchors}
-    missing = [i for i in range(len(wanted)) if i not in matched]
-    surplus = [j for j in range(len(found)) if j not in shown]
-    finder = _Finder(expected, [(partition, each) for each in seen], anchors, partition)
+    anchors = list(_aligned(left, right))
+    matched_left, matched_right = {i for i, _ in anchors}, {j for _, j in anchors}
+    missing = [i for i in range(len(left)) if i not in matched_left]
+    surplus = [j for j in range(len(right)) if j not in matched_right]
+    finder = _Finder(expected, [(partition, record) for record in seen], anchors, partition)
     return finder.findings(missing, surplus)
 
 
-def compare_dealt_out(expected: Sequence[Expected], seen: Mapping[int, Sequence[Seen]]) -> list[Finding]:
-    """What is wrong with records that the client distributes at random to the partitions of *seen*.
+def compare_at_random(expected: Sequence[Expected], seen: Mapping[int, Sequence[Seen]]) -> list[Finding]:
+    """The findings among records that the client distributes at random to the partitions of *seen*.
 
     Within a partition their order counts, except that of records that occur more than once.
     """
     places: defaultdict[PlainRecord, deque[int]] = defaultdict(deque)
-    for i, wanted in enumerate(expected):
-        places[wanted.record].append(i)
-    unique = {record for record, found in places.items() if len(found) == 1}
+    for i, (record, _) in enumerate(expected):
+        places[record].append(i)
+    unique = {record for record, indexes in places.items() if len(indexes) == 1}
     flat: list[tuple[int, Seen]] = []
     missing, surplus = set(range(len(expected))), set[int]()
     for partition, lane in sorted(seen.items()):
-        pairs, apart = [], []
-        for each in lane:
-            flat.append((partition, each))
-            if not places[each.record]:
+        pairs: list[tuple[int, int]] = []
+        repeated: list[tuple[int, int]] = []
+        for record_seen in lane:
+            record = record_seen.record
+            flat.append((partition, record_seen))
+            if not places[record]:
                 surplus.add(len(flat) - 1)
-            elif each.record in unique:
-                pairs.append((places[each.record].popleft(), len(flat) - 1))
             else:
-                apart.append((places[each.record].popleft(), len(flat) - 1))
+                (pairs if record in unique else repeated).append((places[record].popleft(), len(flat) - 1))
         in_order = _increasing(pairs)
-        missing.difference_update(i for i, _ in [*in_order, *apart])
+        missing.difference_update(i for i, _ in [*in_order, *repeated])
         surplus.update({j for _, j in pairs} - {j for _, j in in_order})
     return _Finder(expected, flat, [], None).findings(missing, surplus)
 
 
 class _Finder:
-    """Makes findings of what is left when the anchors are taken out. Places are those of *expected* and *seen*."""
+    """Makes findings of the records beside the anchors. Places are those of *expected* and *seen*."""
 
     def __init__(
         self,
@@ -115,92 +128,81 @@ class _Finder:
         self._expected, self._seen, self._anchors, self._partition = expected, seen, anchors, partition
 
     def findings(self, missing: Iterable[int], surplus: Iterable[int]) -> list[Finding]:
-        """Pair what is left: moved, then changed; the rest by itself."""
+        """Pair reordered records, then doubled and changed ones; the rest is missing or foreign."""
         missing, surplus = sorted(missing), sorted(surplus)
-        found = [self._made(REORDERED, i, j) for i, j in self._pairs(missing, surplus, _whole)]
-        origins: dict[PlainRecord, int] = {each.record: i for i, each in enumerate(self._expected)}
+        findings = [
+            self._finding(REORDERED, i, j) for i, j in self._pairs(missing, surplus, lambda record, gap: record)
+        ]
+        origins: dict[PlainRecord, int] = {record: i for i, (record, _) in enumerate(self._expected)}
         for j in [j for j in surplus if self._seen[j][1].record in origins]:
             surplus.remove(j)
-            found.append(self._made(DOUBLED, origins[self._seen[j][1].record], j))
-        for same in (self._gap_and_key, self._gap):
-            found += [self._made(CHANGED, i, j) for i, j in self._pairs(missing, surplus, same)]
-        found += [self._made(MISSING, i, None) for i in missing]
-        found += [self._made(FOREIGN, None, j) for j in surplus]
-        return sorted(found, key=lambda each: (each.partition or 0, each.offset or 0, each.kind))
+            findings.append(self._finding(DOUBLED, origins[self._seen[j][1].record], j))
+        likenesses: list[Likeness] = [lambda record, gap: (gap, record.key), lambda record, gap: gap]
+        for likeness in likenesses:
+            findings += [self._finding(CHANGED, i, j) for i, j in self._pairs(missing, surplus, likeness)]
+        findings += [self._finding(MISSING, i, None) for i in missing]
+        findings += [self._finding(FOREIGN, None, j) for j in surplus]
+        return sorted(findings, key=lambda finding: (finding.partition or 0, finding.offset or 0, finding.kind))
 
-    def _pairs(
-        self, missing: list[int], surplus: list[int], same: Callable[[PlainRecord, int], object]
-    ) -> list[tuple[int, int]]:
-        """Take out of both lists, in order, what agrees in *same* of a record and its gap."""
+    def _pairs(self, missing: list[int], surplus: list[int], likeness: Likeness) -> list[tuple[int, int]]:
+        """Take out of both lists, in order, the records that agree in *likeness*."""
         waiting: defaultdict[object, deque[int]] = defaultdict(deque)
         for i in missing:
-            waiting[same(self._expected[i].record, self._gap_of(i, 0))].append(i)
+            waiting[likeness(self._expected[i].record, self._gap_of(i, 0))].append(i)
         pairs = []
         for j in surplus:
-            queue = waiting[same(self._seen[j][1].record, self._gap_of(j, 1))]
+            queue = waiting[likeness(self._seen[j][1].record, self._gap_of(j, 1))]
             if queue:
                 pairs.append((queue.popleft(), j))
-        taken, given = {i for i, _ in pairs}, {j for _, j in pairs}
-        missing[:] = [i for i in missing if i not in taken]
-        surplus[:] = [j for j in surplus if j not in given]
+        paired_missing, paired_surplus = {i for i, _ in pairs}, {j for _, j in pairs}
+        missing[:] = [i for i in missing if i not in paired_missing]
+        surplus[:] = [j for j in surplus if j not in paired_surplus]
         return pairs
 
     def _gap_of(self, place: int, side: int) -> int:
-        """Between which anchors a place lies."""
+        """The number of the gap between anchors in which *place* lies."""
         return bisect_left(self._anchors, place, key=lambda anchor: anchor[side])
 
-    @staticmethod
-    def _gap_and_key(record: PlainRecord, gap: int) -> object:
-        return gap, record.key
-
-    @staticmethod
-    def _gap(record: PlainRecord, gap: int) -> object:
-        return gap
-
-    def _made(self, kind: str, i: int | None, j: int | None) -> Finding:
+    def _finding(self, kind: str, i: int | None, j: int | None) -> Finding:
         expected = None if i is None else self._expected[i]
         partition, seen = (self._partition, None) if j is None else self._seen[j]
         offset = self._offset_before(i) if seen is None else seen.offset
-        origin, wanted = (None, None) if expected is None else (expected.origin, expected.record)
-        return Finding(kind, partition, offset, origin, wanted, None if seen is None else seen.record)
+        record, origin = (None, None) if expected is None else (expected.record, expected.origin)
+        return Finding(kind, partition, offset, origin, record, None if seen is None else seen.record)
 
     def _offset_before(self, i: int | None) -> int | None:
-        """Of the last record that matches, before place *i* of those expected."""
+        """The offset of the last matching record before place *i* of the expected ones."""
         gap = 0 if i is None else self._gap_of(i, 0)
         return self._seen[self._anchors[gap - 1][1]][1].offset if gap else None
 
 
-def _whole(record: PlainRecord, gap: int) -> object:
-    return record
-
-
-def _aligned(wanted: Sequence[PlainRecord], found: Sequence[PlainRecord]) -> Iterator[tuple[int, int]]:
-    """Places of equal records that come in the same order on both sides: many, if not provably the most."""
-    first, (end_i, end_j) = 0, (len(wanted), len(found))
-    while first < min(end_i, end_j) and wanted[first] == found[first]:
+def _aligned(left: Sequence[PlainRecord], right: Sequence[PlainRecord]) -> Iterator[tuple[int, int]]:
+    """Places of equal records in the same order on both sides: many, if not provably the most."""
+    first, (end_i, end_j) = 0, (len(left), len(right))
+    while first < min(end_i, end_j) and left[first] == right[first]:
         yield first, first
         first += 1
-    while min(end_i, end_j) > first and wanted[end_i - 1] == found[end_j - 1]:
+    while min(end_i, end_j) > first and left[end_i - 1] == right[end_j - 1]:
         end_i, end_j = end_i - 1, end_j - 1
     last_i = last_j = first
-    for i, j in [*_increasing(_unique_in_both(wanted, found, first, end_i, end_j)), (end_i, end_j)]:
-        yield from _in_gap(wanted, found, (last_i, i), (last_j, j))
+    for i, j in [*_increasing(_unique_in_both(left, right, first, end_i, end_j)), (end_i, end_j)]:
+        yield from _in_gap(left, right, (last_i, i), (last_j, j))
         if i < end_i:
             yield i, j
         last_i, last_j = i + 1, j + 1
-    yield from zip(range(end_i, len(wanted)), range(end_j, len(found)), strict=True)
+    yield from zip(range(end_i, len(left)), range(end_j, len(right)), strict=True)
 
 
 def _unique_in_both(
-    wanted: Sequence[PlainRecord], found: Sequence[PlainRecord], first: int, end_i: int, end_j: int
+    left: Sequence[PlainRecord], right: Sequence[PlainRecord], first: int, end_i: int, end_j: int
 ) -> list[tuple[int, int]]:
-    """(place, place) of the records that occur once on either side, by the first."""
+    """The places on both sides of records that occur once on each, by the left one."""
     once = [
         {record for record, count in Counter(side).items() if count == 1}
-        for side in (wanted[first:end_i], found[first:end_j])
+        for side in (left[first:end_i], right[first:end_j])
     ]
-    places = {found[j]: j for j in range(first, end_j)}
-    return [(i, places[wanted[i]]) for i in range(first, end_i) if wanted[i] in once[0] and wanted[i] in once[1]]
+    places = {right[j]: j for j in range(first, end_j)}
+    return [(i, places[left[i]]) for i in range(first, end_i) if left[i] in once[0] and left[i] in once[1]]
 
 
 def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -229,12 +231,12 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _in_gap(
-    wanted: Sequence[PlainRecord], found: Sequence[PlainRecord], range_i: tuple[int, int], range_j: tuple[int, int]
+    left: Sequence[PlainRecord], right: Sequence[PlainRecord], range_i: tuple[int, int], range_j: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """Equal records between two anchors, where it is not too much work."""
+    """Equal records between two anchors, unless these are too far apart."""
     (i, end_i), (j, end_j) = range_i, range_j
     if i >= end_i or j >= end_j or (end_i - i) * (end_j - j) > GAP_PAIRS_MAX:
         return
-    matcher = SequenceMatcher(None, wanted[i:end_i], found[j:end_j], autojunk=False)
+    matcher = SequenceMatcher(None, left[i:end_i], right[j:end_j], autojunk=False)
     for block in matcher.get_matching_blocks():
         yield from ((i + block.a + k, j + block.b + k) for k in range(block.size))

@@ -1,17 +1,17 @@
-"""The output of an interval, computed again from the checkpoint before it: nothing is written but files.
+"""The output of an interval, recomputed from the checkpoint before it; only files are written.
 
-Invariants: exactly the records between the two Sn are read, by the manifest's own subtasks, along its order logs, on
-the state of the checkpoint before it; what was on its way there is taken first, and what was on its way at the end is
-not; no block, no transaction, no lease; what cannot be computed as it was the first time is an error that says why,
-never a guess.
+Invariants: the manifest's own subtasks read exactly the records between the two Sn, along its order logs, on the state
+of its base; in-flight records of the base go first, those of the end are left out; no block, transaction or lease; what
+cannot be recomputed exactly is an error, never a guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,13 +19,12 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.ranges import Reading
-from exactlyonce.engines.bounded.replay.sharing import topic_of
 from exactlyonce.engines.bounded.stages import compute, refuse_loops
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.bounded.unit.messages import Unit
+from exactlyonce.engines.bounded.unit.messages import Reading, Unit
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
@@ -37,31 +36,31 @@ from exactlyonce.pipeline.loading import Loaded
 
 @dataclass(frozen=True)
 class CheckpointInterval:
-    """What lies between two checkpoints that follow each other: (base, manifest]."""
+    """The interval between two consecutive checkpoints: (base, manifest]."""
 
     base: Manifest
     manifest: Manifest
 
     @property
     def ranges(self) -> tuple[Reading, ...]:
-        """What was read in it. A partition that is new in it began at its beginning."""
-        starts = {(each.source, each.partition): each.offset for each in self.base.offsets}
+        """The ranges that were read. A new partition began at its beginning."""
+        starts = {(start.source, start.partition): start.offset for start in self.base.offsets}
         return tuple(
-            Reading(each.source, each.topic, each.partition, starts.get((each.source, each.partition), 0), each.offset)
-            for each in self.manifest.offsets
+            Reading(end.source, end.topic, end.partition, starts.get((end.source, end.partition), 0), end.offset)
+            for end in self.manifest.offsets
         )
 
     @property
     def offsets(self) -> int:
-        """How many offsets; records at most."""
-        return sum(each.length for each in self.ranges)
+        """The number of offsets; there may be fewer records."""
+        return sum(reading.length for reading in self.ranges)
 
 
 def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
-    """The interval that *checkpoint* ended; ConfigError where there is none any more, or never was."""
+    """The interval that *checkpoint* ended; ConfigError if there is none."""
     manifest = history.manifests.get(checkpoint)
     if manifest is None:
-        kept = ", ".join(str(each.checkpoint) for each in history.retained) or "none"
+        kept = ", ".join(str(retained.checkpoint) for retained in history.retained) or "none"
         raise ConfigError(
             f"{history.pipeline} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of "
             f"those that are retained: {kept}."
@@ -73,12 +72,45 @@ def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
         )
     base = history.manifests.get(manifest.previous)
     if base is None or base is manifest:
-        what = "was the first" if base is manifest else f"began at checkpoint {manifest.previous}, which is expired"
+        why = "was the first" if base is manifest else f"began at checkpoint {manifest.previous}, which is expired"
         raise ConfigError(
-            f"The interval of checkpoint {checkpoint} of {history.pipeline} {what}: it cannot be computed again. Those "
+            f"The interval of checkpoint {checkpoint} of {history.pipeline} {why}: it cannot be computed again. Those "
             f"of later ones can; --num-retained of `exactlyonce run` says how many are kept."
         )
     return CheckpointInterval(base, manifest)
+
+
+Origin = tuple[str, int, int]
+
+
+class RecomputedOutput(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    origin: Origin | None
+    timestamp_ms: int | None = None
+    """None: the client's own time."""
+    partition: int | None = None
+    """The partition that the sink's ``partition=`` gives; None: the client chooses it."""
+
+    def place(self, partition_of: Partitioner, partitions: int) -> int | None:
+        """Its partition in a topic with so many; None: any."""
+        return partition_of(self.key, partitions) if self.partition is None else self.partition
+
+
+def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
+    """The outputs one by one."""
+    for batch in batches:
+        none: list[None] = [None] * len(batch.values)
+        yield from map(
+            RecomputedOutput,
+            batch.keys or none,
+            batch.values,
+            batch.headers or none,
+            batch.origins or none,
+            batch.timestamps or none,
+            batch.partitions or none,
+        )
 
 
 @dataclass(frozen=True)
@@ -86,16 +118,15 @@ class Recomputed:
     """The outputs of an interval, staged."""
 
     files: Mapping[tuple[str, int], OutputFile]
-    """By sink and subtask; one that puts out nothing has none."""
+    """By sink and subtask; one without output has none."""
     records: int
-    """Messages that were read."""
     skipped: int
-    """Of those, left out: they do not decode, or `Manifest.skips` has them."""
+    """Messages left out: they do not decode, or `Manifest.skips` has them."""
 
-    def outputs(self, sink: str, subtask: int) -> Iterator[OutputBatch]:
-        """What a sink subtask puts out, in order."""
+    def outputs(self, sink: str, subtask: int) -> Iterator[RecomputedOutput]:
+        """The outputs of a sink subtask, in order."""
         file = self.files.get((sink, subtask))
-        return iter(()) if file is None else read_outputs(file.file)
+        return iter(()) if file is None else flat(read_outputs(file.file))
 
 
 @contextmanager
@@ -108,10 +139,10 @@ def recomputed(
     *,
     origins: bool = False,
 ) -> Iterator[Recomputed]:
-    """Compute *interval* again; its outputs are there until the end of the block, with *origins* if they are wanted.
+    """Recompute *interval*; its outputs exist until the end of the block, with *origins* if asked for.
 
-    Raises what makes it impossible: `GraphError` if the pipeline is another one now, `ConfigError` if it has loops,
-    `Halt` if input, state or order logs are gone or do not fit, an error of the user's function.
+    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops, `Halt` if input, state or order logs
+    are gone or do not fit, and errors of the user's functions.
     """
     manifest = interval.manifest
     graph = loaded.pipeline.build()
@@ -129,35 +160,40 @@ def recomputed(
         receipts = compute(physical, common, interval.ranges, submit, logs, left)
         _require_same_topics(client, manifest)
         files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
-        yield Recomputed(files, sum(each.records for each in receipts), sum(each.skipped_count for each in receipts))
+        skipped = sum(receipt.skipped_count for receipt in receipts)
+        yield Recomputed(files, sum(receipt.records for receipt in receipts), skipped)
+
+
+def topic_of(manifest: Manifest, sink: str) -> tuple[str, int]:
+    """The topic of a sink, and its number of partitions then."""
+    return next((topic, partitions) for id, topic, partitions in manifest.sinks if id == sink)
 
 
 def partition_counts(client: ClientConfig, history: History, manifest: Manifest, sink: str) -> list[int]:
-    """How many partitions the topic of *sink* may have had when the output of *manifest* was written: first as many as
-    the manifest says, then what else is known, for a producer sees new partitions sooner or later than the leader."""
+    """The partition counts that the topic of *sink* may have had when *manifest* was written, the manifest's first.
+
+    A producer sees new partitions sooner or later than the leader.
+    """
     topic, own = topic_of(manifest, sink)
-    found = {count for each in history.retained for id, name, count in each.sinks if (id, name) == (sink, topic)}
+    sinks = [(id, name, count) for retained in history.retained for id, name, count in retained.sinks]
+    counts = {count for id, name, count in sinks if (id, name) == (sink, topic)}
     with closing(Topics(client)) as topics, suppress(TopicError):
-        found.add(topics.describe([topic])[topic].partitions)
-    return [own, *sorted(found - {own})]
+        counts.add(topics.describe([topic])[topic].partitions)
+    return [own, *sorted(counts - {own})]
 
 
 def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
-    topics = Topics(client)
-    try:
-        found = topics.describe(sorted({each.topic for each in manifest.offsets}))
-    finally:
-        topics.close()
-    for each in manifest.offsets:
-        if found[each.topic].topic_id != each.topic_id:
+    with closing(Topics(client)) as topics:
+        described = topics.describe(sorted({read.topic for read in manifest.offsets}))
+    for read in manifest.offsets:
+        if described[read.topic].topic_id != read.topic_id:
             raise Halt(
-                f"Topic {each.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "
+                f"Topic {read.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "
                 f"read then is gone."
             )
 
 
 def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, folder: Path, *, origins: bool) -> Unit:
-    """What all units have in common."""
     manifest = interval.manifest
     return Unit(
         reference=loaded.reference,
@@ -170,8 +206,8 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         base=msgspec.structs.replace(interval.base, order_logs=(), committables=()),
         incarnation=manifest.incarnation,
         attempt=manifest.attempt,
-        topic=find_topic(client.confluent(), manifest.pipeline),
-        topic_ids={each.topic: each.topic_id for each in manifest.offsets},
+        topic=find_topic(client, manifest.pipeline),
+        topic_ids={read.topic: read.topic_id for read in manifest.offsets},
         readings=(),
         channels=(),
         order=None,
@@ -179,25 +215,36 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         origins=origins,
         folder=str(folder),
         storage=manifest.storage,
-        drops_fields=True,  # as the run did that took the checkpoint, if its code has fewer; no state is written here
+        drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
+        output_partitions=_output_partitions(client, manifest),
     )
 
 
+def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, int]:
+    """The number of partitions by sink: those of the checkpoint, or more that its producers may have known."""
+    counts = {id: count for id, _, count in manifest.sinks}
+    with closing(Topics(client)) as topics:
+        for id, topic, count in manifest.sinks:
+            with suppress(TopicError):
+                counts[id] = max(count, topics.describe([topic])[topic].partitions)
+    return counts
+
+
 def _left_in_flight(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], dict[str, int]]:
-    """By task and subtask, and channel, how many records were on their way at the end of the interval."""
+    """The number of in-flight records at the end of the interval, by task and subtask, and channel."""
     reader = block_storage(client, common.topic, common.storage)
     with whole_or_halt(manifest):
         return {(log.task, log.subtask): records_by_channel(frames_of(log, reader)) for log in manifest.channel_logs}
 
 
 def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
-    """By task and subtask, the order logs of the interval, one after the other; those of aborted checkpoints too."""
+    """The order logs of the interval by task and subtask, in order, also those of aborted checkpoints."""
     refs = [ref for log in manifest.order_logs for ref in log.blocks]
     with whole_or_halt(manifest):
         bodies = {ref: block.body for ref, block in block_storage(client, common.topic, common.storage).fetch(refs)}
-    found: dict[tuple[str, int], tuple[bytes, ...]] = {}
+    logs: dict[tuple[str, int], tuple[bytes, ...]] = {}
     for log in manifest.order_logs:
         place = (log.task, log.subtask)
-        found[place] = (*found.get(place, ()), *(bodies[ref] for ref in log.blocks))
-    return found
+        logs[place] = (*logs.get(place, ()), *(bodies[ref] for ref in log.blocks))
+    return logs

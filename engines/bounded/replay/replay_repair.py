@@ -1,42 +1,41 @@
-"""Replay repair: what a lost transaction held, computed again from the input and the checkpoint before.
+"""Replay repair: the records of a lost transaction, recomputed from the input and the checkpoint before it.
 
-For where copy repair has nothing to copy from: the output log was compacted, or its records have expired. Invariants:
-only the lost partitions of the lost sink subtask are produced, and nothing is committed here; before the first record
-is produced, the counts of every partition are those that the broker had counted in the lost transaction.
+It is used where copy repair has no log to copy from. Invariants: only the lost partitions of the lost sink subtask are
+produced, and nothing is committed here; before the first record, the counts of every partition equal the broker's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.committable import Committable, shares
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.confluent import NOW
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import NOW, Outgoing, write_again
-from exactlyonce.connectors.kafka.partitioning import partitioner
+from exactlyonce.connectors.kafka.copying import Outgoing, write_again
+from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, partition_counts, recomputed
-from exactlyonce.engines.bounded.replay.sharing import (
+from exactlyonce.engines.bounded.replay.recompute import (
+    Recomputed,
     RecomputedOutput,
-    flat,
-    mismatch,
-    placed,
-    places_of,
-    share_of,
+    interval_of,
+    partition_counts,
+    recomputed,
     topic_of,
 )
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError, require
 from exactlyonce.pipeline.loading import Loaded
 
 
 class ReplayRepair:
-    """Answers the request `ReplayTransaction` for one incarnation of a pipeline. Used by one thread, beside whoever
-    leads: its clients are its own."""
+    """Answers the request `ReplayTransaction` for one incarnation, on one thread, with its own clients."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class ReplayRepair:
         submit: Callable[[ExitStack], Submit],
         staging: Path,
     ) -> None:
-        """*submit* opens what runs the units, which the stack closes with this."""
+        """*submit* opens the runner of units, which `close` closes."""
         self._loaded, self._client = loaded, client
         self._timeout_ms, self._history, self._note = transaction_timeout_ms, history, note
         self._submit, self._staging = submit, staging
@@ -56,7 +55,7 @@ class ReplayRepair:
         self._recomputed: tuple[int, Recomputed] | None = None
 
     def __call__(self, manifest: Manifest, lost: Committable, transactional_id: str) -> Committable | str:
-        """The new committable, or why there is none."""
+        """The new committable, or the reason why there is none."""
         try:
             return self._replay(manifest, lost, self._outputs_of(manifest), transactional_id)
         except (BrokerUnavailable, Unavailable):
@@ -65,12 +64,12 @@ class ReplayRepair:
             return str(error)
 
     def close(self) -> None:
-        """Remove what was staged."""
+        """Remove the staged files."""
         self._recomputed = None
         self._stack.close()
 
     def _outputs_of(self, manifest: Manifest) -> Recomputed:
-        """The interval is computed once, however many transactions of it were lost."""
+        """The recomputed interval, which all its lost transactions share."""
         if self._recomputed is None or self._recomputed[0] != manifest.checkpoint:
             self.close()
             interval = interval_of(self._history(), manifest.checkpoint)
@@ -86,12 +85,13 @@ class ReplayRepair:
     def _replay(
         self, manifest: Manifest, lost: Committable, again: Recomputed, transactional_id: str
     ) -> Committable | str:
-        whole = next(each for each in manifest.committables if each.transactional_id == lost.transactional_id)
+        committables = manifest.committables
+        whole = next(one for one in committables if one.transactional_id == lost.transactional_id)
         topic, _ = topic_of(manifest, lost.sink)
         partition_of = partitioner(self._client.settings)
 
         def share() -> Iterator[RecomputedOutput]:
-            return share_of(manifest, whole, flat(again.outputs(lost.sink, lost.subtask)))
+            return share_of(manifest, whole, again.outputs(lost.sink, lost.subtask))
 
         problems: list[str] = []
         for partitions in partition_counts(self._client, self._history(), manifest, lost.sink):
@@ -102,8 +102,14 @@ class ReplayRepair:
             problems.append(problem)
         else:
             return problems[0]
-        if problem := self._surplus(manifest, lost, again):
-            return problem
+        wanted = sum(committable.records for committable in committables if committable.writer == lost.writer)
+        file = again.files.get(lost.writer)
+        replayed = 0 if file is None else file.file.records
+        if replayed != wanted:
+            return (
+                f"the replay gives {replayed} records of sink {lost.sink!r} subtask {lost.subtask}, and there were "
+                f"{wanted}: the pipeline does not do what it did then."
+            )
         records = (
             Outgoing(topic, partition, output.key, output.value, output.headers, output.timestamp_ms or NOW)
             for partition, output in placed(lost, topic, share(), places)
@@ -111,21 +117,61 @@ class ReplayRepair:
         with closing(Transactions(self._client)) as transactions:
             return write_again(self._client, transactions, lost, transactional_id, self._timeout_ms, records)
 
-    def _surplus(self, manifest: Manifest, lost: Committable, again: Recomputed) -> str:
-        """Why the whole output of the sink subtask is not that of its committables; empty if it is."""
-        wanted = sum(each.records for each in manifest.committables if each.writer == lost.writer)
-        file = again.files.get(lost.writer)
-        found = 0 if file is None else file.file.records
-        if found == wanted:
-            return ""
+
+def share_of(
+    manifest: Manifest, committable: Committable, outputs: Iterable[RecomputedOutput]
+) -> Iterator[RecomputedOutput]:
+    """The share of *outputs*, all of a sink subtask, that *committable* holds."""
+    share = shares(manifest.committables)[committable.transactional_id]
+    return islice(outputs, share.start, share.stop)
+
+
+def mismatch(whole: Committable, lost: Committable, topic: str, places: Iterable[int | None]) -> str:
+    """The reason why outputs with these places cannot be *lost*, a part of *whole*; empty if they can."""
+    by_place = Counter(places)
+    at_random = by_place.pop(None, 0)
+    replayed = {partition: count for partition, count in by_place.items() if partition is not None}
+    counts = {partition: whole.counts.get((topic, partition), 0) for partition in replayed}
+    wrong = {p: count for p, count in replayed.items() if count > counts[p]}
+    room = sum(whole.counts.values()) - sum(replayed.values())
+    if wrong or at_random != room:
+        shown = ", ".join(f"{topic}[{p}] {count} instead of {counts[p]}" for p, count in sorted(wrong.items()))
+        total = sum(replayed.values()) + at_random
         return (
-            f"the replay gives {found} records of sink {lost.sink!r} subtask {lost.subtask}, and there were {wanted}: "
-            f"the pipeline does not do what it did then."
+            f"the replay gives other counts ({shown or f'{total} records instead of {whole.records}'}): the pipeline "
+            f"does not do what it did then, because its code has changed, or it depends on time, chance or its "
+            f"surroundings."
         )
+    if at_random and lost.counts != whole.counts:
+        return (
+            f"{at_random} of the records have no key, so that the client distributed them at random, and only some "
+            f"partitions have lost theirs: which records those were cannot be known."
+        )
+    return ""
+
+
+def placed(
+    lost: Committable, topic: str, outputs: Iterable[RecomputedOutput], places: list[int | None]
+) -> Iterator[tuple[int, RecomputedOutput]]:
+    """Each output for a partition of *lost*, with its partition; `mismatch` must be empty."""
+    room = Counter({partition: count for (_, partition), count in lost.counts.items()})
+    room.subtract(place for place in places if place is not None and (topic, place) in lost.counts)
+    free = iter(sorted((+room).elements()))
+    for place, output in zip(places, outputs, strict=True):
+        partition = next(free, None) if place is None else place
+        require(partition is not None, "there is room for every record that goes anywhere")
+        assert partition is not None
+        if (topic, partition) in lost.counts:
+            yield partition, output
+
+
+def places_of(outputs: Iterable[RecomputedOutput], partition_of: Partitioner, partitions: int) -> list[int | None]:
+    """The partition that the sink, or else the writer's partitioner, chooses for each output; None: any."""
+    return [output.place(partition_of, partitions) for output in outputs]
 
 
 def where_replayed(repair: str, units: tuple[Submit, Path] | None) -> tuple[Callable[[ExitStack], Submit], Path]:
-    """What runs the units of a replay and where they are staged, by the option *repair*; *units*: a Spark at hand."""
+    """The runner of a replay's units and their folder, by the option *repair*; *units*: those of a Spark at hand."""
     if repair != "spark":
         return lambda stack: in_process, THIS_MACHINE
     if units is not None:

@@ -1,30 +1,36 @@
-"""A replay: an interval's outputs computed again, and counted, or produced into a topic to be looked at.
+"""A replay: an interval's outputs recomputed, and counted, or produced into a topic for inspection.
 
-Invariants: what is produced is one transaction, all of it or nothing, under an id that no sweep of the pipeline knows;
-it never goes into a topic of the pipeline itself.
+Invariants: produced records are one transaction, under an id that no sweep of the pipeline knows; they never go into a
+topic of the pipeline itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol
 
 from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.confluent import ANY_PARTITION, NOW, make_producer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import NOW
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, partition_counts, recomputed
-from exactlyonce.engines.bounded.replay.sharing import flat, topic_of
-from exactlyonce.engines.bounded.submit import Executors
+from exactlyonce.engines.bounded.replay.recompute import (
+    Recomputed,
+    interval_of,
+    partition_counts,
+    recomputed,
+    topic_of,
+)
+from exactlyonce.engines.bounded.result_tables import html_result, html_table
+from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline import sizes
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -32,76 +38,86 @@ from exactlyonce.pipeline.names import checkpoint_topic
 TIMEOUT_S = 60.0
 VISIBLE_TIMEOUT_MS = 5_000
 VISIBLE_POLL_S = 0.01
-ANY_PARTITION = -1
 
 
 @dataclass
 class Count:
-    """How many records a sink has in a partition: computed again, and by the broker's count at the decision."""
+    """The number of a sink's records in a partition: recomputed, and by the broker's count at the decision."""
 
     sink: str
     topic: str
     partition: int | None
-    """None: those without a key, which may be in any partition."""
+    """None: records without a key, in any partition."""
     replayed: int
     decided: int | None
-    """None: of those without a key."""
-
-
-class ReplayProgress(Protocol):
-    """The listener to a replay: it is told how it goes."""
-
-    def began(self, manifest: Manifest, offsets: int) -> None:
-        """So many offsets of input are computed again, up to *manifest*."""
+    """None for records without a key."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found."""
+    """The result of a replay. A notebook shows it as a table."""
 
     checkpoint: int
     base: int
-    """The checkpoint on whose state the interval was computed."""
+    """The checkpoint of the state from which the interval was computed."""
     records: int
-    """Records of the input."""
     skipped: int
-    """Of these, left out as by the run."""
+    """Records left out, as by the run."""
     counts: list[Count]
     produced: int
-    """Records that were written into the topic that was named."""
+    """Records written into the named topic."""
 
     @property
     def agrees(self) -> bool:
         """Whether the counts are those that were decided, as far as partitions are foretold."""
         return agree(self.counts)
 
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        verdict = "the counts are the decided ones" if self.agrees else "the counts differ from the decided ones"
+        return f"checkpoint {self.checkpoint}, {sizes.counted(self.records, 'record')} in: {verdict}."
+
+    def _repr_html_(self) -> str:
+        columns = "sink", "topic", "partition", "replayed", "decided"
+        rows = [
+            (count.sink, count.topic, "any" if count.partition is None else count.partition, count.replayed,
+             count.decided)
+            for count in self.counts
+        ]  # fmt: skip
+        return html_result(self.verdict, html_table(columns, rows))
+
 
 class Replay:
-    """The replay of one checkpoint's interval. Making one refuses what cannot work, before executors are started."""
+    """The replay of one checkpoint's interval. Its constructor refuses a hopeless one before executors start."""
 
     def __init__(
         self, loaded: Loaded, client: ClientConfig, checkpoint: int, *, into: str | None = None, sink: str | None = None
     ) -> None:
-        """*into* is a topic that gets the records of *sink*, which may be left out where there is one alone."""
+        """*into* is a topic that gets the records of *sink*, which is optional in a pipeline with one sink."""
         self._loaded, self._client, self._into = loaded, client, into
-        self._history = read_history(client.confluent(), loaded.pipeline.name)
+        self._history = read_history(client, loaded.pipeline.name)
         self._interval = interval_of(self._history, checkpoint)
         self._sink = _chosen(self._interval.manifest, sink) if into else ""
 
-    def run(self, executors: Executors, progress: ReplayProgress) -> Replayed:
-        """Compute, count, and produce if that was asked for."""
+    @property
+    def offsets(self) -> int:
+        """The offsets of the interval; there may be fewer records."""
+        return self._interval.offsets
+
+    def run(self, executors: Executors, progress: Progress) -> Replayed:
+        """Recompute, count, and produce if asked to."""
         interval, client, produced = self._interval, self._client, 0
         manifest = interval.manifest
         progress.began(manifest, interval.offsets)
         with recomputed(self._loaded, client, interval, executors.submit, executors.staging) as again:
-            found = counts(client, self._history, manifest, again)
+            counted = counts(client, self._history, manifest, again)
             if self._into:
                 produced = produce_into(client, manifest, again, self._sink, self._into)
-        return Replayed(manifest.checkpoint, interval.base.checkpoint, again.records, again.skipped, found, produced)
+        return Replayed(manifest.checkpoint, interval.base.checkpoint, again.records, again.skipped, counted, produced)
 
 
 def _chosen(manifest: Manifest, sink: str | None) -> str:
-    """The sink whose records are produced."""
     ids = [sink for sink, _, _ in manifest.sinks]
     if sink is None and len(ids) == 1:
         return ids[0]
@@ -113,54 +129,57 @@ def _chosen(manifest: Manifest, sink: str | None) -> str:
 
 
 def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
-    """By sink and partition; *history* is what is decided by now."""
-    found = []
+    """The counts of each sink and partition; *history* are the decisions by now."""
+    counted: list[Count] = []
     for sink, _, _ in manifest.sinks:
-        tried: list[list[Count]] = []
+        guesses = []
         for partitions in partition_counts(client, history, manifest, sink):
-            tried.append(_counts_of(sink, manifest, again, partitioner(client.settings), partitions))
-            if agree(tried[-1]):
+            guesses.append(_counts_of(sink, manifest, again, partitioner(client.settings), partitions))
+            if agree(guesses[-1]):
                 break
-        found += tried[-1] if agree(tried[-1]) else tried[0]
-    return found
+        counted += guesses[-1] if agree(guesses[-1]) else guesses[0]
+    return counted
 
 
 def _counts_of(
     sink: str, manifest: Manifest, again: Recomputed, partition_of: Partitioner, partitions: int
 ) -> list[Count]:
-    """Of one sink, if its topic had so many *partitions*."""
+    """The counts of one sink, if its topic had so many *partitions*."""
     topic, _ = topic_of(manifest, sink)
     decided, replayed = Counter[int](), Counter[int | None]()
     for committable in manifest.committables:
         if committable.sink == sink:
             decided.update({written.partition: written.count for written in committable.written})
     for subtask in range(manifest.parallelism):
-        replayed.update(partition_of(output.key, partitions) for output in flat(again.outputs(sink, subtask)))
+        replayed.update(output.place(partition_of, partitions) for output in again.outputs(sink, subtask))
     at_random = replayed.pop(None, 0)
     places = sorted({*decided, *(partition for partition in replayed if partition is not None)})
-    found = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
-    return [*found, Count(sink, topic, None, at_random, None)] if at_random else found
+    counted = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
+    return [*counted, Count(sink, topic, None, at_random, None)] if at_random else counted
 
 
-def agree(found: list[Count]) -> bool:
+def agree(counted: list[Count]) -> bool:
     """Whether a replay gave as many records as were decided, as far as partitions are foretold."""
-    at_random = Counter({each.sink: each.replayed for each in found if each.partition is None})
-    for sink in {each.sink for each in found}:
-        left = [(each.decided or 0) - each.replayed for each in found if each.sink == sink and each.decided is not None]
-        if min(left, default=0) < 0 or sum(left) != at_random[sink]:
+    at_random = Counter({count.sink: count.replayed for count in counted if count.partition is None})
+    for sink in {count.sink for count in counted}:
+        own = [count for count in counted if count.sink == sink and count.decided is not None]
+        missing = [(count.decided or 0) - count.replayed for count in own]
+        if min(missing, default=0) < 0 or sum(missing) != at_random[sink]:
             return False
     return True
 
 
 def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, sink: str, topic: str) -> int:
-    """Produce all that *sink* put out into *topic*, in one transaction; how many records that were.
+    """Produce the outputs of *sink* into *topic*, in one transaction; return their number.
 
-    A topic that is missing is made with as many partitions as the sink's had; where it has as many, each record goes
-    to the same partition.
+    A missing topic is created with as many partitions as the sink's had; if it has as many, each record goes to the
+    same partition.
     """
-    _refuse_own(manifest, topic)
+    own = {read.topic for read in manifest.offsets} | {written for _, written, _ in manifest.sinks}
+    if topic in own | {checkpoint_topic(manifest.pipeline)}:
+        raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
     _, partitions = topic_of(manifest, sink)
-    partition_of = partitioner(client.settings) if _has(client, topic, partitions) else _any
+    partition_of = partitioner(client.settings) if _has(client, topic, partitions) else None
     name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
     errors: list[str] = []
     producer = make_producer(
@@ -177,8 +196,8 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
         producer.begin_transaction()
         records = 0
         for subtask in range(manifest.parallelism):
-            for output in flat(again.outputs(sink, subtask)):
-                partition = partition_of(output.key, partitions)
+            for output in again.outputs(sink, subtask):
+                partition = output.place(partition_of, partitions) if partition_of is not None else None
                 place = ANY_PARTITION if partition is None else partition
                 while True:
                     try:
@@ -205,7 +224,7 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
 
 
 def _commit(client: ClientConfig, producer: Producer, topic: str) -> None:
-    """Commit what was produced into *topic*; what a commit that is not answered has done is not known."""
+    """Commit the records in *topic*; the outcome of an unanswered commit is unknown."""
     try:
         producer.commit_transaction(TIMEOUT_S)
     except KafkaException as error:
@@ -219,41 +238,26 @@ def _commit(client: ClientConfig, producer: Producer, topic: str) -> None:
 
 
 def _await_readers(client: ClientConfig, topic: str) -> None:
-    """Return once readers get to the present end of *topic*: a commit is answered before its markers are written.
+    """Return once readers reach the present end of *topic*: a commit is answered before its markers are written.
 
-    Who else has a transaction open there holds readers back; that is not waited for much longer.
+    Another open transaction there holds readers back; it is waited for at most VISIBLE_TIMEOUT_MS.
     """
-    topics, clock = Topics(client), SystemClock()
+    clock = SystemClock()
     until_ms = clock.monotonic_ms() + VISIBLE_TIMEOUT_MS
-    try:
+    with closing(Topics(client)) as topics:
         ends = topics.end_offsets(topic, committed=False)
         while clock.monotonic_ms() < until_ms:
             stable = topics.end_offsets(topic, committed=True)
             if all(stable[partition] >= end for partition, end in ends.items()):
                 return
             Event().wait(VISIBLE_POLL_S)
-    finally:
-        topics.close()
-
-
-def _any(key: bytes | None, count: int) -> None:
-    return None
-
-
-def _refuse_own(manifest: Manifest, topic: str) -> None:
-    own = {each.topic for each in manifest.offsets} | {each for _, each, _ in manifest.sinks}
-    if topic in own | {checkpoint_topic(manifest.pipeline)}:
-        raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
 
 
 def _has(client: ClientConfig, topic: str, partitions: int) -> bool:
-    """Whether *topic* has as many partitions; it is made so if it is missing."""
-    topics = Topics(client)
-    try:
+    """Whether *topic* has as many partitions; a missing one is created so."""
+    with closing(Topics(client)) as topics:
         try:
             return topics.describe([topic])[topic].partitions == partitions
         except TopicError:
             topics.create(topic, partitions=partitions)
             return True
-    finally:
-        topics.close()

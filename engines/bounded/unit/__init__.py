@@ -1,4 +1,4 @@
-"""A unit of bounded work: one subtask of one task, what it reads, runs, stages and publishes, in whatever process.
+"""A unit of bounded work: one subtask of one task in any process, its inputs, its staged files and its publication.
 
-May import what lies directly in `engines`, and `engines.bounded.ranges`.
+May import modules directly in `engines`.
 """

@@ -1,4 +1,8 @@
-"""The assembly of a unit: the operators of one subtask between ranges of partitions and files."""
+"""A unit of bounded work: one subtask of one task, from the beginning of its inputs to their end, in any process.
+
+Invariants: it reads exactly the given ranges and files; its files and blocks carry the attempt's label or a fresh key,
+so that two attempts never meet; it opens no transaction; its work counts only once the driver has the receipt.
+"""
 
 from __future__ import annotations
 
@@ -8,63 +12,157 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from exactlyonce.checkpoint.block_storage import AttemptBlocks
+import msgspec
+
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.backends import in_memory
-from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.unit.messages import Unit
-from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, Lane, PartitionLane
+from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.ordering import (
+    BatchTime,
+    ChannelLane,
+    Lane,
+    PartitionLane,
+    ReaderInTurn,
+    take_along,
+    take_by_time,
+)
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter
-from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
-from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.operators import place_of
+from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import USERS_ERRORS, InvariantViolation, text_of
+from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViolation, text_of
+from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Node
-from exactlyonce.pipeline.sink import naming
+from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.sinks.kafka.producers import KafkaProducers
-from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext, WritesToTopic
+from exactlyonce.sinks.writer import SinkWriter, WritesToTopic
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
-"""What the client may fetch ahead, of all partitions that a unit reads, and of one at least."""
+"""The records that the client may fetch ahead, of all partitions of a unit, and of one at least."""
 WAIT_S = 0.05
+BLOCKS_TIMEOUT_S = 120.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Unit)
+
+
+def run_unit(unit: bytes, attempt_label: str) -> bytes:
+    """Run an encoded `Unit`; return the encoded `Receipt`. No two attempts have the same label."""
+    return _encode(_run(_decoder.decode(unit), attempt_label))
+
+
+def _run(unit: Unit, label: str) -> Receipt:
+    began_ms = SystemClock().now_ms()
+    graph = load_reference(unit.reference).build()
+    if graph.fingerprint() != unit.fingerprint:
+        raise GraphError(
+            "A unit imported another pipeline than the driver: the executors have another version of its module, or "
+            "the graph depends on something that differs between processes (time, random numbers, the environment)."
+        )
+    physical = plan(graph, unit.parallelism)
+    task = next(task for task in physical.tasks if task.name == unit.task)
+    with KEPT.storage(unit.client, unit.topic, unit.storage) as storage, KEPT.collector.collecting_rarely():
+        return _run_task(unit, physical, task, label, storage, began_ms)
+
+
+def _run_task(unit: Unit, physical: Plan, task: Task, label: str, storage: BlockStorage, began_ms: int) -> Receipt:
+    blocks = WorkerBlocks(storage.begin(unit.incarnation, unit.attempt)) if unit.write_state else None
+    assembly = Assembly(unit, physical, task, label, storage, blocks)
+    try:
+        several = len(assembly.lanes) > 1 or bool(assembly.partitions)
+        assembly.operators.order = order_runs(task, physical.shuffles, several=several)
+        _take(unit, assembly)
+        channels = tuple(file for sending in assembly.sendings for file in sending.close())
+        outputs = tuple(file for staging in assembly.stagings for file in staging.close())
+        ack = _acknowledgement(unit, assembly, blocks)
+    finally:
+        notes = assembly.close()
+    hit("unit-computed")
+    return Receipt(
+        ack=ack,
+        channels=channels,
+        outputs=outputs,
+        records=sum(lane.records for lane in assembly.partitions),
+        skipped=tuple(skipped for decoder in assembly.decoders for skipped in decoder.skipped.values()),
+        began_ms=began_ms,
+        ended_ms=SystemClock().now_ms(),
+        label=label,
+        notes=tuple(notes),
+    )
+
+
+def _take(unit: Unit, assembly: Assembly) -> None:
+    """Push all input through the operators, which note the order.
+
+    A replay needs an order log where its input can be taken in several orders. Older versions wrote none for one lane.
+    """
+    order, lanes = assembly.operators.order, assembly.lanes
+    along_log = bool(unit.order or unit.left)
+    if not along_log and unit.order is not None and order is not None:
+        along_log = order.batches or sum(lane.time_ms() is not None for lane in lanes) > 1
+    if along_log:
+        take_along(lanes, unit.order or (), order, unit.left)
+    else:
+        take_by_time(lanes, order, assembly.clock)
+
+
+def _acknowledgement(unit: Unit, assembly: Assembly, blocks: WorkerBlocks | None) -> Ack:
+    ends = {(lane.name, lane.partition): lane.decoder.noted(lane.reader.position()) for lane in assembly.partitions}
+    offsets = tuple(ends[reading.source, reading.partition] for reading in unit.readings)
+    if blocks is None:
+        return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
+    operators, attempt = assembly.operators, blocks.attempt
+    cut = operators.cut(unit.checkpoint, unit.base.checkpoint, offsets, whole=not unit.incremental)
+
+    def wait() -> None:
+        attempt.wait(BLOCKS_TIMEOUT_S)
+        for writer in operators.sinks:
+            writer.poll(WAIT_S)
+
+    return finish(cut.acknowledge(operators.blocks(blocks, unit.checkpoint)), wait)
 
 
 class Assembly:
-    """One subtask of one task, ready to run, and the `Ends` that it is made between.
+    """One subtask of one task, ready to run, and its `Ends`.
 
-    *blocks* takes what its sinks stage; None: it computes again what is there already. *label* is the attempt's.
+    *storage* has the state of the base. *blocks* takes the staged output of sinks; None: the unit recomputes. *label*
+    is the attempt's.
     """
 
-    def __init__(self, unit: Unit, plan: Plan, task: Task, label: str, blocks: WorkerBlocks | None) -> None:
+    def __init__(
+        self, unit: Unit, plan: Plan, task: Task, label: str, storage: BlockStorage, blocks: WorkerBlocks | None
+    ) -> None:
         self.unit, self.plan, self.label, self.blocks = unit, plan, label, blocks
         self.operators = TaskOperators(task.name, unit.subtask)
         self.clock = BatchTime()
         self.partitions: list[PartitionLane] = []
         self.channels: dict[str, ChannelLane] = {}
-        """By name."""
         self.sendings: list[Sending] = []
         self.stagings: list[Staging] = []
         self.decoders: list[SourceDecoder] = []
         self._config = ClientConfig(unit.client)
         self._producers = ThreadPoolExecutor(1, "producers")
-        """Makes the producers of sinks that write at once."""
         self._staying = set[ReaderInTurn]()
         self._assembler = Assembler(
             plan,
             unit.subtask,
             unit.base,
-            block_storage(self._config, unit.topic, unit.storage),
+            storage,
             in_memory(),
             drops_fields=unit.drops_fields,
             skips=unit.skips,
@@ -77,11 +175,10 @@ class Assembly:
 
     @property
     def lanes(self) -> list[Lane]:
-        """All that there is to read."""
         return [*self.partitions, *self.channels.values()]
 
     def close(self) -> list[str]:
-        """Release what the sinks, the readers and the user's operators hold; return notes for a person.
+        """Close sinks, readers and the user's operators; return notes for a person.
 
         An exception of the user's `close()` comes after all work, and is only noted.
         """
@@ -105,7 +202,7 @@ class Assembly:
     def read(self, node: Node, push: Push) -> None:
         source, unit = cast("Readable", node.source), self.unit
         base = [noted for noted in unit.base.offsets if noted.source == node.id]
-        decoder = SourceDecoder(node.id, source, _unheard, base, skips=unit.skips)
+        decoder = SourceDecoder(node.id, source, _drop_note, base, skips=unit.skips)
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
@@ -137,7 +234,7 @@ class Assembly:
             lane.before.append(frame.frame)
 
     def touched_groups(self, node: Node) -> Collection[int] | None:
-        """Those that a frame has; None where a key is not sent, but comes to be here."""
+        """The groups in any frame; None where keys arise here instead of being sent."""
         edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}
         if len(edges) < len(node.inputs) or self._assembler.in_flight:
             return None
@@ -156,37 +253,32 @@ class Assembly:
         raise InvariantViolation("bounded work refuses loops")
 
     def write(self, node: Node) -> Push:
-        sink, graph = node.sink, self.plan.graph
+        sink, graph, partitions = node.sink, self.plan.graph, self.unit.output_partitions.get(node.id)
         assert sink is not None
         if sink.transactional:
             file = self._file(f"output-{node.id}-{{}}")
             staging = Staging(node.id, self.unit.subtask, file, origins=self.unit.origins)
             self.stagings.append(staging)
-            encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]))
+            encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return staging.noting(sink_output(node, graph, staging, encoder))
         if self.blocks is None:
-            return _nothing
-        context = WriterContext(
-            pipeline=graph.pipeline_id,
-            sink=node.id,
-            subtask=self.unit.subtask,
+            return _drop_batch
+        opened = self._assembler.open_sink(
+            node,
+            self.operators,
             incarnation=self.unit.incarnation,
             attempt=self.unit.attempt,
-            type=graph.type_of(node.inputs[0]),
             slots=0,
             clients=_Clients(self._config, self._producers),
-            staging=StagedBlocks(self.blocks, node.id, self.unit.subtask),
+            blocks=self.blocks,
             prepared=_refuse,
             note=_refuse,
+            partitions=partitions,
         )
-        with naming(node.id):
-            opened = cast("Writable", sink).open_writer(context)
-        self.operators.sinks.append(opened.writer)
         return sink_output(node, graph, _Waiting(opened.writer, self.blocks.attempt), opened.encoder)
 
     def _file(self, name: str) -> FrameWriter:
-        """A file of this attempt; the braces in *name* are the subtask's place. No id has a "+", so that the files of
-        two edges never have one name."""
+        """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""
         name = name.format(self.unit.subtask).replace(">", "+")
         return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
 
@@ -208,7 +300,7 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class _Clients:
-    """Of a sink that needs no transaction."""
+    """The clients of a sink that needs no transaction."""
 
     config: ClientConfig
     executor: ThreadPoolExecutor
@@ -218,13 +310,13 @@ class _Clients:
         return KafkaProducers(topic, self.config.confluent(), 0, self.executor)
 
 
-def _refuse(said: str) -> None:
-    raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {said}")
+def _refuse(text: str) -> None:
+    raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {text}")
 
 
-def _unheard(line: str) -> None:
-    """Notes of a decoder: nobody reads the stderr of an executor, and the receipt names what is skipped."""
+def _drop_note(line: str) -> None:
+    """Drop a decoder's note: nobody reads the stderr of an executor, and the receipt names skipped records."""
 
 
-def _nothing(batch: Batch) -> None:
-    """What a sink that only shows does when an interval is computed again."""
+def _drop_batch(batch: Batch) -> None:
+    """Write nothing: a recomputed sink that only shows has no output."""

@@ -1,6 +1,6 @@
-"""The messages between a driver and its units, in msgpack: nothing of the user's code, and no pickle.
+"""The messages between a driver and its units, in msgpack: without the user's code, and without pickle.
 
-The client configuration, whose secrets may be references, is part of what is sent; nothing here is ever shown.
+They have the client configuration, in which secrets may be references, so they are never shown.
 """
 
 from __future__ import annotations
@@ -11,74 +11,83 @@ from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
 from exactlyonce.engines.runtime.source_decoder import Skipped
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """Offsets [start, end) of one partition, as a source reads it."""
+
+    source: str
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        """The number of offsets; there may be fewer records, because of control markers and aborted records."""
+        return self.end - self.start
+
+
 class Unit(msgspec.Struct, frozen=True, tag="unit"):
-    """One subtask of one task, over exactly what is named here."""
+    """One subtask of one task, over exactly the named inputs."""
 
     reference: dict[str, object]
-    """How the pipeline is imported; see `pipeline.loading`."""
+    """The import of the pipeline; see `pipeline.loading`."""
     fingerprint: str
     client: dict[str, str]
     task: str
     subtask: int
     parallelism: int
     checkpoint: int
-    """That the unit's state is for."""
+    """The checkpoint of the unit's new state."""
     base: Manifest
-    """The state that it begins with."""
+    """The checkpoint of the state that it begins with."""
     incarnation: int
     attempt: int
     topic: TopicInfo
     """The checkpoint topic."""
     topic_ids: dict[str, str]
-    """By input topic."""
     readings: tuple[Reading, ...]
-    """Of all sources of the task, every partition that belongs to this subtask, empty ranges as well."""
+    """The ranges of this subtask's partitions, of all sources of the task, even empty ones."""
     channels: tuple[ChannelFile, ...]
-    """What the stages before have sent to this subtask."""
+    """The files of the stages before for this subtask."""
     order: tuple[bytes, ...] | None
     """Order logs to follow; None: by time."""
     write_state: bool
     origins: bool
-    """Whether output files say where each record stems from."""
+    """Whether output files have the origin of each record."""
     folder: str
-    """Where files are staged."""
     storage: str = ""
-    """Where blocks are kept; see `Manifest.storage`."""
+    """The storage of blocks; see `Manifest.storage`."""
     drops_fields: bool = False
     """`VersionedState.drops_fields`, of all states."""
     skips: tuple[RecordPlace, ...] = ()
-    """The records of the inputs to leave out."""
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)
-    """By channel, how many of the records that are sent were on their way at the end: they are not taken."""
+    """By channel, the number of sent records that were in flight at the end: they are not taken."""
+    output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
+    """The number of partitions of each sink's topic, by sink."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a unit has done."""
-
     ack: Ack
     channels: tuple[ChannelFile, ...]
     outputs: tuple[OutputFile, ...]
     records: int
     """Messages read from topics."""
     skipped: tuple[Skipped, ...]
-    """Of those, skipped, by partition."""
+    """Skipped messages, by partition."""
     began_ms: int
     ended_ms: int
     label: str
     notes: tuple[str, ...] = ()
-    """What a person should know."""
 
     @property
     def skipped_count(self) -> int:
-        """How many were skipped."""
-        return sum(each.count for each in self.skipped)
+        return sum(partition.count for partition in self.skipped)
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
@@ -97,7 +106,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A publication is flushed: its transaction waits for the decision."""
+    """A flushed publication, whose transaction waits for the decision."""
 
     precommit: Precommit
     began_ms: int
@@ -106,15 +115,17 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, its text and facts."""
+    """Work that a retry would not fix: the name of an error of `pipeline.errors`, its text and facts."""
 
     error: str
     text: str
     facts: dict[str, str | int] = {}
+    users_traceback: str = ""
+    """That of the exception of a user's function, if one raised."""
 
 
 def tries_before(attempt_label: str) -> int:
-    """How many attempts of the same work there were before: what the label ends with.
+    """The number of earlier attempts of the same work, with which the label ends.
 
     >>> tries_before("inline-12-0")
     0

@@ -1,19 +1,20 @@
-"""The order in which a subtask takes what it has to read: by time, or along the order log of an earlier run.
+"""The order in which a subtask takes its inputs: by time, or along the order log of an earlier run.
 
-Invariants: within a lane (a partition of a source, a channel) the order is the lane's own; all that is in the lanes is
-taken, once, but for what an unaligned checkpoint has as on its way; what was taken is noted in the form of
-`engines.runtime.order_log`, under the names that the local engine gives its inputs, so that a replay need not know
-which engine took it.
+Invariants: a lane (a partition of a source, a channel) keeps its own order; every record of the lanes is taken once,
+without the in-flight records of an unaligned checkpoint; the order is noted in the form of `engines.runtime.order_log`,
+under the local engine's names, so that a replay need not know which engine took it. At most OPEN_READERS_MAX readers
+stay open between two reads; a closed one goes on at its position, and loses only records fetched ahead.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.bounded.unit.staging import StagedFile, read_frames
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
@@ -23,9 +24,11 @@ from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt
 
 BATCH_RECORDS_MAX = 2_000
+OPEN_READERS_MAX = 64
+"""An open reader is a client, with threads and some seven descriptors."""
 TIME_BYTES = 8
 NOT_A_SOURCE = -1
-"""What order logs have in the place of a channel's partition."""
+"""The partition of a channel in order logs."""
 
 
 class Lane(Protocol):
@@ -39,15 +42,46 @@ class Lane(Protocol):
     def push(self) -> Push: ...
 
     def time_ms(self) -> int | None:
-        """When what comes next came to be, never less than before; None at the end."""
+        """The time of the next item, which never decreases; None at the end."""
 
     def take(self, count: int) -> tuple[int, Batch]:
-        """Up to *count* of what comes next, in the order log's measure, and the batch of it; (0, ...) at the end."""
+        """Up to *count* next items, as the order log counts them, and their batch; (0, ...) at the end."""
+
+
+class ReaderInTurn:
+    """A `SplitReader` of a range from *start* on. *open* makes one at any position; *staying* are the open readers."""
+
+    def __init__(
+        self, start: SourceOffset, open: Callable[[SourceOffset], SplitReader], staying: set[ReaderInTurn]
+    ) -> None:
+        self._position, self._open, self._staying = start, open, staying
+        self._reader: SplitReader | None = None
+
+    def read(self, records_max: int) -> list[Any]:
+        """The next records; none at the end of the range."""
+        self._reader = self._reader or self._open(self._position)
+        records = self._reader.read(records_max)
+        if records and (self in self._staying or len(self._staying) < OPEN_READERS_MAX):
+            self._staying.add(self)
+        else:
+            self.close()
+        return records
+
+    def position(self) -> SourceOffset:
+        return self._position if self._reader is None else self._reader.position()
+
+    def close(self) -> None:
+        """Close the client; may be called more than once."""
+        self._staying.discard(self)
+        if self._reader is not None:
+            self._position = self._reader.position()
+            self._reader.close()
+            self._reader = None
 
 
 @dataclass
 class PartitionLane:
-    """A range of one partition. The order log counts its messages, also those that are skipped."""
+    """A range of one partition. The order log counts its messages, even skipped ones."""
 
     name: str
     partition: int
@@ -76,20 +110,20 @@ class PartitionLane:
 
 @dataclass
 class ChannelLane:
-    """What one subtask of the stage before sent here. The order log counts its records."""
+    """The records from one subtask of the stage before. The order log counts its records."""
 
     name: str
     file: StagedFile | None
     codec: BatchCodec
     push: Push
     before: list[bytes] = field(default_factory=list)
-    """In-flight frames of the base, which go first; without a time."""
+    """In-flight frames of the base, which go first, without a time."""
     partition: int = NOT_A_SOURCE
     _frames: Iterator[bytes] | None = None
     _frame: bytes = b""
     _rest: Batch | None = None
     _taken: int = 0
-    """How many of it were taken."""
+    """Records taken of `_rest`."""
     _time_ms: int = 0
 
     def time_ms(self) -> int | None:
@@ -107,11 +141,10 @@ class ChannelLane:
         return end - start, batch.part(start, end)
 
     def _advance(self) -> bool:
-        """Have the next frame at hand, if there is one."""
         if not self._frame:
             if self._frames is None:
                 sent = iter(()) if self.file is None else read_frames(self.file)
-                self._frames = chain((bytes(TIME_BYTES) + each for each in self.before), sent)
+                self._frames = chain((bytes(TIME_BYTES) + frame for frame in self.before), sent)
             self._frame = next(self._frames, b"")
             self._time_ms = int.from_bytes(self._frame[:TIME_BYTES], "big")
         return bool(self._frame)
@@ -119,13 +152,13 @@ class ChannelLane:
 
 @dataclass
 class BatchTime:
-    """The time of the batch that is going through the operators; what they send on stems from it."""
+    """The time of the batch in the operators, which their output inherits."""
 
     time_ms: int = 0
 
 
 def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: BatchTime) -> None:
-    """Push all that is in *lanes*: the oldest batch, by its first record, goes first; ties by name and partition."""
+    """Push all batches of *lanes*: the oldest, by its first record, goes first; ties by name and partition."""
     places = enumerate(sorted(lanes, key=lambda lane: (lane.name, lane.partition)))
     waiting = [(time_ms, place, lane) for place, lane in places if (time_ms := lane.time_ms()) is not None]
     heapq.heapify(waiting)
@@ -147,9 +180,9 @@ def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: BatchTim
 def take_along(
     lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | None, left: Mapping[str, int] | None = None
 ) -> None:
-    """Push what is in *lanes* in the order that *logs* hold. Raises Halt if they do not fit what is there.
+    """Push the batches of *lanes* in the order of *logs*. Raises Halt if these do not fit.
 
-    *left*: by channel, how many records were on their way at the end, and are not to be taken.
+    *left*: by channel, the number of records in flight at the end, which are not pushed.
     """
     by_name = {(lane.name, lane.partition): lane for lane in lanes}
     together: list[Batch] = []
@@ -184,7 +217,7 @@ def take_along(
 
 
 def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
-    """Exactly *count* of what comes next, noted in *order*."""
+    """Exactly *count* items, noted in *order*."""
     while count:
         taken, batch = lane.take(min(count, BATCH_RECORDS_MAX))
         if not taken:
@@ -195,9 +228,9 @@ def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
         yield batch
 
 
-def _misfit(name: str, partition: int, what: str) -> Halt:
+def _misfit(name: str, partition: int, why: str) -> Halt:
     where = f"partition {partition} of source {name!r}" if partition != NOT_A_SOURCE else f"channel {name}"
     return Halt(
-        f"The order log does not fit what is read of {where}: {what}. The input is not what the first run read, or the "
+        f"The order log does not fit what is read of {where}: {why}. The input is not what the first run read, or the "
         f"pipeline does not do what it did (it depends on time, chance or its surroundings): it cannot be recomputed."
     )

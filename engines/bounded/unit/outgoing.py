@@ -1,8 +1,8 @@
-"""The ends of a unit: records that go to the next stage's subtasks, and outputs that are to be published.
+"""The outputs of a unit: records for the next stage's subtasks, and outputs to be published.
 
-Invariants: what is pushed here is in a file, in the order in which it was pushed, once `close` has returned; it is
-encoded before the push returns, for the next branch may change it in place; what waits, and a frame, are bounded by
-records and by bytes, but for a record that is larger by itself.
+Invariants: after `close`, all pushed records are in a file, in order; a record is encoded before the push returns,
+because the next branch may change it in place; waiting records and frames are bounded by records and bytes, except for
+a single larger record.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ WAITING_RECORDS_MAX = 20_000
 WAITING_BYTES_MAX = 64 << 20
 FRAME_RECORDS_MIN = 200
 FRAME_BYTES_MAX = 1 << 20
-"""With many receivers frames are smaller, so that no more than this waits for its frames, if that will do."""
+"""With many receivers frames are smaller, so that about WAITING_BYTES_MAX wait in all."""
 
 
 def _cut(count: int, bytes_max: int, encode: Callable[[int, int], bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """*count* items as (start, end, what *encode* makes of them): parts of so many records, and of so many bytes unless
-    it is one record."""
+    """*count* items in parts of (start, end, encoded), bounded by records and, except for a single record, by bytes."""
     starts = range(0, count, BATCH_RECORDS_MAX)
     todo = [(start, min(start + BATCH_RECORDS_MAX, count)) for start in reversed(starts)]
     while todo:
@@ -44,7 +43,7 @@ def _cut(count: int, bytes_max: int, encode: Callable[[int, int], bytes]) -> Ite
 
 @dataclass
 class _Channel:
-    """What waits for one receiver, and its file. Frames are of about the same size, however much comes at a time."""
+    """The waiting records for one receiver, and its file. Frames are of about the same size, whatever the batches."""
 
     codec: BatchCodec
     writer: FrameWriter
@@ -54,8 +53,6 @@ class _Channel:
     time_ms: int = 0
 
     def add(self, batch: Batch, time_ms: int) -> None:
-        """Append *batch*, which came to be at *time_ms*."""
-
         def encode(start: int, end: int) -> bytes:
             return self.codec.encode_records(batch.part(start, end))
 
@@ -75,7 +72,7 @@ class _Channel:
 
 
 class Sending:
-    """A shuffle's end: *shuffle* distributes records to files, one for each subtask of the task that gets them."""
+    """A shuffle's output: *shuffle* distributes records to files, one for each receiving subtask."""
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class Sending:
         self._channels[receiver].add(batch, self._clock.time_ms)
 
     def close(self) -> list[ChannelFile]:
-        """The files that got any record."""
+        """The files with any record."""
         files = []
         for receiver, channel in enumerate(self._channels):
             channel.write()
@@ -110,14 +107,14 @@ _encode_output = msgspec.msgpack.Encoder().encode
 
 
 class Staging:
-    """A sink's end: the `Writer` of a Kafka `SinkOutput`, which stages what it is given."""
+    """A sink's output: the `Writer` of a Kafka `SinkOutput`, which stages its outputs."""
 
     def __init__(self, sink: str, subtask: int, writer: FrameWriter, *, origins: bool) -> None:
         self._sink, self._subtask, self._writer, self._keeps_origins = sink, subtask, writer, origins
         self._origins: Sequence[Origin] = ()
 
     def noting(self, output: Push) -> Push:
-        """*output*, which writes here, and has the origins noted of what it writes, where they are kept."""
+        """*output*, which writes here; origins are noted if the unit keeps them."""
         if not self._keeps_origins:
             return output
 
@@ -128,13 +125,15 @@ class Staging:
         return push
 
     def write(self, outputs: Outputs) -> None:
-        """Stage *outputs*."""
         origins = None
         if self._keeps_origins:
-            origins = [(o.topic() or "", o.partition() or 0, o.offset() or 0) for o in self._origins]
+            origins = [
+                (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self._origins
+            ]
         batch = OutputBatch(
-            list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps)
-        )
+            list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps),
+            _list(outputs.partitions),
+        )  # fmt: skip
 
         def encode(start: int, end: int) -> bytes:
             return _encode_output(batch.part(start, end))

@@ -1,13 +1,14 @@
 """Publishing: the staged outputs of one subtask of a sink, in one transaction, flushed and left open for the decision.
 
-Invariants: the transaction's id is of no other attempt of this publication, and the next checkpoint uses it again only
-if none has failed; whose producer it is was read after its initialisation and before its first record; it is never
-ended here: a transaction that no manifest names is swept by the driver.
+Invariants: no other attempt of this publication has the transaction's id, and the next checkpoint reuses it only if no
+attempt has failed; the producer's id and epoch are read between its initialisation and its first record; the
+transaction is never ended here: the driver sweeps it unless a manifest names it.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import msgspec
 
@@ -28,37 +29,34 @@ from exactlyonce.sinks.writer import SinkFailed
 WAIT_S = 0.005
 SLOT = "0"
 QUEUE_RECORDS = "200000"
-"""Of the client: more than its default, at which a fast writer stops, and no more than memory has room for."""
+"""The client's queue: a fast writer stalls at the default, and memory bounds it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Publication)
 
 
 def publish(publication: bytes, attempt_label: str) -> bytes:
-    """Do what the encoded `Publication` says; the encoded `Published`."""
-    return _encode(_publish(_decoder.decode(publication), attempt_label))
-
-
-def _publish(publication: Publication, label: str) -> Published:
-    began_ms = SystemClock().now_ms()
+    """Write an encoded `Publication`; return the encoded `Published`."""
+    began_ms, work = SystemClock().now_ms(), _decoder.decode(publication)
     with ThreadPoolExecutor(1, "producers") as executor:
-        writer = _ready_writer(publication, label, executor)
+        writer = _ready_writer(work, attempt_label, executor)
         try:
-            precommit = _flushed(writer, publication)
+            precommit = _flushed(writer, work)
         finally:
             writer.abandon()
-    wanted = sum(file.file.records for file in publication.files)
+    wanted = sum(file.file.records for file in work.files)
     require(precommit is not None and precommit.records == wanted, "all that was staged is in the transaction")
     assert precommit is not None
     hit("publication-flushed")
-    return Published(precommit, began_ms, SystemClock().now_ms(), label)
+    return _encode(Published(precommit, began_ms, SystemClock().now_ms(), attempt_label))
 
 
 def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
-    """Write all that was staged, and wait until the broker has it."""
     for file in publication.files:
         for batch in read_outputs(file.file):
-            writer.write(Outputs(batch.values, batch.keys, batch.headers, batch.timestamps))
+            writer.write(
+                Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=batch.partitions)
+            )
             while not writer.room:
                 writer.poll(WAIT_S)
             writer.poll()
@@ -70,39 +68,29 @@ def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
 
 def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExecutor) -> KafkaWriter:
     """A writer whose one producer is initialised, and known to be ours."""
-    name = TransactionalId(
-        publication.pipeline,
-        publication.sink,
-        publication.subtask,
-        publication.incarnation,
-        f"{publication.attempt}-{tries_before(label)}",
-        SLOT,
+    attempt = f"{publication.attempt}-{tries_before(label)}"
+    transaction = TransactionalId(
+        publication.pipeline, publication.sink, publication.subtask, publication.incarnation, attempt, SLOT
     )
+    name = str(transaction)
     config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
     prepared: list[str] = []
     writer = KafkaWriter(
         sink=publication.sink,
         subtask=publication.subtask,
         topic=publication.topic,
-        pool=TransactionPool([str(name)]),
+        pool=TransactionPool([name]),
         producers=KafkaProducers(publication.topic, config.confluent(), publication.transaction_timeout_ms, executor),
         prepared=prepared.append,
         clock=SystemClock(),
     )
     writer.poll()
-    executor.submit(int).result()  # behind the producer's making, on the same thread
+    executor.submit(int).result()  # runs after the producer is made, on the same thread
     writer.poll()
-    require(prepared == [str(name)], "a producer that could be made is prepared")
-    _grant(writer, str(name), config)
-    return writer
-
-
-def _grant(writer: KafkaWriter, name: str, config: ClientConfig) -> None:
-    transactions = Transactions(config)
-    try:
+    require(prepared == [name], "a producer that could be made is prepared")
+    with closing(Transactions(config)) as transactions:
         state = transactions.describe([name])[name]
-    finally:
-        transactions.close()
     if state is None or state.state != "Empty":
         raise SinkFailed(f"transaction {name} is {state.state if state else 'unknown'} right after its initialisation")
     writer.granted(name, state.producer_id, state.epoch)
+    return writer

@@ -1,11 +1,11 @@
-"""Files between the stages of bounded work: what a unit sends to the next stage, and what its sinks are to publish.
+"""Files between the stages of bounded work: records for the next stage, and outputs to be published.
 
     file  = frames, each: length of the body (4 bytes, big-endian), body
     channel frame: time in ms since 1970 (8 bytes, big-endian), then a batch as `engines.runtime.batch_codec` encodes it
-    output frame:  msgpack array: values, then keys, headers, origins, timestamps, each or nil (see `OutputBatch`)
+    output frame:  msgpack array: values, then keys, headers, origins, timestamps, partitions, each or nil
 
-Invariants: a file is written once, by one attempt, whose label is in its name; whoever reads it checks that it is as
-long as the receipt says, so that a folder that not all executors share is an error and never a loss.
+Invariants: a file is written once, by the attempt in its name; a reader checks its size against the receipt, so that a
+folder that not all executors share is an error and never a loss.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ from exactlyonce.pipeline.errors import ConfigError
 
 LENGTH_BYTES = 4
 BUFFER_BYTES = 1 << 17
-"""Of each open file; a unit has one for each receiver, and most frames are larger."""
+"""The buffer of an open file; a unit has one for each receiver, and most frames are larger."""
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """One file, and what must be in it."""
-
     path: str
     records: int
     size: int
 
 
 class ChannelFile(msgspec.Struct, frozen=True):
-    """All that one subtask sent to another."""
+    """All records from one subtask to another."""
 
     edge: str
     sender: int
     receiver: int
     file: StagedFile
     groups: tuple[int, ...]
-    """The key groups that have a record in it."""
+    """The key groups of its records."""
 
 
 class OutputFile(msgspec.Struct, frozen=True):
-    """All that one subtask of a sink is to publish, in order."""
+    """All outputs of one subtask of a sink, in order."""
 
     sink: str
     subtask: int
@@ -51,15 +49,17 @@ class OutputFile(msgspec.Struct, frozen=True):
 
 
 class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
-    """Encoded outputs in order; each list that is there has an entry for each."""
+    """Encoded outputs in order; each list has an entry for each output."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
     headers: list[list[tuple[str, bytes | None]]] | None
     origins: list[tuple[str, int, int]] | None
-    """(topic, partition, offset) of the input record that it stems from."""
+    """(topic, partition, offset) of the input record."""
     timestamps: list[int] | None = None
-    """In ms since 1970; None: those of the client's clock."""
+    """In ms since 1970; None: the client's clock."""
+    partitions: list[int] | None = None
+    """None: the client chooses them."""
 
     def part(self, start: int, end: int) -> OutputBatch:
         """The outputs from *start* to before *end*."""
@@ -70,11 +70,12 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
             self.headers and self.headers[place],
             self.origins and self.origins[place],
             self.timestamps and self.timestamps[place],
+            self.partitions and self.partitions[place],
         )
 
 
 class FrameWriter:
-    """Writes the frames of one file, which is made with the first of them."""
+    """Writes the frames of one file, which is created with the first frame."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +83,7 @@ class FrameWriter:
         self._records = self._size = 0
 
     def write(self, body: bytes, records: int, prefix: bytes = b"") -> None:
-        """Append a frame of *records* records; *prefix* is the first part of its body."""
+        """Append a frame of *records* records; its body begins with *prefix*."""
         file = self._file = self._file or self._path.open("xb", BUFFER_BYTES)
         length = len(prefix) + len(body)
         file.write(length.to_bytes(LENGTH_BYTES, "big") + prefix)
@@ -91,7 +92,7 @@ class FrameWriter:
         self._size += LENGTH_BYTES + length
 
     def close(self) -> StagedFile | None:
-        """The finished file; None if there was nothing to write."""
+        """The finished file; None if nothing was written."""
         if self._file is None:
             return None
         self._file.close()
@@ -103,27 +104,24 @@ def read_frames(staged: StagedFile) -> Iterator[bytes]:
     try:
         with open(staged.path, "rb", buffering=BUFFER_BYTES) as file:
             while header := file.read(LENGTH_BYTES):
-                body = file.read(int.from_bytes(header, "big"))
-                yield body
-            found = file.tell()
+                yield file.read(int.from_bytes(header, "big"))
+            size = file.tell()
     except OSError as error:
         raise _unshared(staged, error.strerror or str(error)) from None
-    if found != staged.size:
-        raise _unshared(staged, f"it has {found} bytes instead of {staged.size}")
+    if size != staged.size:
+        raise _unshared(staged, f"it has {size} bytes instead of {staged.size}")
 
 
 _output_decoder = msgspec.msgpack.Decoder(OutputBatch)
 
 
-def read_outputs(staged: StagedFile | str) -> Iterator[OutputBatch]:
+def read_outputs(staged: StagedFile) -> Iterator[OutputBatch]:
     """The batches of an output file, in order."""
-    if isinstance(staged, str):
-        staged = StagedFile(staged, 0, Path(staged).stat().st_size)
     return map(_output_decoder.decode, read_frames(staged))
 
 
-def _unshared(staged: StagedFile, what: str) -> ConfigError:
+def _unshared(staged: StagedFile, why: str) -> ConfigError:
     return ConfigError(
-        f"The staged file {staged.path} cannot be read whole: {what}. Every executor must see the folder of --staging "
+        f"The staged file {staged.path} cannot be read whole: {why}. Every executor must see the folder of --staging "
         f"under the same path: give one on shared storage, with room for the input of a chunk."
     )

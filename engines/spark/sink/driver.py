@@ -1,17 +1,12 @@
-"""The driver of a Spark job as coordinator of a sink: what it does before the tasks of a job, and after them.
+"""The driver of a Spark job as coordinator of a sink, before the tasks of a job and after them.
 
-A sink is to the protocol what a pipeline is, without inputs and state: its topic is `<sinkId>.checkpoints`, every
-decided job is a checkpoint of it, and the same procedures check, decide, commit, repair and sweep. The commands
-`exactlyonce checkpoints` and `exactlyonce reset` know it by its sinkId.
+A sink is a pipeline without inputs and state: every decided job is a checkpoint in `<sinkId>.checkpoints`. Invariants:
+no task begins before older jobs are finished or aborted; a job is decided once, by the newest incarnation, if all its
+transactions and blocks are whole; staged rows are committed after the decision, and cleaned once no decision can name
+them; a decided job is never aborted, whatever Spark asks for; skipped rows are those that were decided, or Spark stops.
 
-Invariants: no task begins before what older jobs decided is finished and what they did not decide is aborted; a job is
-decided once, by the newest incarnation, and only if every transaction of it holds what its task wrote, and every block
-of it is there; what is set aside for a store is committed behind the decision, and cleaned once no decision can name
-it; a decided job is never aborted, whatever Spark asks for; rows that are skipped, because their job is decided, are
-those that were written then, or Spark does not get to go on.
-
-An incarnation is one driver. Spark calls it in two processes, one that plans and one that commits, both of which it may
-replace whenever they are idle: the one that plans begins the incarnation, the other takes it up.
+An incarnation is one driver. Spark calls it in two processes, one that plans and one that commits, and may replace
+either when idle: the planning one begins the incarnation, the other takes it up.
 """
 
 from __future__ import annotations
@@ -32,18 +27,16 @@ from exactlyonce.checkpoint.decision import Decided, keep_all
 from exactlyonce.checkpoint.decision_log import fenced, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.spark.sink.leader_config import ATTEMPT, JobsKept, NewestKept, SinkConfig
+from exactlyonce.engines.spark.sink.leader_config import ATTEMPT, JobRetention, ManifestRetention, SinkConfig
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job, Position, rows_decided
-from exactlyonce.engines.spark.sink.tally import Tally
+from exactlyonce.engines.spark.sink.position import Job, Position, Tally, rows_decided
 from exactlyonce.engines.spark.sink.task import SINK
 from exactlyonce.engines.surroundings.stores import Stores
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
@@ -51,53 +44,50 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
 
 TOPIC_PARTITIONS, TOPIC_PARTITIONS_OF_ROWS = 2, 5
-"""Of a checkpoint topic: the fewest that there may be, and where rows for a store wait in it."""
+"""The partitions of a checkpoint topic: the minimum, and with rows for a store."""
 NO_REPLAY = "a Spark job is not ours to run again."
 HEARTBEAT_FRESH_MS = 60_000
-"""A driver that was fenced takes the sink back only when its successor has not been heard of for so long."""
+"""A fenced driver takes the sink back only if its successor has been silent for so long."""
 
 R = TypeVar("R")
 
 
 def driver_name() -> str:
-    """This driver, the same in all its Python processes: by the folder that Spark names at random for each driver."""
+    """The name of this driver in all its Python processes, from the random folder that Spark gives each driver."""
     drivers = re.findall(r"blockmgr-([0-9a-f]+)", os.environ.get("SPARK_LOCAL_DIRS", "")) or [uuid.uuid4().hex]
     return f"{socket.gethostname()} (Spark driver {drivers[0]})"
 
 
 class SinkDriver:
-    """One process of the driver. An error ends it: whoever goes on makes a new one, which reads what is true.
-
-    Making one connects to nothing.
-    """
+    """One process of the driver. An error ends it; its successor reads the decisions anew."""
 
     def __init__(self, options: SinkOptions, driver: str) -> None:
         self.options, self.driver = options, driver
         self._connections = Connections(options.client(), options.sink_id, self._note)
         self._connections.answers.append(self._surroundings)
         self._partitions: dict[str, int] = {}
-        """By topic, as counted since the present job was begun: topics grow."""
+        """By topic, as counted since the present job began, because topics grow."""
         self._stores: Stores | None = None
         self._config: SinkConfig | None = None
         self._leader: Leader | None = None
-        """Once it has begun or was taken up; else who looks begins with a new one."""
+        """The leader once it has begun or was taken up."""
         self._looked: History | None = None
         """The decisions, where the leader has only looked."""
         self._attempt = ATTEMPT
-        """Of the newest assignment."""
-        self._given: Assignment | None = None
-        """The newest assignment."""
+        self._assignment: Assignment | None = None
         self._settled = 0
         """The attempt of the last job that was committed here."""
 
     def _new_leader(self, **changes: Any) -> Leader:
-        """One that has fenced nobody yet."""
+        """A leader that has fenced nobody yet."""
         connections, transactions = self._connections, self._connections.transactions
         partitions = TOPIC_PARTITIONS if self.options.target is None else TOPIC_PARTITIONS_OF_ROWS
-        topic = prepare_topic(connections.client.confluent(), self.options.sink_id, partitions)
+        topic = prepare_topic(connections.client, self.options.sink_id, partitions)
         if self._stores is None:
             blocks = connections.keep(block_storage(connections.client, topic, TOPIC, stays_connected=True))
-            self._stores = connections.keep(Stores(self.options.sink_id, _sinks(self.options), blocks))
+            target, sink_id = self.options.target, self.options.sink_id
+            sinks = [] if target is None else [(sink_id, target.sink, target.type)]
+            self._stores = connections.keep(Stores(sink_id, sinks, blocks))
             connections.answers.append(self._stores)
         self._config = self._config or SinkConfig(
             pipeline=self.options.sink_id,
@@ -113,19 +103,18 @@ class SinkDriver:
         )
         config = replace(self._config, **changes)
         log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=NO_REPLAY)
-        # also where it delivers at least once: older decisions, exact ones, may name rows
-        retention = NewestKept(log) if self.options.target is None else JobsKept()
+        # even a sink that delivers at least once may have older, exact decisions that name rows
+        retention = ManifestRetention(log) if self.options.target is None else JobRetention()
         return connections.lead(config, retention)
 
     def _note(self, text: str) -> None:
-        """Say what is waited for, where Spark keeps what its Python processes say."""
         if self.options.target is not None:
             print(f"exactlyonce, sink {self.options.sink_id}: {text}", file=sys.stderr, flush=True)
 
     # --- before a job ---------------------------------------------------------------------------------------------
 
     def assign(self) -> Assignment:
-        """Finish and abort what earlier jobs have left, and say how the tasks of the next one are to write."""
+        """Finish or abort earlier jobs, and assign the tasks of the next one."""
         self._partitions.clear()
         if self.options.topic:
             self._count_partitions(self.options.topic)
@@ -137,7 +126,7 @@ class SinkDriver:
         history = self._connections.drive(leader.log.peek())
         newest = history.newest_incarnation if history else None
         begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
-        # Another process may have fenced another ledger, or none; or it may yet decide what is about to be cleaned.
+        # another process may have fenced another ledger, or none, or it may yet decide rows that would be cleaned
         if begins or (leader.config.staging and (is_new or self._is_undecided(history))):
             leader = self._begin(history or self._connections.drive(leader.log.peek_at_stable()))
             history, newest = leader.log.history, leader.incarnation
@@ -153,21 +142,20 @@ class SinkDriver:
         self._looked = None
         hit("coordinator-swept")
         timeout_ms, topic = leader.config.transaction_timeout_ms, leader.log.topic
-        given = Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
-        self._given = given
-        return given
+        self._assignment = Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
+        return self._assignment
 
     def _is_undecided(self, history: History | None) -> bool:
-        """Whether the job of the last assignment here was not decided, or whose turn it is was said elsewhere since.
+        """Whether the job of the last assignment was not decided, or another process has assigned since.
 
-        Spark says nothing of a query that is stopped while it commits: the process that does so goes on."""
-        given, newest = self._given, history.newest_incarnation if history is not None else None
-        if given is None or history is None or newest is None:
+        A process that commits goes on when its query is stopped, and Spark does not tell."""
+        last, newest = self._assignment, history.newest_incarnation if history is not None else None
+        if last is None or history is None or newest is None:
             return False
-        return given.incarnation != newest.incarnation or given.checkpoint == _next(history)
+        return last.incarnation != newest.incarnation or last.checkpoint == _next(history)
 
     def _begin(self, seen: History) -> Leader:
-        """Fence every older driver, and finish what it decided."""
+        """Fence every older driver, and finish its decisions."""
         Position.of(seen.latest)  # raises where a pipeline has that name
         self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
@@ -177,10 +165,10 @@ class SinkDriver:
         return leader
 
     def _refuse_fenced(self, history: History) -> None:
-        """A driver that was paused and has been replaced meanwhile must not take the sink from its successor."""
-        newest = history.newest_incarnation
-        ours = [each.incarnation for each in history.incarnations.values() if each.host == self.driver]
-        ours += [self._given.incarnation] if self._given is not None else []  # the log forgets all but the last ones
+        """Raise `Fenced` if this driver was paused and replaced: it must not take the sink from its successor."""
+        newest, last = history.newest_incarnation, self._assignment
+        ours = [begun.incarnation for begun in history.incarnations.values() if begun.host == self.driver]
+        ours += [last.incarnation] if last is not None else []  # the log keeps only the last ones
         if not ours or newest is None or newest.host == self.driver:
             return
         quiet_ms = self._connections.clock.now_ms() - newest.heartbeat_ms
@@ -198,7 +186,7 @@ class SinkDriver:
 
     @contextmanager
     def _sparks_choices(self) -> Iterator[None]:
-        """While something decided is committed: a halt whose choices are a command's names Spark's option, too."""
+        """A halt in the block that names a command's choices names Spark's option, too."""
         try:
             yield
         except Halt as error:
@@ -211,21 +199,22 @@ class SinkDriver:
     # --- after a job ----------------------------------------------------------------------------------------------
 
     def commit(self, job: Job, flushed: Sequence[Flushed]) -> None:
-        """Decide *job*, unless that has been done, and commit it.
+        """Decide *job*, unless it is decided, and commit it.
 
         Raises `SinkFailed` if it was not decided, and `Halt` if it was decided with other rows.
         """
         incarnation = flushed[0].incarnation
-        require(all((each.incarnation, each.job) == (incarnation, job) for each in flushed), "A job has one assignment")
+        assigned = all((task.incarnation, task.job) == (incarnation, job) for task in flushed)
+        require(assigned, "A job has one assignment")
         self._partitions.clear()
         leader = self._take_up(incarnation, flushed)
         history = leader.log.history
-        position, tally = Position.of(history.latest), sum((each.tally for each in flushed), start=Tally())
+        position, tally = Position.of(history.latest), sum((task.tally for task in flushed), start=Tally())
         position.refuse(job, self.options)
-        written = [each for each in flushed if each.has_output]
+        written = [task for task in flushed if task.has_output]
         if position.holds(job):
             position.refuse_other_rows(job, tally, rows_decided(history.retained, position), self.options)
-            if job.run:  # which of its function's writes comes next is to be known
+            if job.run:  # the decision notes the place of the function's next write
                 self._decide(leader, job, position, (), tally)
         elif tally.rows and not written:
             raise SinkFailed(
@@ -234,17 +223,29 @@ class SinkDriver:
             )
         elif written or job.query:
             self._refuse_mixed(leader, job, position, written)
-            self._connections.drive(leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
-            if isinstance(leader.retention, JobsKept) and any(each.tried_before for each in flushed):
-                leader.retention.clean_behind(_cleaning(leader, incarnation, flushed[0].attempt + 1))
+            names = {task.precommit.transactional_id for task in written if task.precommit is not None}
+            self._connections.drive(leader.transactions.sweep(names))
+            if isinstance(leader.retention, JobRetention) and any(task.tried_before for task in flushed):
+                origin, attempt = leader.log.topic.topic_id, flushed[0].attempt + 1
+                leader.retention.clean_after_decision(
+                    [
+                        request
+                        for sink in leader.config.staging
+                        for request in (
+                            ask.FenceStore(sink, incarnation, origin),  # another process has fenced
+                            ask.CleanStore(sink, incarnation, attempt),
+                        )
+                    ]
+                )
             self._decide(leader, job, position, written, tally)
         self._connections.drive(leader.transactions.sweep())
         self._settled = flushed[0].attempt
 
     def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
-        """Raise unless what is set aside is cut for the next decision, and all that a function of `foreachBatch` writes
-        to this sink is for one store: another one could not be finished by whoever goes on."""
-        staged = [each.staged for each in written if each.staged is not None]
+        """Raise unless staged rows are for the next decision, and a `foreachBatch` function writes to one store only.
+
+        A successor could not finish another store."""
+        staged = [task.staged for task in written if task.staged is not None]
         if staged and written[0].checkpoint != _next(leader.log.history):
             raise SinkFailed(
                 f"sink {self.options.sink_id!r}: another job was decided while this one wrote, and its rows would "
@@ -254,7 +255,7 @@ class SinkDriver:
         before = leader.log.history.latest
         if before is None or not job.run or (job.run, job.batch + 1) != (position.run, position.batch_next):
             return
-        digests = {each.description for each in before.staged}
+        digests = {committable.description for committable in before.staged}
         if (digests - {sink.digest for sink in leader.config.staging.values()}) or (staged and before.committables):
             raise ConfigError(
                 f"Sink {self.options.sink_id!r}: a function of foreachBatch writes to two targets under one sinkId: "
@@ -262,23 +263,22 @@ class SinkDriver:
             )
 
     def _clean(self, leader: Leader, incarnation: int, attempt: int) -> None:
-        """What the tasks of older assignments than *attempt* have set aside outside of the checkpoint topic goes: what
-        was decided of it is committed, and the rest is named by nobody any more."""
+        """Clean rows staged in stores by assignments before *attempt*: decided ones are committed, others unnamed."""
         assert self._stores is not None
         for sink in leader.config.staging:
-            with suppress(StoreUnavailable):  # it goes behind a later job then
+            with suppress(StoreUnavailable):  # a later job cleans then
                 self._stores(ask.CleanStore(sink, incarnation, attempt))
 
     def abort(self) -> None:
-        """The job has failed, perhaps after it was decided: then finish it, else abort it. Another driver's is left.
+        """Finish a failed job that was decided, else abort it. Another driver's job is left alone.
 
-        A store that is away is not waited for again: the next start of the query does.
+        A store that is away is not waited for again: the next start of the query does so.
         """
         seen = self._leader or self._new_leader()
         newest = self._connections.drive(seen.log.peek_at_stable()).newest_incarnation
         if newest is None or newest.host != self.driver:
             return
-        self._leader = None  # whoever goes on looks at what is left
+        self._leader = None  # the next job looks at the leftovers
         leader = self._new_leader(store_timeout_ms=0)
         opened = self._connections.open()
         if opened.newest_incarnation is None or opened.newest_incarnation.host != self.driver:
@@ -289,14 +289,13 @@ class SinkDriver:
             self._connections.drive(leader.transactions.sweep())
 
     def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
-        """Go on with the incarnation that the tasks have written in, knowing all that it has decided, and all that lies
-        in the checkpoint topic beside what *flushed* names."""
+        """The leader of the tasks' incarnation, which knows its decisions, and all blocks beside those of *flushed*."""
         leader, checkpoint = self._leader, flushed[0].checkpoint
-        blocks = [block for each in flushed for block in each.blocks]
+        blocks = [block for task in flushed for block in task.blocks]
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
         if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
-            is_smooth = flushed[0].attempt == self._settled + 1 and not any(each.tried_before for each in flushed)
-            if isinstance(leader.retention, JobsKept) and not (leader.retention.follow(blocks) and is_smooth):
+            is_smooth = flushed[0].attempt == self._settled + 1 and not any(task.tried_before for task in flushed)
+            if isinstance(leader.retention, JobRetention) and not (leader.retention.follow(blocks) and is_smooth):
                 leader.retention.expect_own_orphans()
             return leader
         self._refuse_superseded(leader or self._new_leader(), incarnation)
@@ -304,29 +303,26 @@ class SinkDriver:
         self._connections.open()
         leader.resume(incarnation)
         self._finish_decided(leader)
-        if isinstance(leader.retention, JobsKept):
+        if isinstance(leader.retention, JobRetention):
             history = leader.log.history
             self._connections.drive(leader.retention.take_up(history, incarnation, _next(history), blocks))
         return leader
 
     def _refuse_superseded(self, leader: Leader, incarnation: int) -> None:
-        """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
+        """Raise `Fenced`, before anything is fenced, if this driver was replaced."""
         newest = self._connections.drive(leader.log.peek_at_stable()).newest_incarnation
         if newest is not None and newest.incarnation != incarnation:
             raise fenced(self.options.sink_id, incarnation, newest)
 
     def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
-        """Also where nothing was written: a batch without rows, or one that was written before."""
-        precommits, now_ms = _precommits(written), self._connections.clock.now_ms()
-        staged = [each.staged for each in written if each.staged is not None]
+        """Decide *job*, even if nothing was written: a batch without rows, or one that was written before."""
+        now_ms = self._connections.clock.now_ms()
+        opened = [(task.precommit, task.opened_ms) for task in written if task.precommit is not None]
+        ages_ms = {precommit.transactional_id: max(precommit.open_ms, now_ms - began) for precommit, began in opened}
+        staged = [task.staged for task in written if task.staged is not None]
         checkpoint, previous = _next(leader.log.history), max(0, leader.log.history.checkpoint_latest)
-        ages_ms = {
-            each.precommit.transactional_id: max(each.precommit.open_ms, now_ms - each.opened_ms)
-            for each in written
-            if each.precommit is not None
-        }
         offsets = position.after(job, tally, checkpoint).offsets()
-        blocks = tuple(block for each in written for block in each.blocks)
+        blocks = tuple(block for task in written for block in task.blocks)
         ack = Ack(SINK, 0, checkpoint, offsets, staged=tuple(staged), written=blocks)
         leader.acknowledged(ack)
         plan = PendingCheckpoint(
@@ -337,7 +333,7 @@ class SinkDriver:
             triggered_ms=self._connections.clock.monotonic_ms() - max(ages_ms.values(), default=0),
             attempt=ATTEMPT,
             acks={(SINK, 0): ack},
-            precommits=precommits,
+            precommits=[precommit for precommit, _ in opened],
             staged=staged,
             ages_ms=ages_ms,
         )
@@ -373,15 +369,15 @@ class SinkDriver:
                 history = self._looked or self._connections.log.history
                 topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
                 wanted = sorted(topics | {self.options.topic} - {""})
-                return tuple((SINK, each, self._count_partitions(each)) for each in wanted)
+                return tuple((SINK, topic, self._count_partitions(topic)) for topic in wanted)
             case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtTopics() | ask.GoOnFrom() | ask.CheckContinuity():
-                return None  # Spark's to see to
+                return None  # Spark's concern
             case ask.StartOffsets():
                 return ()
         return NotImplemented
 
     def close(self) -> None:
-        """Let go of all connections; nothing is ended by it."""
+        """Close all connections; nothing ends by it."""
         self._connections.close()
 
 
@@ -389,12 +385,11 @@ _drivers: dict[tuple[Any, ...], SinkDriver] = {}
 
 
 def with_driver(options: SinkOptions, use: Callable[[SinkDriver], R]) -> R:
-    """*use* the driver that this process keeps for *options*; after an error it is gone."""
-    told = (
+    """*use* the driver that this process keeps for *options*; an error drops it."""
+    key = (
         options.sink_id, options.topic, options.accept_loss, options.transaction_timeout_ms, options.target,
-        options.store_timeout_ms,
+        options.store_timeout_ms, *sorted(options.client_settings.items()),
     )  # fmt: skip
-    key = (*told, *sorted(options.client_settings.items()))
     driver = _drivers.pop(key, None) or SinkDriver(options, driver_name())
     driver.options = options
     try:
@@ -408,23 +403,3 @@ def with_driver(options: SinkOptions, use: Callable[[SinkDriver], R]) -> R:
 
 def _next(history: History) -> int:
     return max(0, history.checkpoint_latest) + 1
-
-
-def _cleaning(leader: Leader, incarnation: int, attempt: int) -> list[ask.Request]:
-    """As `SinkDriver._clean`, where another process has fenced."""
-    origin = leader.log.topic.topic_id
-    return [
-        request
-        for sink in leader.config.staging
-        for request in (ask.FenceStore(sink, incarnation, origin), ask.CleanStore(sink, incarnation, attempt))
-    ]
-
-
-def _precommits(flushed: Sequence[Flushed]) -> list[Precommit]:
-    return [each.precommit for each in flushed if each.precommit is not None]
-
-
-def _sinks(options: SinkOptions) -> list[tuple[str, Any, Any]]:
-    """The one that writes to a store, by the sinkId, with its description and its records' type, if there is one."""
-    target = options.target
-    return [] if target is None else [(options.sink_id, target.sink, target.type)]

@@ -1,10 +1,11 @@
 """The leader's configuration of a sink: a pipeline without inputs and state, whose jobs are its checkpoints.
 
-Invariant: what a decision of it names stays as long as the decision; all else that tasks have set aside may go.
+Invariant: staged rows named by a decision stay as long as the decision; others may go.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from exactlyonce.engines.spark.sink.task import SINK
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StoreUnavailable
 
 ATTEMPT = 1
-"""Of the driver; that of the tasks' transactions is below, so that all of them are its to sweep."""
+"""The driver's attempt; tasks' transactions have a lower one, so the driver sweeps them all."""
 MANIFESTS_RETAINED = 3
 
 
@@ -36,26 +37,34 @@ class SinkConfig(LeaderConfig):
     count_partitions: Callable[[str], int]
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
-        """An id whose transaction is complete is skipped: it was ended from outside or by the broker, both of which
-        raise its epoch, so that its producer is fenced."""
+        """Skip ids whose transaction is complete: its end from outside, or by the broker, raised the epoch, so its
+        producer is fenced."""
         return incarnation.incarnation + 1, 0
 
     def filled(self, manifest: Manifest) -> Manifest:
-        """Its tasks are as many as have written, to whatever topics the rows name, or to a store."""
+        """The manifest with its tasks, as many as have written, and the topics that their rows name."""
         tasks = len(manifest.committables) + len(manifest.staged)
-        topics = sorted({written.topic for each in manifest.committables for written in each.written})
+        topics = sorted({part.topic for committable in manifest.committables for part in committable.written})
         filled = msgspec.structs.replace(
             manifest,
             kind=SPARK_SINK,
             max_parallelism=tasks,
             parallelism=tasks,
-            sinks=tuple((SINK, each, self.count_partitions(each)) for each in topics),
+            sinks=tuple((SINK, topic, self.count_partitions(topic)) for topic in topics),
         )
-        _refuse_too_large(filled)
+        try:
+            encode(filled)
+        except InvariantViolation as error:
+            places = sum(len(committable.written) for committable in manifest.committables)
+            whereto = "a store" if manifest.staged else f"{places} partitions in all"
+            raise ConfigError(
+                f"{tasks} tasks have written to {whereto}, too many for one decision ({error}) Write with fewer tasks: "
+                f"df.coalesce(n)."
+            ) from None
         return filled
 
     def topic_lost(self, topic: str, incarnation: int) -> str:
-        """As of a pipeline, in Spark's words."""
+        """The error for a lost topic, in Spark's words."""
         return (
             f"The topic {topic} is empty, but transactions of incarnation {incarnation} of sink {self.pipeline!r} are "
             f"known to the broker: the topic was deleted, and with it what the sink has written.\n"
@@ -64,55 +73,52 @@ class SinkConfig(LeaderConfig):
         )
 
 
-class NewestKept(Retention):
+class ManifestRetention(Retention):
     """Keeps the newest manifests; a sink that writes to Kafka has no blocks."""
 
     def __init__(self, log: DecisionLog) -> None:
         self._log = log
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """Old manifests."""
-        dropped: Dropped = tuple(each.checkpoint for each in self._log.history.retained[:-MANIFESTS_RETAINED]), ()
+        """Drop old manifests."""
+        old = self._log.history.retained[:-MANIFESTS_RETAINED]
         yield from ()
-        return dropped
+        return tuple(manifest.checkpoint for manifest in old), ()
 
 
-class JobsKept(KnownBlocks):
-    """Keeps the newest manifests and the rows for a store that they name; all else that lies there is dropped."""
+class JobRetention(KnownBlocks):
+    """Keeps the newest manifests and the rows for a store that they name; all other blocks are dropped."""
 
     def __init__(self) -> None:
         super().__init__(CheckpointSettings(num_retained=MANIFESTS_RETAINED), staging=True)
 
         self._dropped: Dropped = (), ()
-        """What may go with the next decision."""
+        """Manifests and blocks that may go with the next decision."""
         self._known_to: list[int] = []
-        """By partition of blocks, where the next one comes to lie unless somebody writes whom nobody has told of."""
+        """The expected offset of the next block by partition, unless an unknown attempt writes."""
         self._cleaning: Sequence[Request] = ()
-        """What is asked of stores behind the next decision."""
+        """Requests to stores after the next decision."""
 
-    def clean_behind(self, requests: Sequence[Request]) -> None:
-        """Ask *requests* behind the next decision: what failed attempts of its tasks have set aside elsewhere goes.
+    def clean_after_decision(self, requests: Sequence[Request]) -> None:
+        """Ask *requests* after the next decision, to clean rows staged by failed attempts of its tasks.
 
-        That is before it is finalized: until then whoever begins another job fences the one that asks, so that nothing
-        goes that a later job has set aside."""
+        They come before it is finalized: until then a later job fences this process, so that its rows stay."""
         self._cleaning = requests
 
     def take_up(self, history: History, incarnation: int, job: int, named: Iterable[BlockRef]) -> Procedure[None]:
-        """Look at what there is, where another process has begun *incarnation*, and tasks have set *named* aside for
-        the decision that is to be number *job*."""
+        """Look for blocks of *incarnation*, begun by another process; tasks have staged *named* for decision *job*."""
         self.completed(job, named)
         self._dropped = yield from self.recover(history, incarnation)
         self._known_to = list(self._begun_at)
         self.expect_own_orphans()
 
     def follow(self, named: Iterable[BlockRef]) -> bool:
-        """Whether *named*, all that tasks have set aside for the next job, lie right behind all that is known; else
-        what is not named lies between them: of an attempt that Spark gave up, which may have gone on since.
+        """Whether *named*, the blocks of the next job, lie right after all known ones.
 
-        Nothing in front of them need be looked at again then. What comes behind them shows in a later job, or lies
-        behind the ends that are noted."""
+        Then blocks before them need not be looked at again. A gap has blocks of an attempt that Spark gave up, which
+        may have gone on; blocks after *named* show in a later job, or lie beyond the noted ends."""
         begun_at, known_to = list(self._begun_at), self._known_to
-        for partition, offset in sorted((each.partition, each.offset) for each in named):
+        for partition, offset in sorted((ref.partition, ref.offset) for ref in named):
             if not known_to or offset != known_to[partition]:
                 return False
             known_to[partition] = begun_at[partition] = offset + 1
@@ -120,30 +126,17 @@ class JobsKept(KnownBlocks):
         return True
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
-        """Old manifests and their rows, and what failed attempts have left."""
+        """Drop old manifests and their rows, and leftovers of failed attempts."""
         cleaning, self._cleaning = self._cleaning, ()
-        with suppress(StoreUnavailable):  # it goes behind a later job then
-            for each in cleaning:
-                _ = yield each
-        looks = self._look_again
+        with suppress(StoreUnavailable):  # a later job cleans then
+            for request in cleaning:
+                _ = yield request
+        looks = self._search_again
         manifests, blocks = yield from super().expire(manifest, pinned)
         before, self._dropped = self._dropped, ((), ())
         dropped = (*before[1], *blocks)
         if looks:
             self._known_to = list(self._begun_at)
-        for partition in {each.ref.partition for each in dropped}:
-            tombstones = sum(each.ref.partition == partition for each in dropped)
+        for partition, tombstones in Counter(block.ref.partition for block in dropped).items():
             self._known_to[partition] += tombstones + 1  # and the marker of their transaction
         return (*before[0], *manifests), dropped
-
-
-def _refuse_too_large(manifest: Manifest) -> None:
-    try:
-        encode(manifest)
-    except InvariantViolation as error:
-        places = sum(len(each.written) for each in manifest.committables)
-        whereto = "a store" if manifest.staged else f"{places} partitions in all"
-        raise ConfigError(
-            f"{manifest.parallelism} tasks have written to {whereto}, too many for one decision ({error}) Write with "
-            f"fewer tasks: df.coalesce(n)."
-        ) from None

@@ -1,4 +1,4 @@
-"""The messages between the driver of a write and its tasks. Spark carries them, by pickling."""
+"""The messages between the driver of a write and its tasks, which Spark pickles."""
 
 from __future__ import annotations
 
@@ -7,47 +7,43 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.engines.spark.sink.position import Job, Position
-from exactlyonce.engines.spark.sink.tally import Tally
+from exactlyonce.engines.spark.sink.position import Job, Position, Tally
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What the driver tells the tasks of a job before it begins."""
+    """The driver's message to the tasks of a job, before it begins."""
 
     incarnation: int
     checkpoint: int
-    """The number that the job gets when it is decided."""
+    """The job's number, if it is decided."""
     position: Position
     transaction_timeout_ms: int
     attempt: int
-    """Of the incarnation to write to a store: no two assignments have the same, and a later one's is greater."""
+    """The attempt to write to a store; it grows with every assignment of the incarnation."""
     topic: TopicInfo
-    """The sink's checkpoint topic, where rows for a store may wait."""
+    """The sink's checkpoint topic, which may hold rows for a store."""
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     incarnation: int
     job: Job
     precommit: Precommit | None
     """None: there was no row, or the job is decided, or the rows are for a store."""
     opened_ms: int = 0
-    """When, by the task's clock."""
+    """The transaction's beginning, by the task's clock."""
     tally: Tally = Tally()
-    """Of the task's rows, whether they were written or not."""
+    """The tally of the task's rows, written or not."""
     checkpoint: int = 0
-    """The number that the assignment gave the job."""
     staged: StagedAck | None = None
-    """What was set aside for a store."""
     blocks: tuple[BlockRef, ...] = ()
-    """Those that this took."""
+    """The blocks of the staged rows."""
     attempt: int = 0
-    """That of the assignment."""
     wrote: bool = False
-    """Whether rows are in a store, or set aside for it."""
+    """Whether rows are in a store, or staged for it."""
     tried_before: bool = False
-    """Whether other attempts of the task may have set rows aside, too."""
+    """Whether other attempts of the task may have staged rows, too."""
 
     @property
     def has_output(self) -> bool:

@@ -1,9 +1,8 @@
 """The options of `df.write` and `df.writeStream`, and the columns, checked.
 
-With `sink=kafka`, the default, rows go to topics; else to the store that it names, see `target`.
-
-Invariants: nothing is opened; an option that is not known is an error that names what there is; a secret is a reference
-(`env:NAME`, `file:/path`), because Spark shows options to whoever may see its plans and event logs.
+With `sink=kafka`, the default, rows go to topics, else to the named store; see `target`. Invariants: nothing is opened;
+an unknown option is an error that names the known ones; a secret is a reference (`env:NAME`, `file:/path`), because
+Spark shows options in its plans and event logs.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ OF_KAFKA = ("topic", "transactionTimeout")
 OF_STORES = ("storeTimeout",)
 BATCH_ONLY = ("writeId",)
 WRITE_ID_BYTES_MAX = 128
-"""A decision holds the last thousand of them, and is one record."""
+"""A decision, one record, holds the last thousand ids."""
 TIMEOUT_DEFAULT_MS = 15 * 60_000
-"""What a job has from its first row to its decision, and what a dead query's open transactions hold readers back for,
-unless the broker allows less: as long as brokers allow by default. The cap of a cluster that was raised, for jobs that
-take hours, is no reason to hold readers back for hours."""
+"""The time from a job's first row to its decision, for which a dead query holds readers back: the default cap of
+brokers, even where a cluster's cap is higher."""
 TIMEOUT_MIN_MS = 10_000
 STORE_TIMEOUT_MS = CheckpointSettings().store_timeout_ms
 _SPARKS_OWN = ("checkpointlocation", "path", "queryname")
-"""What Spark passes on though it is not meant for us."""
+"""Spark's own options, which it passes on."""
 _HEADERS = "array<struct<key:string,value:binary>>"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "value": ("binary", "string"),
@@ -46,18 +44,16 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "partition": ("int",),
     "headers": (_HEADERS,),
 }
-"""The columns of Spark's own Kafka sink, with the types that each may have. Others are left out, as there."""
+"""The columns of Spark's own Kafka sink, with their types. Other columns are ignored, as there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """A write, whole."""
-
     sink_id: str
     topic: str
-    """Where every row goes; empty: each row says it."""
+    """The topic of every row; empty: each row names its own."""
     columns: Mapping[str, int]
-    """Where each column of `COLUMNS` is, for those that there are."""
+    """The place of each existing column of `COLUMNS`."""
     adopt_query: str
     accept_loss: int | None
     write_id: str
@@ -65,16 +61,15 @@ class SinkOptions:
     """None: see `timeout_within`."""
     client_settings: Mapping[str, str] = field(repr=False)
     target: StoreTarget | None = None
-    """The store that rows go to; None: Kafka."""
+    """The store for the rows; None: Kafka."""
     store_timeout_ms: int = STORE_TIMEOUT_MS
-    """For how long a store that does not answer is waited for."""
 
     def client(self) -> ClientConfig:
-        """How to reach the cluster; made where it is used, so that no looked-up secret travels."""
+        """The client's configuration, made where it is used, so that no resolved secret travels."""
         return ClientConfig(self.client_settings)
 
     def timeout_within(self, cap_ms: int) -> int:
-        """How long the broker keeps a transaction open for; *cap_ms*: the longest that it allows."""
+        """The timeout of a transaction; *cap_ms* is the longest that the broker allows."""
         if self.transaction_timeout_ms is None:
             return min(TIMEOUT_DEFAULT_MS, cap_ms)
         if self.transaction_timeout_ms > cap_ms:
@@ -89,7 +84,9 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
     """Check and parse. Names may be written in any case, as always in Spark, and with or without underscores."""
     options = {_normal(name): value for name, value in given.items()}
     store = options.get("sink", TO_KAFKA).lower()
-    arguments = _arguments(store, options)
+    if store != TO_KAFKA and store not in ARGUMENTS:
+        raise ConfigError(f"The option sink is {store!r}: write one of {', '.join((TO_KAFKA, *ARGUMENTS))}.")
+    arguments = {name: options[_normal(name)] for name in ARGUMENTS.get(store, {}) if _normal(name) in options}
     _refuse_unknown(options, store, streaming)
     sink_id = options.get("sinkid", "")
     if problem := name_problem(sink_id):
@@ -98,7 +95,11 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
             f'every sink one of its own, and never change it, as .option("sinkId", "orders-to-kafka").'
         )
     client_settings = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
-    _refuse_secrets(ClientConfig(client_settings))
+    if secrets := ClientConfig(client_settings).secrets_written_out:
+        raise ConfigError(
+            f"kafka.{secrets[0]} is written out. Spark shows options in plans and event logs: give a reference "
+            f"instead, env:NAME or file:/path, which is looked up on the driver and on every executor."
+        )
     topic = options.get("topic", "")
     if topic and (problem := topic_problem(topic)):
         raise ConfigError(f"{problem[0].upper()}{problem[1:]}.")
@@ -118,17 +119,9 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
 
 
 def _normal(name: str) -> str:
-    """The name of an option, however it is written; a setting of librdkafka keeps its underscores."""
+    """The normal form of an option's name; a setting of librdkafka keeps its underscores."""
     lower = name.lower()
     return lower if lower.startswith(KAFKA) else lower.replace("_", "")
-
-
-def _arguments(store: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Of the description of *store*, those that *options* give."""
-    if store != TO_KAFKA and store not in ARGUMENTS:
-        raise ConfigError(f"The option sink is {store!r}: write one of {', '.join((TO_KAFKA, *ARGUMENTS))}.")
-    names = ARGUMENTS.get(store, {})
-    return {name: options[_normal(name)] for name in names if _normal(name) in options}
 
 
 def _refuse_unknown(options: Mapping[str, str], store: str, streaming: bool) -> None:
@@ -137,33 +130,25 @@ def _refuse_unknown(options: Mapping[str, str], store: str, streaming: bool) -> 
     known = {*map(_normal, offered), *_SPARKS_OWN}
     unknown = [name for name in options if name not in known and not name.startswith(KAFKA)]
     if unknown:
-        what = f"{'stream' if streaming else 'batch'}{'' if store == TO_KAFKA else f' with sink={store}'}"
+        kind = f"{'stream' if streaming else 'batch'}{'' if store == TO_KAFKA else f' with sink={store}'}"
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, sorted(unknown)))} for a {what}. "
+            f"There is no option {', '.join(map(repr, sorted(unknown)))} for a {kind}. "
             f"Options are: {', '.join(offered)}, and kafka.NAME for any setting of librdkafka, as "
             f"kafka.bootstrap.servers."
         )
 
 
-def _refuse_secrets(config: ClientConfig) -> None:
-    if config.secrets_written_out:
-        name = config.secrets_written_out[0]
-        raise ConfigError(
-            f"kafka.{name} is written out. Spark shows options in plans and event logs: give a reference instead, "
-            f"env:NAME or file:/path, which is looked up on the driver and on every executor."
-        )
-
-
 def _columns(schema: StructType, topic: str) -> dict[str, int]:
-    found = {each.name: (place, each.dataType.simpleString()) for place, each in enumerate(schema.fields)}
-    for name, types in COLUMNS.items():
-        if name in found and found[name][1] not in types:
-            raise ConfigError(f"Column {name!r} is of type {found[name][1]}; it must be {' or '.join(types)}. Cast it.")
-    if "value" not in found:
-        raise ConfigError(f"There is no column 'value' among {', '.join(found)}. Name what is to be written so.")
-    if not topic and "topic" not in found:
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, allowed in COLUMNS.items():
+        if name in types and types[name] not in allowed:
+            raise ConfigError(f"Column {name!r} is of type {types[name]}; it must be {' or '.join(allowed)}. Cast it.")
+    if "value" not in types:
+        raise ConfigError(f"There is no column 'value' among {', '.join(types)}. Name what is to be written so.")
+    if not topic and "topic" not in types:
         raise ConfigError("It is not said where to write to: set the option topic, or add a column 'topic'.")
-    return {name: found[name][0] for name in COLUMNS if name in found and not (topic and name == "topic")}
+    places = {field.name: place for place, field in enumerate(schema.fields)}
+    return {name: places[name] for name in COLUMNS if name in types and not (topic and name == "topic")}
 
 
 def _checkpoint(text: str | None) -> int | None:

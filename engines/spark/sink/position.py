@@ -1,29 +1,70 @@
-"""The position of the jobs that write to a sink: what its manifests carry instead of a pipeline's offsets.
+"""The position of a sink's jobs, which its manifests carry instead of a pipeline's offsets.
 
-Invariants: a job that is held here is decided, and its rows are never written again; of a streaming query the number of
-its batch only grows; only one query writes to a sink, until another one adopts it by its name. Of the last batch that
-was decided the rows' tally is known, so that other rows under its number are seen: Spark may write that batch again,
-and none before it.
+Invariants: a job held here is decided, and its rows are never written again; a query's batch number only grows; only
+one query writes to a sink, until another one adopts it by name. Of the last decided batch, which alone Spark may write
+again, the tally of rows is known, so that other rows under its number are noticed.
 
-A function of `foreachBatch` may write to a sink several times in a batch. Such a write is known by the query, the batch
-and its place among the batch's writes. Tasks are told query and batch, and in which run of the function they are; the
-place follows from how many writes of that run have been settled, which every decision holds: also that of a write
-which was decided in an earlier run, and is skipped in this one.
+A write in `foreachBatch` is known by the query, the batch and its place among the batch's writes: the number of settled
+writes of this run of the function, which every decision holds, even that of a skipped write. A tally does not depend on
+the order of rows or on tasks; a row counts as its bytes, whether a column is a string or binary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.tally import Tally
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 QUERY, WRITE, ROWS, RUN = "query", "write", "rows", "run"
 WRITES_REMEMBERED = 1_000
+HASH_BYTES = 16
+_MODULUS = 1 << 8 * HASH_BYTES
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """The number of some rows, and a sum of their hashes."""
+
+    rows: int = 0
+    digest: int = 0
+    """The sum of the rows' hashes, modulo 2^128."""
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.rows + other.rows, (self.digest + other.digest) % _MODULUS)
+
+
+def tally_of(rows: Iterable[tuple[Any, ...]]) -> Tally:
+    """The tally of rows, as tuples of values.
+
+    >>> tally_of([("t", b"a", None), ("t", b"b", None)]) == tally_of([("t", b"b", None), ("t", b"a", None)])
+    True
+    >>> tally_of([("t", b"a", None)]).digest == tally_of([("t", b"b", None)]).digest
+    False
+    """
+    hashes = [blake2b(_encoded(row), digest_size=HASH_BYTES).digest() for row in rows]
+    return Tally(len(hashes), sum(int.from_bytes(digest, "little") for digest in hashes) % _MODULUS)
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except TypeError:  # msgspec cannot sort a map whose keys are no strings
+        return _encode(_sorted(value))
+
+
+def _sorted(value: Any) -> Any:
+    """*value* with a list of pairs for every map in it."""
+    if isinstance(value, dict):
+        return sorted((_encoded(key), _encoded(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    return value
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -33,7 +74,7 @@ class Job(msgspec.Struct, frozen=True):
     batch: int = 0
     write_id: str = ""
     run: str = ""
-    """Of a write in `foreachBatch`: the one run of the function that it is part of."""
+    """The run of a `foreachBatch` function to which a write belongs."""
 
     def __str__(self) -> str:
         if self.query:
@@ -45,24 +86,23 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs that are decided."""
 
     query: str = ""
-    """The id of the streaming query that Spark keeps in its checkpoint location; empty before the first batch."""
+    """The streaming query's id in Spark's checkpoint location; empty before the first batch."""
     batch_next: int = 0
-    """The first batch of it that may not be decided."""
+    """The first batch that may not be decided."""
     parts: tuple[Tally, ...] = ()
-    """What was written of the batch before `batch_next`: by the query itself one, by a function of `foreachBatch` any
-    number, in its order. Empty where an older version, which did not note it, decided it."""
+    """The writes of the batch before `batch_next`, in order: one of a query, any number of a `foreachBatch` function.
+    Empty if an older version decided it."""
     run: str = ""
-    """The run of the function that has written last."""
+    """The last run of the function."""
     passed: int = 0
-    """How many writes of that run are settled."""
+    """The number of that run's settled writes."""
     decided_in: int = 0
-    """The checkpoint that decided the batch, or the first write of it."""
+    """The checkpoint that decided the batch, or its first write."""
     writes: tuple[str, ...] = ()
-    """The ids of the last batch writes that had one."""
 
     @classmethod
     def of(cls, manifest: Manifest | None) -> Position:
-        """What *manifest*, the newest of a sink, says."""
+        """The position in *manifest*, the newest of a sink."""
         if manifest is None:
             return cls()
         if not manifest.is_spark_sink:
@@ -71,16 +111,16 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
                 f"another sinkId."
             )
         by_source: dict[str, list[SourceOffset]] = {QUERY: [], WRITE: [], ROWS: [], RUN: []}
-        for each in manifest.offsets:
-            by_source[each.source].append(each)
-        writes = tuple(each.topic_id for each in by_source[WRITE])
+        for offset in manifest.offsets:
+            by_source[offset.source].append(offset)
+        writes = tuple(offset.topic_id for offset in by_source[WRITE])
         if not by_source[QUERY]:
             return cls(writes=writes)
         (query,), run = by_source[QUERY], next(iter(by_source[RUN]), None)
         return cls(
             query=query.topic_id,
             batch_next=query.offset,
-            parts=tuple(Tally(each.offset, int(each.topic_id, 16)) for each in by_source[ROWS]),
+            parts=tuple(Tally(offset.offset, int(offset.topic_id, 16)) for offset in by_source[ROWS]),
             run=run.topic_id if run else "",
             passed=run.partition if run else 0,
             decided_in=run.offset if run else manifest.checkpoint,
@@ -88,15 +128,14 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def offsets(self) -> tuple[SourceOffset, ...]:
-        """As a manifest carries it: a query and a write are sources, read up to a batch. The first two kinds are all
-        that older versions know; they skip the others."""
-        found = [SourceOffset(QUERY, "spark-batches", self.query, 0, self.batch_next)] if self.query else []
-        found += [SourceOffset(WRITE, "spark-writes", each, 0, 1) for each in self.writes]
+        """The position as a manifest carries it: queries and writes are sources. Older versions skip ROWS and RUN."""
+        offsets = [SourceOffset(QUERY, "spark-batches", self.query, 0, self.batch_next)] if self.query else []
+        offsets += [SourceOffset(WRITE, "spark-writes", write_id, 0, 1) for write_id in self.writes]
         for place, part in enumerate(self.parts):
-            found.append(SourceOffset(ROWS, "spark-rows", f"{part.digest:032x}", place, part.rows))
+            offsets.append(SourceOffset(ROWS, "spark-rows", f"{part.digest:032x}", place, part.rows))
         if self.parts:
-            found.append(SourceOffset(RUN, "spark-runs", self.run, self.passed, self.decided_in))
-        return tuple(found)
+            offsets.append(SourceOffset(RUN, "spark-runs", self.run, self.passed, self.decided_in))
+        return tuple(offsets)
 
     def place(self, job: Job) -> int:
         """The number of *job* among the writes of its batch."""
@@ -104,7 +143,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return self.passed if is_same_run else 0
 
     def holds(self, job: Job) -> bool:
-        """Whether *job* is decided. A write without rows was nothing: it may have rows now.
+        """Whether *job* is decided. A write without rows does not count: it may have rows now.
 
         >>> position = Position(query="q", batch_next=3, parts=(Tally(9),))
         >>> position.holds(Job("q", 2)), position.holds(Job("q", 3))
@@ -118,7 +157,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return not self.parts or (place < len(self.parts) and self.parts[place].rows > 0)
 
     def after(self, job: Job, tally: Tally, checkpoint: int) -> Position:
-        """Once *checkpoint* has decided *job* with the rows of *tally*, or, if it was decided, has passed it over."""
+        """The position after *checkpoint* has decided *job* with the rows of *tally*, or has skipped a decided job."""
         if not job.query:
             writes = (*self.writes, job.write_id)[-WRITES_REMEMBERED:] if job.write_id else self.writes
             return msgspec.structs.replace(self, writes=writes)
@@ -136,8 +175,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def refuse(self, job: Job, options: SinkOptions) -> None:
-        """Raise if *job* cannot be the next: of a query that the sink does not know, unless it adopts the one before;
-        older than what Spark may write again; or behind a gap."""
+        """Raise if *job* cannot be the next: its query is unknown and adopts nothing, or it is too old, or ahead."""
         if not job.query or not self.query or job.query != self.query == options.adopt_query:
             return
         adopt = f'.option("adoptQuery", "{self.query}")'
@@ -172,19 +210,18 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_other_rows(self, job: Job, tally: Tally, rows_decided: int | None, options: SinkOptions) -> None:
         """Raise Halt unless the rows of *job*, which is decided, are those that were written then.
 
-        *rows_decided* is what is known of a batch that an older version decided; None if nothing is.
+        *rows_decided* is the number of rows of a batch that an older version decided; None if unknown.
         """
         if job.write_id or options.accept_loss == self.decided_in:
             return
         if self.parts:
             decided = self.parts[self.place(job)]
-            if tally == decided:
-                return
-            before = decided.rows
-        elif rows_decided is None or rows_decided == tally.rows:
-            return
+            before, is_same = decided.rows, tally == decided
         else:
-            before = rows_decided
+            before = tally.rows if rows_decided is None else rows_decided
+            is_same = before == tally.rows
+        if is_same:
+            return
         others = f"{tally.rows} others" if tally.rows != before else "as many, but others"
         which = f"write {self.place(job) + 1} to sink {options.sink_id!r} in {job}" if job.run else f"{job}"
         raise Halt(
@@ -202,14 +239,14 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_decided(retained: Sequence[Manifest], position: Position) -> int | None:
-    """How many rows the batch before `batch_next` had, where its decision is retained: for older versions' batches.
+    """The number of rows of the batch before `batch_next`, decided by an older version, if its manifest is retained.
 
-    Manifests after it may carry the same position: they are of batch writes.
+    Manifests of batch writes after it carry the same position.
     """
     place = (position.query, position.batch_next)
     for number, manifest in enumerate(retained):
         then = Position.of(manifest)
         if (then.query, then.batch_next) == place:
             is_first = number > 0 or manifest.checkpoint == 1
-            return sum(each.records for each in manifest.committables) if is_first else None
+            return sum(committable.records for committable in manifest.committables) if is_first else None
     return None

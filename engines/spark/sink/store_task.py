@@ -1,8 +1,8 @@
-"""A task of a write to a store: rows are set aside, in blocks or as the store has it, for the driver's decision.
+"""A task of a write to a store: rows are staged, in blocks or in the store, for the driver's decision.
 
-Invariants: what an attempt sets aside is named by its message alone, so that nobody ever knows of what a failed or a
-speculative attempt has set aside, but whoever cleans; a row of a decided job is not written again, but counted and
-hashed, as in `task`. A sink that delivers at least once is written to at once, by every attempt.
+Invariants: only an attempt's message names its staged rows, so those of failed or speculative attempts are only ever
+cleaned; rows of a decided job are counted and hashed instead of written, as in `task`. Every attempt writes at once to
+a sink that delivers at least once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from exactlyonce.engines.runtime.cut import flush
 from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.tally import Tally, tally_of
+from exactlyonce.engines.spark.sink.position import Job, Tally, tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import InvariantViolation, RecordError, StoreError, StoreUnavailable
@@ -51,38 +50,41 @@ def write_store_task(
     tried_before: bool,
     batches: Iterable[RecordBatch],
 ) -> Flushed:
-    """Set aside all of *batches*, a partition's, unless *job* is decided."""
+    """Stage *batches* of a partition, unless *job* is decided."""
     assert options.target is not None
     assignment.position.refuse(job, options)
     records, tally = options.target.records(), Tally()
-    flushed, checkpoint, attempt = FlushedInterval(), assignment.checkpoint, assignment.attempt
-    batches = (each for each in batches if each.num_rows)
+    flushed, checkpoint = FlushedInterval(), assignment.checkpoint
+    batches = (batch for batch in batches if batch.num_rows)
     first = next(batches, None)
     writes = first is not None and not assignment.position.holds(job)
     batches = chain([] if first is None else [first], batches)
     if writes:
         with _opened(options, options.target, assignment, partition) as writing:
-            for batch in _as_they_come(batches, writing.poll):
+            for batch in _polling(batches, writing.opened.writer.poll):
                 before = records.taken
-                values, made = records.take(batch)
+                values, batch_records = records.take(batch)
                 try:
-                    writing.write(made)
+                    writing.write(batch_records)
                 except _Refused as refused:
-                    raise _row_error(options, job, partition, before + refused.place, refused.error) from None
+                    raise RecordError(
+                        f"Sink {options.sink_id!r}: row {before + refused.place + 1} of task {partition} of {job} does "
+                        f"not fit: {refused.error}. Filter such rows, cast the column, or change it in the store, and "
+                        f"start it again."
+                    ) from None
                 tally += tally_of(values)
             flushed = writing.flush(checkpoint)
         hit("worker-flushed")
-    for batch in batches:  # those that were not written
+    for batch in batches:  # empty if they were written
         tally += tally_of(records.take(batch)[0])
     return Flushed(
         assignment.incarnation, job, None, tally=tally, checkpoint=checkpoint, staged=flushed.staged,
-        blocks=flushed.written, attempt=attempt, wrote=writes, tried_before=tried_before,
+        blocks=flushed.written, attempt=assignment.attempt, wrote=writes, tried_before=tried_before,
     )  # fmt: skip
 
 
-def _as_they_come(batches: Iterator[RecordBatch], poll: Callable[[], object]) -> Iterator[RecordBatch]:
-    """*batches*, which may take long to compute; *poll* is called meanwhile, now and then: a writer that is silent for
-    minutes counts as dead, and its store would end what it has begun."""
+def _polling(batches: Iterator[RecordBatch], poll: Callable[[], object]) -> Iterator[RecordBatch]:
+    """*batches*, which may take long to compute; *poll* is called meanwhile: a silent writer counts as dead."""
     with ThreadPoolExecutor(1, "batches") as executor:
         while True:
             coming = executor.submit(next, batches, None)
@@ -94,13 +96,6 @@ def _as_they_come(batches: Iterator[RecordBatch], poll: Callable[[], object]) ->
             yield batch
 
 
-def _row_error(options: SinkOptions, job: Job, partition: int, place: int, error: Exception) -> RecordError:
-    return RecordError(
-        f"Sink {options.sink_id!r}: row {place + 1} of task {partition} of {job} does not fit: {error}. Filter such "
-        f"rows, cast the column, or change it in the store, and start it again."
-    )
-
-
 class _Refused(Exception):
     """A row cannot be encoded."""
 
@@ -110,7 +105,7 @@ class _Refused(Exception):
 
 @dataclass
 class _Blocks:
-    """The blocks of a task, which connects with the first of them: not every store needs any."""
+    """The `BlockStaging` of a task, which connects with the first block, because not every store needs any."""
 
     config: ClientConfig
     assignment: Assignment
@@ -120,43 +115,41 @@ class _Blocks:
 
     @property
     def pending(self) -> int:
-        """See `BlockStaging`."""
         return 0 if self._worker is None else self._worker.pending
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
-        """See `BlockStaging`."""
         if self._worker is None:
-            given = self.assignment
-            storage = block_storage(self.config, given.topic, TOPIC)
-            self._worker = WorkerBlocks(storage.begin(given.incarnation, given.attempt))
+            assignment = self.assignment
+            storage = block_storage(self.config, assignment.topic, TOPIC)
+            self._worker = WorkerBlocks(storage.begin(assignment.incarnation, assignment.attempt))
         return StagedBlocks(self._worker, self.sink, self.subtask).write(kind, checkpoint, body)
 
     def wait(self) -> None:
-        """A moment, in which some get where they belong."""
+        """Wait a moment for some blocks to become durable."""
         if self._worker is None:
             Event().wait(WAIT_S)
         else:
             self._worker.attempt.poll(WAIT_S)
 
     def settle(self) -> None:
-        """Until all have got where they belong."""
+        """Wait until all blocks are durable."""
         if self._worker is not None:
             self._worker.attempt.wait(BLOCKS_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
 class _Writing:
-    """A sink's writer, which waits where it must."""
+    """A sink's writer that waits while it has no room."""
 
     opened: Opened
     blocks: _Blocks
 
     def write(self, records: list[Any]) -> None:
-        """Hand over records; `_Refused` names the first that does not fit."""
+        """Write records; `_Refused` names the first that does not fit."""
         try:
             outputs = self.opened.encoder.encode(records)
         except (TypeError, ValueError) as error:
-            raise self._refused(records, error) from None
+            raise self._first_refused(records, error) from None
         writer = self.opened.writer
         writer.write(outputs)
         writer.poll()
@@ -164,21 +157,17 @@ class _Writing:
             self.blocks.wait()
             writer.poll()
 
-    def poll(self) -> None:
-        """Go on with what is under way, and show that it is not given up."""
-        self.opened.writer.poll()
-
-    def _refused(self, records: list[Any], error: Exception) -> _Refused:
-        """Encoding has no effects, so that it is tried again one by one."""
+    def _first_refused(self, records: list[Any], error: Exception) -> _Refused:
+        """The first record that cannot be encoded: encoding has no effects, so it is repeated one by one."""
         for place, record in enumerate(records):
             try:
                 self.opened.encoder.encode([record])
-            except (TypeError, ValueError) as found:
-                return _Refused(place, found)
+            except (TypeError, ValueError) as record_error:
+                return _Refused(place, record_error)
         return _Refused(0, error)
 
     def flush(self, checkpoint: int) -> FlushedInterval:
-        """All that was written is where no crash of this process can take it away."""
+        """Make all written records durable."""
         writer: SinkWriter = self.opened.writer
         writer.barrier(checkpoint)
 
@@ -212,13 +201,13 @@ def _opened(options: SinkOptions, target: StoreTarget, assignment: Assignment, p
         opened.writer.abandon()
 
 
-def _persistently(options: SinkOptions, asked: Callable[[], R]) -> R:
-    """The answer of *asked*, asked again while the store is away."""
+def _persistently(options: SinkOptions, ask: Callable[[], R]) -> R:
+    """The answer of *ask*, which is retried while the store is away."""
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + options.store_timeout_ms
     while True:
         try:
-            return asked()
+            return ask()
         except StoreError as error:
             raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
         except StoreUnavailable as error:
@@ -232,14 +221,13 @@ def _persistently(options: SinkOptions, asked: Callable[[], R]) -> R:
 
 @dataclass(frozen=True)
 class _Clients:
-    """Of a sink that needs no transaction of Kafka."""
+    """The clients of a sink that needs no transaction of Kafka."""
 
     clock: SystemClock = field(default_factory=SystemClock)
 
     def producers(self, topic: str) -> Any:
-        """None are needed."""
         _refuse(topic)
 
 
-def _refuse(said: str) -> None:
-    raise InvariantViolation(f"a store's sink opens no transaction of Kafka, and gives up no record: {said}")
+def _refuse(text: str) -> None:
+    raise InvariantViolation(f"a store's sink opens no transaction of Kafka, and gives up no record: {text}")

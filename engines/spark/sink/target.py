@@ -1,23 +1,29 @@
-"""A store other than Kafka as the target of a write: its description, from options as Spark hands them on.
+"""A store other than Kafka as the target of a write: its description, from Spark's options, and rows as its records.
 
 Options are named after the arguments of `PostgresSink`, `MySQLSink`, `RedisSink` and `FileSink`, in any case and with
-or without underscores, and written as text: names are separated by commas, flags are true or false. Invariants: nothing
-is opened; a target is made of text alone, for Spark pickles it, so that all processes make the same description of it;
-secrets are references.
+or without underscores, and written as text. Invariants: nothing is opened; a target is text alone, which Spark pickles,
+so that all processes make the same description and record type of it; secrets are references; a column keeps its name;
+no value is rounded, cut or turned into text; a column's type without equal in Python is refused before any write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date
-from functools import cached_property
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from keyword import iskeyword
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from exactlyonce.engines.spark.sink.records import Records, record_type
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as spark
+
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks.files.sink import FileSink
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
@@ -25,11 +31,11 @@ from exactlyonce.sinks.redis.sink import RedisSink
 from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyarrow import RecordBatch
 
 KAFKA = "kafka"
 Parsed = Callable[[str, str], Any]
-"""An argument from an option's name and text; ConfigError where it is none."""
+"""A parser of an option's name and text; it raises ConfigError."""
 
 
 def _text(name: str, text: str) -> str:
@@ -37,7 +43,7 @@ def _text(name: str, text: str) -> str:
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
-    return tuple(each.strip() for each in text.split(","))
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _flag(name: str, text: str) -> bool:
@@ -78,6 +84,22 @@ _NEEDED_FOR = {
     "key": 'the key of a row, with columns in braces, as .option("key", "total:{customer}")',
     "path": 'the folder, from / on, which the driver and all executors see, as .option("path", "/data/totals")',
 }
+_SCALARS: dict[type[spark.DataType], Any] = {
+    spark.BooleanType: bool,
+    **dict.fromkeys((spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType), int),
+    **dict.fromkeys((spark.FloatType, spark.DoubleType), float),
+    **dict.fromkeys((spark.StringType, spark.CharType, spark.VarcharType), str),
+    spark.BinaryType: bytes,
+    spark.DecimalType: Decimal,
+    spark.DateType: date,
+    spark.TimestampType: datetime,
+    spark.TimestampNTZType: Annotated[datetime, msgspec.Meta(tz=False)],
+    spark.DayTimeIntervalType: timedelta,
+}
+if (_time_type := getattr(spark, "TimeType", None)) is not None:  # Spark 4.1 has it
+    _SCALARS[_time_type] = time
+_PLACE = "column_{}"
+"""The attribute of a column whose name is no attribute's in Python."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,7 @@ class StoreTarget:
     schema: str
 
     def __getstate__(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
-        """What Spark carries: no type and no function."""
+        """The pickled state, without types and functions."""
         return self.store, self.arguments, self.schema
 
     def __setstate__(self, state: tuple[str, tuple[tuple[str, str], ...], str]) -> None:
@@ -98,7 +120,6 @@ class StoreTarget:
 
     @cached_property
     def parsed(self) -> dict[str, Any]:
-        """The arguments as values."""
         return {name: ARGUMENTS[self.store][name](name, text) for name, text in self.arguments}
 
     @cached_property
@@ -110,28 +131,26 @@ class StoreTarget:
 
     @cached_property
     def type(self) -> Any:
-        """Of the records."""
         return record_type(self.schema, self.key)
 
     @cached_property
     def sink(self) -> Any:
-        """The description."""
         arguments = dict(self.parsed)
         if self.store == "files":
             return FileSink[Any](arguments.pop("path"), **arguments)
         if self.store == "redis":
             key = _key_of(arguments.pop("key"), fields_of(self.type))
             return RedisSink[Any](arguments.pop("url"), key=key, **arguments)
-        made: Any = PostgresSink if self.store == "postgres" else MySQLSink
-        return made(arguments.pop("table"), **arguments)
+        table_sink: Any = PostgresSink if self.store == "postgres" else MySQLSink
+        return table_sink(arguments.pop("table"), **arguments)
 
     def records(self) -> Records:
-        """What makes records of the batches of a task."""
+        """A maker of records of a task's batches."""
         return Records(self.type, self.key, "which is part of the key")
 
 
-def parse_target(store: str, options: dict[str, str], schema: StructType, sink_id: str) -> StoreTarget:
-    """Check and parse. *options*: by the argument that each is; more are refused by whoever calls this."""
+def parse_target(store: str, options: dict[str, str], schema: spark.StructType, sink_id: str) -> StoreTarget:
+    """Check and parse *options*, by argument; the caller refuses unknown ones."""
     needed = _NEEDED.get(store, _NEEDED_OF_TABLES)
     if missing := [name for name in needed if name not in options]:
         raise ConfigError(f"sink={store} needs the option {missing[0]}: {_NEEDED_FOR[missing[0]]}.")
@@ -153,8 +172,8 @@ def _problems(target: StoreTarget) -> Iterator[str]:
 
 
 def _key_problems(target: StoreTarget) -> Iterator[str]:
-    """Of the key, and if there is nothing wrong with it, of the description with it."""
-    columns = {each.name: each for each in fields_of(record_type(target.schema))}
+    """The problems of the key, or else of the description with it."""
+    columns = {column.name: column for column in fields_of(record_type(target.schema))}
     unknown = [name for name in target.key if name not in columns]
     if unknown:
         yield f"key names {unknown[0]!r}, and the DataFrame has the columns {', '.join(columns)}: name one of them"
@@ -171,11 +190,11 @@ def _key_problems(target: StoreTarget) -> Iterator[str]:
 
 
 _IN_KEYS = {FieldKind.STR, FieldKind.INT, FieldKind.BOOL, FieldKind.DATE}
-"""What has one form as text."""
+"""Kinds with one form as text."""
 
 
 def _template(template: str) -> list[tuple[str, str | None]]:
-    """The parts of a key: text, and the column behind it.
+    """The parts of a key: text, and the column after it.
 
     >>> _template("total:{customer}"), _template("{{shop}}:{customer}")
     ([('total:', 'customer')], [('{', None), ('shop}', None), (':', 'customer')])
@@ -193,9 +212,8 @@ def _template(template: str) -> list[tuple[str, str | None]]:
 
 
 def _key_of(template: str, fields: tuple[RowField, ...]) -> Callable[[Any], str]:
-    """The key of a record."""
-    get = {each.name: each.get for each in fields}
-    parts = [(text, get[name] if name is not None else None) for text, name in _template(template)]
+    getters = {field.name: field.get for field in fields}
+    parts = [(text, getters[name] if name is not None else None) for text, name in _template(template)]
     return lambda record: "".join(text + ("" if part is None else _written(part(record))) for text, part in parts)
 
 
@@ -203,3 +221,101 @@ def _written(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.isoformat() if isinstance(value, date) else str(value)
+
+
+@lru_cache(maxsize=64)
+def record_type(schema: str, required: tuple[str, ...] = ()) -> Any:
+    """The type of rows with *schema*, in JSON; *required* columns have no null.
+
+    >>> from exactlyonce.pipeline import schema
+    >>> columns = spark.StructType().add("customer", spark.StringType()).add("sum", spark.LongType())
+    >>> schema.describe(record_type(columns.json(), ("customer",)))["fields"]
+    [['customer', 'str'], ['sum', {'union': ['int', 'null']}]]
+    """
+    columns = spark.StructType.fromJson(msgspec.json.decode(schema))
+    _refuse_same_names(columns, "the DataFrame")
+    fields, renamed = [], {}
+    for place, column in enumerate(columns):
+        attribute = column.name
+        if not attribute.isidentifier() or iskeyword(attribute) or attribute.startswith("_"):
+            attribute = _PLACE.format(place)
+            renamed[attribute] = column.name
+        type_ = _type_of(column.dataType, column.name)
+        fields.append((attribute, type_ if column.name in required or not column.nullable else type_ | None))
+    return msgspec.defstruct("Row", fields, rename=renamed, gc=False)
+
+
+def _refuse_same_names(columns: spark.StructType, where: str) -> None:
+    names = columns.names
+    if not names:
+        raise ConfigError(f"There is no column in {where}: select what is to be written.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"Two columns of {where} are named {twice!r}: rename one, or leave it out.")
+
+
+def _type_of(type_: spark.DataType, where: str) -> Any:
+    """The type of values other than null; *where* is the column's name."""
+    if isinstance(type_, spark.ArrayType):
+        item = _type_of(type_.elementType, where)
+        return GenericAlias(list, (item | None if type_.containsNull else item,))
+    if isinstance(type_, spark.MapType):
+        key, value = _type_of(type_.keyType, where), _type_of(type_.valueType, where)
+        return GenericAlias(dict, (key, value | None if type_.valueContainsNull else value))
+    if isinstance(type_, spark.StructType):
+        _refuse_same_names(type_, f"column {where!r}")
+        fields: dict[str, Any] = {}
+        for field in type_:
+            inner = _type_of(field.dataType, f"{where}.{field.name}")
+            fields[field.name] = inner | None if field.nullable else inner
+        return TypedDict(where, fields)  # type: ignore[operator]  # it is known when it runs
+    scalar = _SCALARS.get(type(type_))
+    if scalar is None:
+        raise ConfigError(
+            f"Column {where!r} is of type {type_.simpleString()}, which cannot be written to a store: cast it, to a "
+            f"string for instance, or leave it out."
+        )
+    return scalar
+
+
+class Records:
+    """Makes records of the batches of one task. *required*: columns in which null is refused, and why."""
+
+    def __init__(self, type_: Any, required: Collection[str], why: str) -> None:
+        self._type, self._required, self._why = type_, required, why
+        self.taken = 0
+        """The number of rows taken so far."""
+
+    def take(self, batch: RecordBatch) -> tuple[list[tuple[Any, ...]], list[Any]]:
+        """The rows of *batch* as plain values, and as records."""
+        for name in self._required:
+            if batch.column(name).null_count:
+                place = self.taken + batch.column(name).to_pylist().index(None) + 1
+                raise RecordError(f"Row {place} of a task has null in column {name!r}, {self._why}: filter such rows.")
+        columns = [_values(batch.column(place)) for place in range(batch.num_columns)]
+        self.taken += batch.num_rows
+        return list(zip(*columns, strict=True)), list(map(self._type, *columns))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    plain = _plain(column.type)
+    values = column.to_pylist()
+    return values if plain is None else list(map(plain, values))
+
+
+def _plain(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """A function that makes dicts of the maps in a value, which Arrow gives as pairs; None where there is no map."""
+    if pa.types.is_map(type_):
+        item = _plain(type_.item_type)
+        if item is None:
+            return lambda pairs: None if pairs is None else dict(pairs)
+        return lambda pairs: None if pairs is None else {key: item(value) for key, value in pairs}
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        element = _plain(type_.value_type)
+        return None if element is None else lambda items: None if items is None else list(map(element, items))
+    if pa.types.is_struct(type_):
+        parts = {field.name: plain for field in type_ if (plain := _plain(field.type)) is not None}
+        if not parts:
+            return None
+        return lambda row: None if row is None else {**row, **{name: part(row[name]) for name, part in parts.items()}}
+    return None

@@ -1,26 +1,24 @@
 """A task of a write to Kafka: one transaction per attempt, flushed and left open for the driver's decision.
 
-Invariants: no two attempts that a task is in at a time share a transactional id, and one is taken only while nobody has
-a transaction open under it; the producer's id and epoch are read after its initialisation and before its first record;
-a delivery error fails the task; the producer is dropped, never closed, for that would abort what the driver may decide.
-A row of a decided job is not written again, but counted and hashed, so that the driver sees whether it is one of those
-that were decided.
+Invariants: concurrent attempts of a task never share a transactional id, and an id is taken only while no transaction
+is open under it; the producer's id and epoch are read between its initialisation and its first record; a delivery error
+fails the task; the producer is dropped, never closed, because that would abort its transaction. Rows of a decided job
+are counted and hashed instead of written. A row is written whole or is an error, with the columns of Spark's own sink.
 
-An id is `eo:<sinkId>:spark:<partition>:<incarnation>.0-<attempt>:<slot>`, where Spark counts the attempts of a task. It
-is used again by a later job, once the one that used it is finalized, so that a stream does not leave ids behind with
-every batch, which the broker remembers for a week. A task that runs again because what it wrote from was lost begins
-with attempt 0 again, and takes another slot.
+An id is `eo:<sinkId>:spark:<partition>:<incarnation>.0-<attempt>:<slot>`, with Spark's count of the task's attempts. A
+later job uses it again, once its last one is finalized. A task that Spark runs anew, as attempt 0, gets another slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
@@ -31,10 +29,9 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.rows import rows
-from exactlyonce.engines.spark.sink.tally import Tally, tally_of
+from exactlyonce.engines.spark.sink.position import Job, Tally, tally_of
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
 
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 SINK = "spark"
 """The sink's name in transactional ids."""
 ATTEMPT = "0"
-"""Of all transactions that tasks write, before Spark's count; repairs have the next."""
+"""The attempt of all transactions of tasks, before Spark's count; repairs have the next."""
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
 FREE = ("CompleteCommit", "CompleteAbort", "Dead")
@@ -55,9 +52,11 @@ TUNING = {
     "queue.buffering.max.messages": 200_000,
     "reconnect.backoff.ms": 20,  # half of it passes before the first connection: 15 ms instead of 55
 }
-"""Each may be set otherwise."""
+"""Defaults of the client, which the user may change."""
+BY_KEY = -1
+"""The client chooses the partition: by the key, as Java's clients do, else any."""
 BATCHES_AHEAD = 8
-"""Taken from Spark while the producer is made."""
+"""Batches taken from Spark while the producer is made."""
 
 
 def write_task(
@@ -68,9 +67,9 @@ def write_task(
     attempt: int,
     batches: Iterable[RecordBatch],
 ) -> Flushed:
-    """Write all of *batches*, a partition's, in one transaction, unless *job* is decided."""
+    """Write *batches* of a partition in one transaction, unless *job* is decided."""
     assignment.position.refuse(job, options)
-    batches = (each for each in batches if each.num_rows)
+    batches = (batch for batch in batches if batch.num_rows)
     ahead, tally = list(islice(batches, 1)), Tally()
     if not ahead or assignment.position.holds(job):
         for batch in chain(ahead, batches):
@@ -103,7 +102,7 @@ def write_task(
 
 
 def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> TaskTransaction:
-    """A transaction under the first id that nobody is writing with."""
+    """A transaction under the first free id."""
     config = options.client()
     transactions = _transactions(options, config)
     name = _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}")
@@ -120,7 +119,7 @@ def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt
 
 
 def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnation: int, attempt: str) -> str:
-    """An id in use, or left open by a task that has failed, is the driver's to end: taking it would abort it."""
+    """An id without open transaction: the driver ends those of failed tasks, and taking their id would abort them."""
     for first in range(0, SLOTS_MAX, SLOTS_ASKED):
         slots = range(first, first + SLOTS_ASKED)
         names = [str(TransactionalId(sink_id, SINK, partition, incarnation, attempt, str(slot))) for slot in slots]
@@ -134,7 +133,7 @@ _connected: dict[tuple[tuple[str, str], ...], Transactions] = {}
 
 
 def _transactions(options: SinkOptions, config: ClientConfig) -> Transactions:
-    """One connection for all tasks that this process runs, one after the other."""
+    """The connection that successive tasks of this process share."""
     key = tuple(sorted(options.client_settings.items()))
     if key not in _connected:
         _connected[key] = Transactions(config)
@@ -161,7 +160,7 @@ class TaskTransaction:
         return self._producer
 
     def initialise(self, topic: str) -> None:
-        """Fence whoever had the id."""
+        """Fence older producers of the id."""
         settings = self.config.confluent(
             {
                 "transactional.id": self.name,
@@ -176,12 +175,12 @@ class TaskTransaction:
         self.producer.init_transactions(INIT_TIMEOUT_S)
 
     def begin(self, state: TransactionState) -> None:
-        """It is ours as *state* says."""
+        """Begin; *state* has our producer id and epoch."""
         self.producer_id, self.epoch = state.producer_id, state.epoch
         self.producer.begin_transaction()
 
     def write(self, arguments: Iterable[tuple[Any, ...]]) -> None:
-        """Produce rows; waits where the client's queue is full."""
+        """Produce rows; wait while the client's queue is full."""
         produce, records = self.producer.produce, 0
         row: tuple[Any, ...] = ("",)
         try:
@@ -189,35 +188,32 @@ class TaskTransaction:
                 while True:
                     try:
                         topic, value, key, *more = row
-                        if more:  # the fifth that the client takes in place is what it calls on delivery
+                        if more:  # the client's fifth positional argument is a callback
                             produce(topic, value, key, more[0], headers=more[1])
                         else:
                             produce(topic, value, key)
                         break
                     except BufferError:
-                        self._wait()
+                        self.producer.poll(WAIT_S)
+                        self._raise_error()
                 records += 1
         except KafkaException as error:
-            where = " ".join(str(each) for each in (row[0], *row[3:4]))
+            where = " ".join(map(str, (row[0], *row[3:4])))
             raise SinkFailed(f"transaction {self.name} cannot write to {where}: {error.args[0].str()}") from None
         self.records += records
         self.producer.poll(0)
         self._raise_error()
 
     def flush(self) -> None:
-        """Return once the broker has every row; the client gives up at the transaction's timeout."""
+        """Return once the broker has every row; the client fails at the transaction's timeout."""
         while len(self.producer):
             self.producer.flush(WAIT_S)
             self._raise_error()
 
     def drop(self) -> None:
-        """Let go of the client, on a thread of its own: ending its threads takes milliseconds."""
-        left, self._producer = [self._producer], None
-        Thread(target=left.clear, daemon=True).start()
-
-    def _wait(self) -> None:
-        self.producer.poll(WAIT_S)
-        self._raise_error()
+        """Release the client, on a thread of its own, because it takes milliseconds to end its threads."""
+        dropped, self._producer = [self._producer], None
+        Thread(target=dropped.clear, daemon=True).start()
 
     def _raise_error(self) -> None:
         if self._error:
@@ -231,3 +227,45 @@ class TaskTransaction:
     def _failed(self, error: KafkaError) -> None:
         if error.fatal():
             self._error = self._error or f"the producer failed: {error.str()}"
+
+
+def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator[tuple[Any, ...]]:
+    """(topic, value, key, partition, headers) of every row; *columns* are the existing ones."""
+    lists = {name: _column(batch, name, place).to_pylist() for name, place in columns.items()}
+    values = lists["value"]
+    keys = lists.get("key") or repeat(None)
+    topics = repeat(topic) if topic else _named(lists["topic"])
+    partitions = [BY_KEY if p is None else p for p in lists["partition"]] if "partition" in lists else None
+    headers = [_pairs(row_headers) for row_headers in lists["headers"]] if "headers" in lists else None
+    if partitions is None and headers is None:
+        return zip(topics, values, keys)  # noqa: B905 - topics and keys may be endless
+    return zip(topics, values, keys, partitions or repeat(BY_KEY), headers or repeat([]))  # noqa: B905 - so may these
+
+
+def _column(batch: RecordBatch, name: str, place: int) -> pa.Array:
+    """The column, with strings as bytes: Arrow has these, and a producer would encode them again."""
+    column = batch.column(place)
+    if name in ("value", "key") and pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    if name in ("value", "key") and pa.types.is_large_string(column.type):
+        return column.cast(pa.large_binary())
+    return column
+
+
+def _named(topics: list[str | None]) -> list[str | None]:
+    if None in topics:
+        raise RecordError(
+            f"Row {topics.index(None) + 1} of a batch has no topic. Set the option topic, or fill the column."
+        )
+    return topics
+
+
+def _pairs(headers: list[Mapping[str, Any] | None] | None) -> list[tuple[str, bytes | None]]:
+    pairs = []
+    for header in headers or ():
+        if header is None or header["key"] is None:
+            raise RecordError(
+                "A header of a row is null, or its key is: a header has a name. Leave it out of the array."
+            )
+        pairs.append((header["key"], header["value"]))
+    return pairs

@@ -1,21 +1,24 @@
-"""The common part of the writers of a stream and of a batch: what tasks are told, do, and tell.
+"""The writers of `df.writeStream` and `df.write` with the format `exactlyonce`; docs/spark.md has their options.
 
-Invariant: an error of ours reaches Spark, which shows it with all that led to it, as its message alone.
+Spark pickles a writer for its tasks before every batch: then the driver assigns. The writer that commits may live in
+another process. Spark tells only tasks the query and batch of their job, so every task gets the sink's position, checks
+whether its job is decided, and names the job in its message. Invariants: the rows of a job become visible as a whole,
+in a store task by task, once decided; an error of ours reaches Spark as its message alone, without causes.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.errors import PySparkPicklingError
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from exactlyonce.engines.spark.sink.driver import SinkDriver, with_driver
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
-from exactlyonce.engines.spark.sink.options import SinkOptions
+from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.store_task import write_store_task
 from exactlyonce.engines.spark.sink.task import write_task
@@ -24,57 +27,53 @@ from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Invariant
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark import TaskContext
-
+    from pyspark.sql.types import StructType
 
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 APPLICATION_PROPERTY, STARTED_PROPERTY = "spark.app.id", "spark.app.startTime"
-"""Of the JVM: where a cluster starts a driver again, as YARN does, the next one has the same id."""
+"""The start of the JVM: a driver that a cluster starts again, as YARN does, has the same application id."""
 ROOT_PROPERTY = "spark.sql.execution.root.id"
-"""Of what it executes on behalf of others, counted from 0: all jobs of one batch, in one run of it, have one root."""
-
-
+"""The root execution, counted from 0: all jobs of one run of a batch share it."""
 R = TypeVar("R")
 
 
 class JobNotBegun(PySparkPicklingError):
-    """A job cannot begin, for the reason in the text. Spark pickles its writer by then, and of all errors within that
-    it leaves this kind as it is; another one would be shown behind a trace of Spark's serializer."""
+    """A job cannot begin. Of all errors while it pickles a writer, Spark shows only this kind as it is."""
 
 
 class TaskMessage(WriterCommitMessage):
-    """What Spark carries from a task to the driver."""
+    """The message from a task to the driver, carried by Spark."""
 
     def __init__(self, flushed: Flushed) -> None:
         self.flushed = flushed
 
 
 class FormatWriter(ABC):
-    """A writer up to its commit. Spark pickles it for the tasks."""
+    """The common part of the writers of a stream and of a batch."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self.assignment: Assignment | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Before the tasks: what they are told is part of the writer that they get."""
+        """The pickled writer, with the assignment of its tasks."""
         if self.assignment is None:
             try:
-                self.assignment = self.asked(lambda driver: driver.assign())
+                self.assignment = self.ask_driver(lambda driver: driver.assign())
             except InvariantViolation:
                 raise
             except ExactlyOnceError as error:
                 raise JobNotBegun(str(error)) from None
         return dict(self.__dict__)
 
-    def asked(self, use: Callable[[SinkDriver], R]) -> R:
-        """What *use* gives, with the sink's driver."""
+    def ask_driver(self, use: Callable[[SinkDriver], R]) -> R:
+        """The result of *use*, with the sink's driver."""
         return without_causes(lambda: with_driver(self.options, use))
 
     def abort_job(self) -> None:
-        """End what a failed job has left. If that fails as well, it is told on stderr, and left to the next job: what
-        this raises, Spark would show in the place of the error that it aborts for."""
+        """End the leftovers of a failed job. A failure goes to stderr: Spark would show it in place of the job's."""
         try:
-            self.asked(lambda driver: driver.abort())
+            self.ask_driver(lambda driver: driver.abort())
         except InvariantViolation:
             raise
         except ExactlyOnceError as error:
@@ -84,26 +83,30 @@ class FormatWriter(ABC):
 
     @abstractmethod
     def job_of(self, context: TaskContext) -> Job:
-        """What the task is part of."""
+        """The job of a task."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
-        """One task, on an executor."""
-        return without_causes(lambda: TaskMessage(self._written(_task_context(), iterator)))
+        """Run one task, on an executor."""
+        return without_causes(lambda: TaskMessage(self._write(_task_context(), iterator)))
 
-    def _written(self, context: TaskContext, iterator: Iterator[RecordBatch]) -> Flushed:
+    def _write(self, context: TaskContext, iterator: Iterator[RecordBatch]) -> Flushed:
         require(self.assignment is not None, "A writer reaches a task only with an assignment")
         assert self.assignment is not None
         job, partition, attempt = self.job_of(context), context.partitionId(), context.attemptNumber()
-        is_speculative = _speculates(context)
+        is_speculative = (context.getLocalProperty("spark.speculation") or "false").lower() == "true"
         if self.options.target is not None:
             tried_before = attempt > 0 or is_speculative
             return write_store_task(self.options, self.assignment, job, partition, tried_before, iterator)
-        _refuse_speculation(is_speculative)
+        if is_speculative:
+            raise ConfigError(
+                "spark.speculation is on: two attempts of a task would write at a time, and the open transaction of "
+                "the failed attempt would hold readers back. Set spark.speculation to false."
+            )
         return write_task(self.options, self.assignment, job, partition, attempt, iterator)
 
 
 def without_causes(use: Callable[[], R]) -> R:
-    """What *use* gives. An error of ours says all by itself; of a defect the way to it is kept."""
+    """The result of *use*. An error of ours loses its causes; a defect keeps them."""
     try:
         return use()
     except InvariantViolation:
@@ -113,31 +116,28 @@ def without_causes(use: Callable[[], R]) -> R:
 
 
 def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
-    """What all tasks have told."""
-    flushed = [each.flushed for each in messages if isinstance(each, TaskMessage)]
+    flushed = [message.flushed for message in messages if isinstance(message, TaskMessage)]
     require(len(flushed) == len(messages), "Spark commits only what all tasks have written")
     return flushed
 
 
 def batch_of(context: TaskContext) -> Job | None:
-    """The batch of a streaming query that a task works for, if it does, and in which run of it."""
+    """The batch of a streaming query for which a task works, and its run; None outside of queries."""
     query = context.getLocalProperty(QUERY_PROPERTY)
     if not query:
         return None
-    application, started, root = (
-        _property(context, name) for name in (APPLICATION_PROPERTY, STARTED_PROPERTY, ROOT_PROPERTY)
-    )
-    return Job(query, int(_property(context, BATCH_PROPERTY)), run=f"{application}/{started}/{root}")
+    names = (APPLICATION_PROPERTY, STARTED_PROPERTY, ROOT_PROPERTY)
+    run = "/".join(_property(context, name) for name in names)
+    return Job(query, int(_property(context, BATCH_PROPERTY)), run=run)
 
 
 def _property(context: TaskContext, name: str) -> str:
-    found = context.getLocalProperty(name)
-    require(found, f"Spark tells its tasks {name}")
-    return str(found)
+    value = context.getLocalProperty(name)
+    require(value, f"Spark tells its tasks {name}")
+    return str(value)
 
 
 def _task_context() -> TaskContext:
-    """Of the task that runs."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -146,14 +146,45 @@ def _task_context() -> TaskContext:
     return context
 
 
-def _speculates(context: TaskContext) -> bool:
-    """Whether Spark may run several attempts of a task at a time."""
-    return (context.getLocalProperty("spark.speculation") or "false").lower() == "true"
+class StreamWriter(FormatWriter, DataSourceStreamArrowWriter):
+    """The writer of `df.writeStream`: a job is one batch of one query."""
+
+    def job_of(self, context: TaskContext) -> Job:
+        batch = batch_of(context)
+        require(batch is not None, "A batch of a query has its number")
+        assert batch is not None
+        return Job(batch.query, batch.batch)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        flushed = flushed_of(messages)
+        if flushed:
+            job = flushed[0].job
+            require(job.batch == batchId, "Tasks write the batch that Spark commits")
+            self.ask_driver(lambda driver: driver.commit(job, flushed))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Abort after a task has failed too often, or after a `commit` that raised."""
+        self.abort_job()
 
 
-def _refuse_speculation(is_speculative: bool) -> None:
-    if is_speculative:
-        raise ConfigError(
-            "spark.speculation is on: two attempts of a task would write at a time, and the open transaction of the "
-            "failed attempt would hold readers back. Set spark.speculation to false."
-        )
+class BatchWriter(FormatWriter, DataSourceArrowWriter):
+    """The writer of `df.write`: a job is a whole write. Within `foreachBatch` it is part of a batch."""
+
+    def job_of(self, context: TaskContext) -> Job:
+        batch = None if self.options.write_id else batch_of(context)
+        return batch or Job(write_id=self.options.write_id)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        flushed = flushed_of(messages)
+        if flushed:
+            self.ask_driver(lambda driver: driver.commit(flushed[0].job, flushed))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.abort_job()
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of a batch; ConfigError for mode overwrite."""
+    if overwrite:
+        raise ConfigError('What a sink has written cannot be overwritten: write with .mode("append").')
+    return BatchWriter(parse_sink_options(options, schema, streaming=False))

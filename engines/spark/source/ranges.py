@@ -1,8 +1,8 @@
-"""The offsets of a read: bounds as the user wrote them against what the topics hold.
+"""The offsets of a read: the user's bounds against the present topics.
 
-Invariants: everything is resolved once, on the driver, before a record is read; "latest" is the last stable offset, so
-that no range ends within an open transaction; what the topics no longer hold is an error, or, if the user said so
-(`failOnDataLoss` false), left out. A topic goes by its id: one that was made anew is another topic.
+Invariants: offsets are resolved once, on the driver, before a record is read; "latest" is the last stable offset, so
+that no range ends within an open transaction; missing records are an error, or left out if the user allows it
+(`failOnDataLoss` false); topics are compared by id.
 """
 
 from __future__ import annotations
@@ -29,34 +29,33 @@ class Range:
 
     @property
     def size(self) -> int:
-        """Offsets; there may be fewer records."""
+        """The number of offsets; there may be fewer records."""
         return max(0, self.end - self.start)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a topic holds, for readers of what is committed."""
+class TopicContents:
+    """The offsets of a topic for readers of committed records."""
 
     name: str
     topic_id: str
     first: Mapping[int, int]
-    """By partition."""
     end: Mapping[int, int]
     """The last stable offsets."""
 
 
-def held(topics: Topics, names: Iterable[str]) -> dict[str, Held]:
-    """Each topic as it is now; `TopicError` for a missing one."""
+def contents_of(topics: Topics, names: Iterable[str]) -> dict[str, TopicContents]:
+    """Each topic at present; `TopicError` for a missing one."""
     described = topics.describe(names)
     return {
-        name: Held(name, topic.topic_id, topics.start_offsets(name), topics.end_offsets(name, committed=True))
+        name: TopicContents(name, topic.topic_id, topics.start_offsets(name), topics.end_offsets(name, committed=True))
         for name, topic in described.items()
     }
 
 
-def resolve(bound: Bound, topics: Topics, topic: Held) -> dict[int, int]:
+def resolve(bound: Bound, topics: Topics, topic: TopicContents) -> dict[int, int]:
     """The offset of every partition. At a time: the first record of that time or later, else the end."""
-    wanted = dict.fromkeys(topic.first, bound.alike) if bound.each is None else bound.each[topic.name]
+    wanted = dict.fromkeys(topic.first, bound.number) if bound.by_partition is None else bound.by_partition[topic.name]
     if set(wanted) != set(topic.first):
         raise ConfigError(
             f"{bound.option} names partitions {sorted(wanted)} of {topic.name!r}, which has {sorted(topic.first)}. "
@@ -64,16 +63,16 @@ def resolve(bound: Bound, topics: Topics, topic: Held) -> dict[int, int]:
         )
     if bound.timestamps:
         at = {time_ms: topics.offsets_at(topic.name, time_ms) for time_ms in set(wanted.values())}
-        # what has come since the end was asked for does not count
+        # not beyond the end, which was asked for before
         return {partition: min(at[time_ms][partition], topic.end[partition]) for partition, time_ms in wanted.items()}
     named = {EARLIEST: topic.first, LATEST: topic.end}
     return {partition: named[n][partition] if n in named else n for partition, n in wanted.items()}
 
 
 def ranges_between(options: ReadOptions, topics: Topics) -> list[Range]:
-    """What a batch reads: never empty, though the one range in it may be."""
+    """The ranges of a batch: at least one, if only an empty one."""
     ranges: list[Range] = []
-    for topic in held(topics, options.topics).values():
+    for topic in contents_of(topics, options.topics).values():
         starts, ends = resolve(options.start, topics, topic), resolve(options.end, topics, topic)
         for partition, start in sorted(starts.items()):
             wanted = Range(topic.name, topic.topic_id, partition, start, ends[partition])
@@ -83,11 +82,11 @@ def ranges_between(options: ReadOptions, topics: Topics) -> list[Range]:
                     f"{wanted.end} ({options.end.option}), which lies before it."
                 )
             ranges.append(available(wanted, topic, options.fail_on_data_loss))
-    return split([each for each in ranges if each.size], options.partitions_min) or ranges[:1]
+    return split([range_ for range_ in ranges if range_.size], options.partitions_min) or ranges[:1]
 
 
-def available(wanted: Range, topic: Held, fail_on_data_loss: bool) -> Range:
-    """*wanted*, or as much of it as the topic holds; `RangeGone` if that is less and the user did not allow it."""
+def available(wanted: Range, topic: TopicContents, fail_on_data_loss: bool) -> Range:
+    """*wanted*, or its part in the topic; `RangeGone` if that is less, unless the user allows it."""
     first, end = topic.first.get(wanted.partition, 0), topic.end.get(wanted.partition, 0)
     if wanted.start == wanted.end <= end or first <= wanted.start <= wanted.end <= end:
         return wanted
@@ -104,42 +103,42 @@ CHOICES = "Give offsets that are there, or failOnDataLoss=false to read what is 
 
 
 def split(ranges: Sequence[Range], partitions_min: int) -> list[Range]:
-    """*ranges* in at least *partitions_min* parts, if there are as many offsets, in shares of about the same size.
+    """*ranges* in at least *partitions_min* parts of about the same size, if there are as many offsets.
 
-    >>> [(each.start, each.end) for each in split([Range("t", "", 0, 0, 90), Range("t", "", 1, 0, 10)], 4)]
+    >>> [(part.start, part.end) for part in split([Range("t", "", 0, 0, 90), Range("t", "", 1, 0, 10)], 4)]
     [(0, 22), (22, 45), (45, 67), (67, 90), (0, 10)]
     """
-    total = sum(each.size for each in ranges)
+    total = sum(whole.size for whole in ranges)
     if len(ranges) >= partitions_min or not total:
         return list(ranges)
-    found = []
-    for each in ranges:
-        parts = min(each.size, -(-each.size * partitions_min // total))
-        cuts = [each.start + each.size * part // parts for part in range(parts + 1)]
-        found += [replace(each, start=start, end=end) for start, end in pairwise(cuts)]
-    return found
+    parts = []
+    for whole in ranges:
+        count = min(whole.size, -(-whole.size * partitions_min // total))
+        cuts = [whole.start + whole.size * number // count for number in range(count + 1)]
+        parts += [replace(whole, start=start, end=end) for start, end in pairwise(cuts)]
+    return parts
 
 
 def shares(ranges: Sequence[Range], offsets_max: int | None) -> list[Range]:
-    """*ranges*, cut so that they have *offsets_max* in all: each in proportion to its size, and at least one.
+    """*ranges*, cut to *offsets_max* in all: each in proportion to its size, and at least one.
 
-    >>> [each.size for each in shares([Range("t", "", 0, 0, 90), Range("t", "", 1, 0, 9), Range("t", "", 2, 5, 6)], 12)]
+    >>> [cut.size for cut in shares([Range("t", "", 0, 0, 90), Range("t", "", 1, 0, 9), Range("t", "", 2, 5, 6)], 12)]
     [9, 2, 1]
     """
-    sizes = [each.size for each in ranges]
+    sizes = [whole.size for whole in ranges]
     if offsets_max is None or sum(sizes) <= offsets_max:
         return list(ranges)
     waiting = sorted((place for place, size in enumerate(sizes) if size), key=sizes.__getitem__, reverse=True)
-    given = dict.fromkeys(waiting[:offsets_max], 1)
-    spare, rest, passed = offsets_max - len(given), sum(sizes) - len(waiting), 0
-    for place in given if spare else ():
-        given[place] += (passed + sizes[place] - 1) * spare // rest - passed * spare // rest
-        passed += sizes[place] - 1
-    return [replace(each, end=each.start + given.get(place, 0)) for place, each in enumerate(ranges)]
+    cut_sizes = dict.fromkeys(waiting[:offsets_max], 1)
+    spare, rest, counted = offsets_max - len(cut_sizes), sum(sizes) - len(waiting), 0
+    for place in cut_sizes if spare else ():
+        cut_sizes[place] += (counted + sizes[place] - 1) * spare // rest - counted * spare // rest
+        counted += sizes[place] - 1
+    return [replace(whole, end=whole.start + cut_sizes.get(place, 0)) for place, whole in enumerate(ranges)]
 
 
-def require_same_topic(now: Held | Topic, topic_id: str) -> None:
-    """Raise `RangeGone` if the topic of that name is another one than when *topic_id* was noted."""
+def require_same_topic(now: TopicContents | Topic, topic_id: str) -> None:
+    """Raise `RangeGone` if the topic has another id than *topic_id*."""
     if now.topic_id != topic_id:
         raise RangeGone(
             f"Topic {now.name!r} was deleted and made anew: its id was {topic_id}, now it is {now.topic_id}. "

@@ -1,13 +1,14 @@
-"""The options of `spark.read` and `spark.readStream`, checked, in Spark's own words.
+"""The options of `spark.read` and `spark.readStream`, checked: of topics, in Spark's own words, and of state.
 
-Invariants: nothing is opened; an option that is not known, or means nothing here, is an error that names what there is;
-a secret written as a reference (`env:NAME`, `file:/path`) stays one, in every process, until a client is made.
+Invariants: nothing is opened; an unknown or useless option is an error that names the known ones; a reference to a
+secret (`env:NAME`, `file:/path`) stays one, in every process, until a client is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from pyspark.sql.types import (
@@ -21,15 +22,22 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import name_problem
 
 KAFKA = "kafka."
 START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 BATCH_ONLY, STREAM_ONLY = END, ("maxOffsetsPerTrigger",)
 OPTIONS = ("subscribe", *START, *END, "failOnDataLoss", "includeHeaders", "maxOffsetsPerTrigger", "minPartitions")
+STATE = "state"
+"""The option that makes a read one of state."""
+STATE_OPTIONS = (STATE, "operator", "checkpoint", "key", "keyType", "types", "params", "json", "minPartitions")
+IN_TOPIC_ONLY = ("checkpoint", "minPartitions")
+KEY_TYPES = ("bool", "bytes", "date", "datetime", "decimal", "float", "int", "str", "time", "timedelta", "uuid")
 _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 
 _SCHEMA = (
@@ -50,19 +58,17 @@ ByPartition = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True)
 class Bound:
-    """Where the ranges begin, or end, as the user wrote it: for all partitions alike, or for each."""
+    """The user's start or end of the ranges: one number for all partitions, or one for each."""
 
     option: str
-    alike: int = LATEST
-    each: ByPartition | None = None
+    number: int = LATEST
+    by_partition: ByPartition | None = None
     timestamps: bool = False
     """The numbers are milliseconds since 1970, not offsets."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """A read, whole."""
-
     topics: tuple[str, ...]
     start: Bound
     end: Bound
@@ -73,7 +79,7 @@ class ReadOptions:
     client_settings: Mapping[str, str] = field(repr=False)
 
     def client(self) -> ClientConfig:
-        """How to reach the cluster; made where it is used, so that no looked-up secret travels."""
+        """The client's configuration, made where it is used, so that no resolved secret travels."""
         return ClientConfig(self.client_settings)
 
 
@@ -86,7 +92,11 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
     """Check and parse; *streaming* as far as it is known. Names may be written in any case, as always in Spark."""
     options = {name.lower(): value for name, value in given.items()}
     kafka = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
-    _refuse_unknown(options, streaming)
+    _refuse_unknown(options, OPTIONS)
+    misplaced = [name for name in (BATCH_ONLY if streaming else STREAM_ONLY) if name.lower() in options]
+    if streaming is not None and misplaced:
+        kinds = ("streams, which have no end", "spark.read") if streaming else ("spark.read", "streams")
+        raise ConfigError(f"{', '.join(misplaced)} is not for {kinds[0]}: it is for {kinds[1]}. Leave it out.")
     if "bootstrap.servers" not in kafka:
         raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
     parsed = ReadOptions(
@@ -104,20 +114,14 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
     return parsed
 
 
-def _refuse_unknown(options: Mapping[str, str], streaming: bool | None) -> None:
-    known = {name.lower(): name for name in OPTIONS}
+def _refuse_unknown(options: Mapping[str, str], offered: Sequence[str], kind: str = "") -> None:
+    known = {name.lower() for name in offered}
     unknown = sorted(name for name in options if name not in known and not name.startswith(KAFKA))
     if unknown:
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, unknown))}. Options are: {', '.join(OPTIONS)}, and "
+            f"There is no option {', '.join(map(repr, unknown))}{kind}. Options are: {', '.join(offered)}, and "
             f"kafka.NAME for any setting of librdkafka, as kafka.bootstrap.servers."
         )
-    if streaming is None:
-        return
-    misplaced = [name for name in (BATCH_ONLY if streaming else STREAM_ONLY) if name.lower() in options]
-    if misplaced:
-        kinds = ("streams, which have no end", "spark.read") if streaming else ("spark.read", "streams")
-        raise ConfigError(f"{', '.join(misplaced)} is not for {kinds[0]}: it is for {kinds[1]}. Leave it out.")
 
 
 def _topics(text: str) -> tuple[str, ...]:
@@ -138,30 +142,31 @@ def _bound(options: Mapping[str, str], names: tuple[str, ...], default: int) -> 
         return Bound(name, number(name, text), timestamps=True)
     if name == names[0] and text.lower() in _NAMED:
         return Bound(name, _NAMED[text.lower()])
-    return Bound(name, each=_by_partition(name, text), timestamps=name == names[2])
+    return Bound(name, by_partition=_by_partition(name, text), timestamps=name == names[2])
 
 
 def _by_partition(name: str, text: str) -> ByPartition:
     try:
-        found = msgspec.json.decode(text, type=dict[str, dict[int, int]])
+        return msgspec.json.decode(text, type=dict[str, dict[int, int]])
     except msgspec.DecodeError as error:
         named = " earliest, latest or" if name.endswith("Offsets") else ""
         raise ConfigError(
             f"{name} is {text!r}, which cannot be read ({error}). "
             f'Write{named} JSON by topic and partition: {{"orders": {{"0": 23, "1": 42}}}}.'
         ) from None
-    return found
 
 
 def _refuse_impossible(options: ReadOptions, streaming: bool | None) -> None:
-    """Bounds that no topic can have."""
+    """Raise ConfigError for bounds that no topic can have."""
     for bound in (options.start, options.end):
-        numbers = [bound.alike] if bound.each is None else [n for each in bound.each.values() for n in each.values()]
+        numbers = [bound.number]
+        if bound.by_partition is not None:
+            numbers = [number for offsets in bound.by_partition.values() for number in offsets.values()]
         if any(number < (0 if bound.timestamps else EARLIEST) for number in numbers):
             raise ConfigError(f"{bound.option}: offsets are -2 (earliest), -1 (latest) or from 0 on; times from 0 on.")
-        if bound.each is not None and set(bound.each) != set(options.topics):
+        if bound.by_partition is not None and set(bound.by_partition) != set(options.topics):
             raise ConfigError(
-                f"{bound.option} names the topics {', '.join(sorted(bound.each))}, but subscribe "
+                f"{bound.option} names the topics {', '.join(sorted(bound.by_partition))}, but subscribe "
                 f"{', '.join(sorted(options.topics))}. Name the same ones."
             )
         if bound.timestamps:
@@ -181,18 +186,112 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def count(options: Mapping[str, str], name: str) -> int | None:
-    """The option *name*, from 1 on; None: it is not given."""
+    """The option *name*, from 1 on; None if it is not given."""
     if name.lower() not in options:
         return None
-    found = number(name, options[name.lower()])
-    if found < 1:
-        raise ConfigError(f"{name} is {found}: it must be at least 1.")
-    return found
+    given = number(name, options[name.lower()])
+    if given < 1:
+        raise ConfigError(f"{name} is {given}: it must be at least 1.")
+    return given
 
 
 def number(name: str, text: str) -> int:
-    """The option *name*, which is *text*."""
+    """The number that *text*, the option *name*, stands for."""
     try:
         return int(text)
     except ValueError:
         raise ConfigError(f"{name} is {text!r}: write a whole number.") from None
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    pipeline: str
+    """The pipeline's name; empty: `url` is given."""
+    url: str
+    """The URL of an exported savepoint."""
+    operator: str
+    checkpoint: int | None
+    """None: the newest."""
+    key: str | None
+    key_schema: Any
+    """The schema, as `pipeline.schema.describe` gives it; None: not given."""
+    types: str
+    """`module:attribute` of a pipeline with the types; empty: none."""
+    params: Mapping[str, str]
+    in_json: bool
+    partitions_min: int
+    client_settings: Mapping[str, str] = field(repr=False)
+
+    def client(self) -> ClientConfig:
+        """The client's configuration, made where it is used, so that no resolved secret travels."""
+        return ClientConfig(self.client_settings)
+
+
+def is_of_state(given: Mapping[str, str]) -> bool:
+    """Whether these are the options of a read of state."""
+    return any(name.lower() == STATE for name in given)
+
+
+def parse_state_options(given: Mapping[str, str]) -> StateOptions:
+    """Check and parse. Names may be written in any case, as always in Spark."""
+    options = {name.lower(): value for name, value in given.items()}
+    client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
+    where = options[STATE].strip()
+    exported = "://" in where or where.startswith("/")
+    _refuse_unknown(options, STATE_OPTIONS, " for a read of state")
+    if exported:
+        misplaced = [name for name in IN_TOPIC_ONLY if name.lower() in options]
+        misplaced += [name for name in options if name.startswith(KAFKA)]
+        if misplaced:
+            raise ConfigError(
+                f"{', '.join(misplaced)} is not for an exported savepoint, which is one checkpoint in files. Leave it "
+                f"out, or give the name of a pipeline instead of the URL."
+            )
+        storage_url(where, STATE)
+    if not exported and (problem := name_problem(where)):
+        raise ConfigError(
+            f"state: the name of a pipeline, {problem}. Give the name, or the URL of an exported savepoint; the option "
+            f"types names the module."
+        )
+    if not exported and "bootstrap.servers" not in client:
+        raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
+    if "params" in options and "types" not in options:
+        raise ConfigError("params is for a function that types names. Leave it out, or give types.")
+    parsed = StateOptions(
+        pipeline="" if exported else where,
+        url=where if exported else "",
+        operator=options.get("operator", ""),
+        checkpoint=number("checkpoint", options["checkpoint"]) if "checkpoint" in options else None,
+        key=options.get("key"),
+        key_schema=_key_schema(options["keytype"]) if "keytype" in options else None,
+        types=options.get("types", ""),
+        params=_params(options.get("params", "{}")),
+        in_json=flag(options, "json", False),
+        partitions_min=count(options, "minPartitions") or 1,
+        client_settings=client,
+    )
+    if not exported:
+        parsed.client()
+    return parsed
+
+
+def _key_schema(text: str) -> Any:
+    """A type of keys: a word, or the words of a tuple.
+
+    >>> _key_schema("str"), _key_schema("str, int")
+    ('str', {'tuple': ['str', 'int']})
+    """
+    words = [word.strip() for word in text.split(",")]
+    if wrong := [word for word in words if word not in KEY_TYPES]:
+        raise ConfigError(
+            f"keyType is {text!r}: {wrong[0]!r} is no type of a key. Write one of {', '.join(KEY_TYPES)}; for a tuple "
+            f"several, as 'str, int'."
+        )
+    return words[0] if len(words) == 1 else {"tuple": words}
+
+
+def _params(text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'params is {text!r}, which is not read ({error}). Write JSON: {{"name": "v2"}}.') from None

@@ -1,25 +1,40 @@
-"""Records of Kafka as Arrow columns: what a task of Spark does, and the batch read.
+"""Records of Kafka as Arrow columns: the batch read, and the streaming read, journaled in Spark's checkpoint location.
 
-Invariants: a task reads exactly the range that it was given on the driver, of the topic with the id that it had there;
-no function of ours runs per record. Rows have no order across tasks, and a task has the order of its partition.
+Invariants: a task reads exactly its range, of the topic with the id that the driver saw; no function of ours runs per
+record; rows of a task have the order of their partition, and none across tasks. A stream's offset names each topic's id
+and the start of the next batch by partition, in one canonical order, because Spark compares texts; a repeated batch has
+the same ranges; an added partition is read from its beginning; lost records are an error, unless the user allows it.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.spark.source.ranges import Range, available, held, ranges_between, require_same_topic
+from exactlyonce.engines.spark.source.ranges import (
+    Range,
+    TopicContents,
+    available,
+    contents_of,
+    ranges_between,
+    require_same_topic,
+    resolve,
+    shares,
+    split,
+)
 from exactlyonce.engines.spark.source.read_options import ReadOptions, read_schema
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -27,32 +42,27 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 BATCH_RECORDS = 10_000
-"""Of one Arrow batch: with more, the messages leave the processor's cache before they become columns."""
+"""Records of one Arrow batch: more would leave the processor's cache before they become columns."""
 
 
 class RangesReader(DataSourceReader):
-    """A batch read."""
-
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         require_schema(options, schema)
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for each range; Spark asks on the driver, once for each frame that was loaded."""
+        """One task for each range; Spark asks on the driver, once for each loaded frame."""
         config = self._options.client()
         config.check()
-        topics = Topics(config)
-        try:
-            return [InputPartition(each) for each in ranges_between(self._options, topics)]
-        finally:
-            topics.close()
+        with closing(Topics(config)) as topics:
+            return [InputPartition(wanted) for wanted in ranges_between(self._options, topics)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return record_batches(self._options, partition.value)
 
 
 def require_schema(options: ReadOptions, schema: StructType) -> None:
-    """Raise `ConfigError` unless *schema* is ours: a user may give one."""
+    """Raise `ConfigError` if the user gives another schema than ours."""
     ours = read_schema(options)
     if schema != ours:
         raise ConfigError(f"The schema is always {ours.simpleString()}. Leave .schema(...) out, and use select.")
@@ -85,18 +95,17 @@ def _require_same_topic(topics: Topics, wanted: Range) -> None:
 
 
 def _left(topics: Topics, wanted: Range) -> Range:
-    """What is there of *wanted*; nothing of a topic that was made anew."""
-    now = held(topics, [wanted.topic])[wanted.topic]
+    """The rest of *wanted*; nothing of a topic that was made anew."""
+    now = contents_of(topics, [wanted.topic])[wanted.topic]
     if now.topic_id != wanted.topic_id:
         return replace(wanted, end=wanted.start)
     return available(wanted, now, fail_on_data_loss=False)
 
 
 def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The next rows; None: there are no more.
+    """The next rows; None at the end.
 
-    The garbage collector pauses: it would walk over the messages of a batch many times, which doubles what a record
-    costs, and finds nothing, as reference counts free them all.
+    The garbage collector pauses: it would visit the messages of a batch many times, at double the cost, for nothing.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -109,7 +118,7 @@ def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 def _record_batch(messages: list[Message], reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch:
-    """One array for each column. Milliseconds become microseconds, which is what Spark counts in."""
+    """One array for each column. Milliseconds become Spark's microseconds."""
     count = len(messages)
     types, times_ms = zip(*map(Message.timestamp, messages), strict=True)
     columns = [
@@ -127,7 +136,7 @@ def _record_batch(messages: list[Message], reader: RangeReader, schema: pa.Schem
 
 
 def _offsets(messages: list[Message]) -> pa.Array:
-    """Offsets only grow, so that their first and last tell whether there is a gap."""
+    """The offsets; these only grow, so the first and last show whether there is a gap."""
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
     if last - first + 1 == len(messages):
         return pa.array(np.arange(first, last + 1, dtype=np.int64))
@@ -135,7 +144,140 @@ def _offsets(messages: list[Message]) -> pa.Array:
 
 
 def _timestamp_types(types: tuple[int, ...]) -> pa.Array:
-    """Kafka's own numbers, 0 for the producer's time, 1 for the broker's, -1 for none: librdkafka's are one higher."""
+    """Kafka's numbers: 0 for the producer's time, 1 for the broker's, -1 for none. librdkafka's are one higher."""
     if types.count(types[0]) == len(types):
         return pa.repeat(pa.scalar(types[0] - 1, pa.int32()), len(types))
-    return pa.array([each - 1 for each in types], pa.int32())
+    return pa.array([type_ - 1 for type_ in types], pa.int32())
+
+
+class TopicOffsets(msgspec.Struct, frozen=True):
+    """The start of the next batch in one topic."""
+
+    topic_id: str
+    offsets: Mapping[int, int]
+
+
+Offsets = dict[str, TopicOffsets]
+"""By topic."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of topics. Spark keeps one on the driver while the query runs, and sends another to the tasks."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        require_schema(options, schema)
+        self._options = options
+        self._topics: Topics | None = None
+        self._target: Offsets | None = None
+        """The end of a query with the trigger `availableNow`."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The start of a query without a checkpoint."""
+        now = self._contents()
+        return _encoded(
+            {
+                name: TopicOffsets(topic.topic_id, resolve(self._options.start, self._connected(), topic))
+                for name, topic in now.items()
+            }
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.offsets_per_trigger_max
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Leave later records for another query."""
+        self._target = _ends(self._contents())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the batch that begins at *start*; *start* itself if there is nothing."""
+        now = self._contents()
+        ranges = self._ranges(_decoded(start), self._target or _ends(now), now)
+        offsets: dict[str, dict[int, int]] = {name: {} for name in now}
+        for share in shares(ranges, limit.max_rows if isinstance(limit, ReadMaxRows) else None):
+            offsets[share.topic][share.partition] = share.end
+        ends = {name: TopicOffsets(topic.topic_id, offsets[name]) for name, topic in now.items()}
+        return _encoded(_decoded(start) | ends)  # keeps topics that may be subscribed to again
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One task for each range of a batch."""
+        ranges = [wanted for wanted in self._ranges(_decoded(start), _decoded(end), self._contents()) if wanted.size]
+        return [InputPartition(part) for part in split(ranges, self._options.partitions_min)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return record_batches(self._options, partition.value)
+
+    def stop(self) -> None:
+        if self._topics is not None:
+            self._topics.close()
+
+    def _ranges(self, begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> list[Range]:
+        """The ranges from *begin* to *end*, as far as the topics still have them."""
+        lossless = self._options.fail_on_data_loss
+        if lossless:
+            _require_subscribed(begin, end, now)
+        ranges = []
+        for name, topic in now.items():
+            if name not in end:  # subscribed to since the batch was planned
+                continue
+            starts = self._starts(begin.get(name), topic)
+            if lossless:
+                require_same_topic(topic, end[name].topic_id)
+            elif topic.topic_id != end[name].topic_id:  # the batch is gone; present records are the next one's
+                continue
+            for partition, until in sorted(end[name].offsets.items()):
+                start = starts.get(partition, 0)
+                ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))
+        return ranges
+
+    def _starts(self, begin: TopicOffsets | None, topic: TopicContents) -> Mapping[int, int]:
+        """The starts in a topic; one that the query has not read before begins at its earliest offsets."""
+        if begin is None:
+            return topic.first
+        try:
+            require_same_topic(topic, begin.topic_id)
+        except RangeGone:
+            if self._options.fail_on_data_loss:
+                raise
+            return topic.first
+        return begin.offsets
+
+    def _contents(self) -> dict[str, TopicContents]:
+        return contents_of(self._connected(), sorted(self._options.topics))
+
+    def _connected(self) -> Topics:
+        if self._topics is None:
+            config = self._options.client()
+            config.check()
+            self._topics = Topics(config)
+        return self._topics
+
+
+def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> None:
+    """Raise if a repeated batch has records of a topic that is no longer read."""
+    for name, until in end.items():
+        if name not in now and (begin.get(name) is None or begin[name] != until):
+            raise RangeGone(
+                f"Topic {name!r} is not subscribed to any more, and records of it are in a batch that was planned and "
+                f"is not known to be done. Subscribe to it until that is; or set failOnDataLoss to false to leave them "
+                f"out."
+            )
+
+
+def _ends(now: Mapping[str, TopicContents]) -> Offsets:
+    return {name: TopicOffsets(topic.topic_id, topic.end) for name, topic in now.items()}
+
+
+def _encoded(offsets: Offsets) -> dict[str, Any]:
+    encoded: dict[str, Any] = msgspec.to_builtins(dict(sorted(offsets.items())), str_keys=True)
+    return encoded
+
+
+def _decoded(offsets: dict[str, Any]) -> Offsets:
+    try:
+        return msgspec.convert(offsets, Offsets, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"The checkpoint location has offsets that this source did not write ({error}). Give the query a "
+            f"location of its own."
+        ) from None

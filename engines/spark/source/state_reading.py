@@ -1,19 +1,23 @@
 """The state of an operator as a DataFrame: a checkpoint in the topic by key groups, or an export by its files.
 
-Invariants: the checkpoint is chosen once, where the DataFrame is made, and every task reads that one or fails; nothing
-is changed and nobody disturbed. What one task reads, key groups or a file, no other does.
+Invariants: the checkpoint is chosen once, and every task reads it or fails; tasks read disjoint key groups or files;
+nothing is changed. A row has the value of its key, or an error names the key: states of an older version are shown as
+today's only by the pipeline's own migrations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
+from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -22,40 +26,117 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import SavedFile
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state, keys_meant
-from exactlyonce.engines.savepoints.retained import chosen, unless_expired
-from exactlyonce.engines.spark.source.state_columns import Columns
-from exactlyonce.engines.spark.source.state_options import StateOptions
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state, portions, possible_keys
+from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
+from exactlyonce.engines.spark.source.read_options import StateOptions
+from exactlyonce.engines.spark.source.state_types import SparkColumn, Unfit, as_json, column
+from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.key_types import described_forms
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.pipeline.loading import Reference, load, load_reference
-from exactlyonce.state.state_type import StateType
+from exactlyonce.state.state_type import StateType, joined
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
+BATCH_ENTRIES = 10_000
+BATCH_BYTES = 16 * 1024 * 1024
 PART_BYTES = 16 * 1024 * 1024
-"""Of blocks for one task, about: it holds their states in memory."""
-
-
+"""The approximate size of blocks for one task, which holds their states in memory."""
 Part = tuple[int, list[int]]
-"""What a task reads: the subtask of the checkpoint, and key groups of which that has state."""
+"""The work of a task: a subtask of the checkpoint, and key groups of its state."""
+
+
+class Columns:
+    """Makes rows. *key* is the schema of the keys; *written* and *version* are those of the newest states; *today* is
+    the pipeline's type of them, if known."""
+
+    def __init__(
+        self,
+        operator: str,
+        checkpoint: int,
+        *,
+        key: Any,
+        written: Any,
+        version: int,
+        today: StateType[Any] | None,
+        in_json: bool,
+    ) -> None:
+        self._operator, self._checkpoint = operator, checkpoint
+        self._written, self._version, self._today = written, version, today
+        shown = written if today is None else today.schema
+        self._key, self._value = (as_json(schema) if in_json else column(schema) for schema in (key, shown))
+        self.schema = (
+            spark.StructType()
+            .add("key", self._key.type)
+            .add("value", self._value.type)
+            .add("key_group", spark.IntegerType())
+            .add("checkpoint", spark.LongType())
+        )
+        self._arrow = to_arrow_schema(self.schema, timezone="UTC")
+
+    def batches(self, entries: Iterable[KeptEntry]) -> Iterator[pa.RecordBatch]:
+        """The rows of *entries*. Raises `RecordError` for a value that its column cannot hold, `StateIncompatible`."""
+        for portion in portions(entries, BATCH_BYTES, BATCH_ENTRIES):
+            yield self._batch(portion)
+
+    def _batch(self, entries: Sequence[KeptEntry]) -> pa.RecordBatch:
+        keys, values = [], []
+        for entry, state in zip(entries, self._states(entries), strict=True):
+            key = msgspec.msgpack.decode(entry.key)
+            keys.append(self._fitting(self._key, "key", key, key))
+            values.append(self._fitting(self._value, "state", key, msgspec.msgpack.decode(state)))
+        columns = [keys, values, [entry.group for entry in entries], [self._checkpoint] * len(entries)]
+        arrays = [pa.array(items, field.type) for items, field in zip(columns, self._arrow, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+    def _states(self, entries: Sequence[KeptEntry]) -> list[bytes]:
+        """The states in msgpack, in the shown version."""
+        shown: list[bytes] = []
+        for version, own in groupby(entries, key=lambda entry: entry.version):
+            states = [entry.state for entry in own]
+            if self._today is not None:
+                self._today.require_migrations(version, self._version)
+                states = self._today.split(joined(states), self._written, version)
+            elif version != self._version:
+                raise RecordError(
+                    f"Operator {self._operator!r} has states of version {version} that no record has changed since the "
+                    f"pipeline went on with version {self._version}: what they mean now the pipeline's migrations say. "
+                    f"Name it by the option types, as types=orders:pipeline."
+                )
+            shown += states
+        return shown
+
+    def _fitting(self, column: SparkColumn, name: str, key: Any, value: Any) -> Any:
+        try:
+            return column.value(value)
+        except (Unfit, msgspec.ValidationError, TypeError, OverflowError) as error:
+            other = ", or say what it is by keyType" if name == "key" else ""
+            raise RecordError(
+                f"Operator {self._operator!r}: the {name} of key {key!r} is no {column.type.simpleString()}: {error}. "
+                f"Read it as text, by the option json=true{other}."
+            ) from None
+
+
+class Written(NamedTuple):
+    """The newest states as they were written."""
+
+    checkpoint: int
+    schema: Any
+    version: int
+    keys: Any
+    """The schema of the keys, or None."""
 
 
 @dataclass(frozen=True)
 class InTopic:
     """A checkpoint of a pipeline in its topic."""
 
+    written: Written
     manifest: Manifest
-    """Of which only the operator's state is left."""
+    """The manifest, stripped to the operator's state."""
     topic: TopicInfo
     parts: list[Part]
 
     def entries(self, options: StateOptions, part: Part) -> Iterator[KeptEntry]:
-        """The states of a *part*."""
         config, (subtask, groups) = options.client(), part
         blocks = block_storage(config, self.topic, self.manifest.storage, stays_connected=True)
         with closing(blocks), unless_expired(config, self.manifest):
@@ -66,16 +147,11 @@ class InTopic:
 class Exported:
     """A savepoint in a folder."""
 
+    written: Written
     origin: str
-    files: tuple[SavedFile, ...]
-
-    @property
-    def parts(self) -> tuple[SavedFile, ...]:
-        """A file for each task."""
-        return self.files
+    parts: tuple[SavedFile, ...]
 
     def entries(self, options: StateOptions, file: SavedFile) -> Iterator[KeptEntry]:
-        """The states in *file*."""
         savepoint = ExportedSavepoint.at(options.url)
         if savepoint.origin != self.origin:
             raise DamagedSavepoint(
@@ -86,89 +162,76 @@ class Exported:
 
 @dataclass(frozen=True)
 class StatePlan:
-    """What is read, all of it known: how the states lie there, and what they are shown as."""
+    """A planned read of state."""
 
     options: StateOptions
     source: InTopic | Exported
-    checkpoint: int
     key: Any
-    """The schema of the keys."""
-    written: Any
-    version: int
+    """The shown schema of the keys."""
     reference: Reference | None
-    """Of the pipeline that knows today's type of the states."""
+    """The pipeline that knows today's type of the states."""
 
     def columns(self) -> Columns:
-        """What makes rows."""
         graph = load_reference(self.reference).build() if self.reference is not None else None
+        written = self.source.written
         return Columns(
             self.options.operator,
-            self.checkpoint,
+            written.checkpoint,
             key=self.key,
-            written=self.written,
-            version=self.version,
+            written=written.schema,
+            version=written.version,
             today=_type_of(graph, self.options) if graph is not None else None,
             in_json=self.options.in_json,
         )
 
 
 def plan_state(options: StateOptions) -> StatePlan:
-    """Look at what there is. Raises what stands in the way, with what there is instead."""
+    """Plan the read. Errors name the existing checkpoints or operators."""
     loaded = load(options.types, options.params) if options.types else None
     graph = loaded.pipeline.build() if loaded is not None else None
-    source, checkpoint, written, version, keys = _exported(options) if options.url else _in_topic(options)
-    today = _type_of(graph, options) if graph is not None else None
-    if today is not None and written is not None:
-        today.require_readable(written, version)
-        if gone := today.dropped(written, version):
+    source = _exported(options) if options.url else _in_topic(options)
+    written, today = source.written, _type_of(graph, options) if graph is not None else None
+    if today is not None and written.schema is not None:
+        today.require_readable(written.schema, written.version)
+        if gone := today.dropped(written.schema, written.version):
             raise ConfigError(
                 f"The states have fields that the pipeline of types does not have: {', '.join(gone)}. Name the code "
                 f"that wrote them; or leave types out, to read the states as they were written."
             )
-    return StatePlan(
-        options=options,
-        source=source,
-        checkpoint=checkpoint,
-        key=options.key_schema or (today.keys if today is not None else None) or keys or "any",
-        written=written,
-        version=version,
-        reference=loaded.reference if loaded is not None else None,
-    )
+    key = options.key_schema or (today.keys if today is not None else None) or written.keys or "any"
+    return StatePlan(options, source, key, loaded.reference if loaded is not None else None)
 
 
-Found = tuple[InTopic | Exported, int, Any, int, Any]
-"""Where the states are, at which checkpoint, their schema and their version, and the schema of the keys, or None."""
-
-
-def _in_topic(options: StateOptions) -> Found:
+def _in_topic(options: StateOptions) -> InTopic:
     config = options.client()
     config.check()
-    history = read_history(config.confluent(), options.pipeline)
-    topic = find_topic(config.confluent(), options.pipeline)
-    manifest = chosen(history, options.checkpoint)
-    _require_operator(options, [each.operator for each in manifest.operators])
+    history = read_history(config, options.pipeline)
+    topic = find_topic(config, options.pipeline)
+    manifest = choose_checkpoint(history, options.checkpoint)
+    _require_operator(options, [snapshot.operator for snapshot in manifest.operators])
     with closing(block_storage(config, topic, manifest.storage)) as blocks, unless_expired(config, manifest):
         kept = kept_state(manifest, options.operator, blocks)
         head, present, keys = kept.head(), kept.parts(), kept.keys()
-    own = tuple(each for each in manifest.operators if each.operator == options.operator)
+    own = tuple(snapshot for snapshot in manifest.operators if snapshot.operator == options.operator)
     parts = parts_of(present, tasks_wanted(options, own[0]))
     if options.key is not None:
-        groups = {key_group(key, manifest.max_parallelism) for key in keys_meant(options.key)}
-        parts = [(subtask, sorted(groups.intersection(some))) for subtask, some in present.items()]
+        groups = {key_group(key, manifest.max_parallelism) for key in possible_keys(options.key)}
+        parts = [(subtask, sorted(groups.intersection(own_groups))) for subtask, own_groups in present.items()]
     stripped = msgspec.structs.replace(
         manifest, operators=own, order_logs=(), channel_logs=(), committables=(), staged=(), block_end_offsets=()
     )
-    found = (head.schema, head.version) if head is not None else (None, 1)
-    return InTopic(stripped, topic, [each for each in parts if each[1]]), manifest.checkpoint, *found, keys
+    schema, version = (head.schema, head.version) if head is not None else (None, 1)
+    written = Written(manifest.checkpoint, schema, version, keys)
+    return InTopic(written, stripped, topic, [part for part in parts if part[1]])
 
 
 def tasks_wanted(options: StateOptions, snapshot: OperatorSnapshot) -> int:
-    """How many tasks are to read *snapshot*."""
+    """The number of tasks to read *snapshot*."""
     return max(options.partitions_min, -(-snapshot.state_bytes // PART_BYTES))
 
 
 def parts_of(present: Mapping[int, list[int]], wanted: int) -> list[Part]:
-    """The key groups of each subtask in shares, so that there are *wanted* at least, if there are as many groups.
+    """The key groups of each subtask in at least *wanted* shares, if there are as many groups.
 
     >>> parts_of({0: [0, 1, 2], 1: [3]}, 3)
     [(0, [0]), (0, [1]), (0, [2]), (1, [3])]
@@ -182,13 +245,13 @@ def parts_of(present: Mapping[int, list[int]], wanted: int) -> list[Part]:
     return parts
 
 
-def _exported(options: StateOptions) -> Found:
+def _exported(options: StateOptions) -> Exported:
     savepoint = ExportedSavepoint.at(options.url)
-    _require_operator(options, [each.operator for each in savepoint.saved.operators])
+    _require_operator(options, [operator.operator for operator in savepoint.saved.operators])
     operator = savepoint.operator(options.operator)
-    found = Exported(savepoint.origin, operator.files)
     keys = operator.keys or described_forms(operator.key_forms)
-    return found, savepoint.saved.checkpoint, operator.schema, operator.version, keys
+    written = Written(savepoint.saved.checkpoint, operator.schema, operator.version, keys)
+    return Exported(written, savepoint.origin, operator.files)
 
 
 def _require_operator(options: StateOptions, known: Sequence[str]) -> None:
@@ -198,28 +261,26 @@ def _require_operator(options: StateOptions, known: Sequence[str]) -> None:
 
 
 def _type_of(graph: LogicalGraph, options: StateOptions) -> StateType[Any]:
-    node = next((each for each in graph.stateful if each.id == options.operator), None)
-    if node is None:
-        known = ", ".join(each.id for each in graph.stateful) or "none"
+    nodes = {node.id: node for node in graph.stateful}
+    if options.operator not in nodes:
         raise ConfigError(
-            f"The pipeline that types names has no operator {options.operator!r} with state; it has {known}. Leave "
-            f"types out, to read the states as they were written."
+            f"The pipeline that types names has no operator {options.operator!r} with state; it has "
+            f"{', '.join(nodes) or 'none'}. Leave types out, to read the states as they were written."
         )
+    node = nodes[options.operator]
     return StateType(node.id, node.kept)
 
 
 class StateReader(DataSourceReader):
-    """A batch read of state."""
-
-    def __init__(self, plan: StatePlan, schema: StructType) -> None:
+    def __init__(self, plan: StatePlan, schema: spark.StructType) -> None:
         ours = plan.columns().schema
         if schema != ours:
             raise ConfigError(f"The schema is {ours.simpleString()}. Leave .schema(...) out, and use select.")
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for some key groups each, or for a file; Spark wants one where there is nothing as well."""
-        return [InputPartition(each) for each in self._plan.source.parts] or [InputPartition(None)]
+        """One task for each part; Spark wants one even where there is nothing."""
+        return [InputPartition(part) for part in self._plan.source.parts] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._plan.options
@@ -227,6 +288,6 @@ class StateReader(DataSourceReader):
             return
         entries = self._plan.source.entries(options, partition.value)
         if options.key is not None:
-            keys = keys_meant(options.key)
-            entries = (each for each in entries if each.key in keys)
+            keys = possible_keys(options.key)
+            entries = (entry for entry in entries if entry.key in keys)
         yield from self._plan.columns().batches(entries)

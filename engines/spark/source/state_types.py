@@ -1,8 +1,8 @@
-"""Schemas as types of Spark, and how what msgpack holds becomes a value of each.
+"""Schemas as types of Spark, and the conversion of msgpack values to these.
 
-Invariants: a type is made of a schema alone (`VersionedState.schema`), so that every process makes the same one; no
-value is rounded or cut on the way: what a type cannot hold is `Unfit`. What has no type of its own in Spark, such as a
-union, is text in JSON.
+Invariants: a type follows from a schema alone (`VersionedState.schema`), so that every process makes the same one; no
+value is rounded or cut: one that its type cannot hold is `Unfit`. A schema without type in Spark, such as a union, is
+text in JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exactlyonce.state.json_text import json_text
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 DECIMAL = spark.DecimalType(38, 18)
-"""Of every decimal, as in the files of a `FileSink`."""
+"""The type of every decimal, as in the files of a `FileSink`."""
 
 
 class Unfit(ValueError):
@@ -29,7 +29,7 @@ class Unfit(ValueError):
 
 
 class SparkColumn(NamedTuple):
-    """A type of Spark, and what makes a value of it of what msgpack holds; None stays None."""
+    """A type of Spark, and the conversion of msgpack values to it; None stays None."""
 
     type: spark.DataType
     convert: Callable[[Any], Any]
@@ -49,9 +49,9 @@ def column(schema: Any) -> SparkColumn:
     """
     if isinstance(schema, str):
         return _SCALARS.get(schema) or as_json(schema)
-    for form, made in _FORMS.items():
+    for form, column_of in _FORMS.items():
         if form in schema:
-            return made(schema)
+            return column_of(schema)
     return as_json(schema)
 
 
@@ -86,8 +86,8 @@ def _decimal(value: Any) -> Decimal:
 def _datetime(value: Any) -> datetime:
     if isinstance(value, str):
         raise Unfit(f"{value} has no time zone")
-    found: datetime = _exactly(datetime)(value)
-    return found
+    moment: datetime = _exactly(datetime)(value)
+    return moment
 
 
 def _parsed(type_: type) -> Callable[[Any], Any]:
@@ -125,19 +125,19 @@ def _optional(schema: Any) -> SparkColumn:
 
 
 def _union(schema: Any) -> SparkColumn:
-    others = [each for each in schema["union"] if each != "null"]
-    return column(others[0]) if len(others) == 1 else as_json(schema)
+    members = [member for member in schema["union"] if member != "null"]
+    return column(members[0]) if len(members) == 1 else as_json(schema)
 
 
 def _one_of(schema: Any) -> SparkColumn:
     """An enum, or literals: text or numbers, if all of them are."""
-    types = {type(each) for each in schema.get("values", schema.get("literal"))}
+    types = set(map(type, schema.get("values", schema.get("literal"))))
     return {frozenset({str}): _TEXT, frozenset({int}): _SCALARS["int"]}.get(frozenset(types)) or as_json(schema)
 
 
 def _items(schema: Any) -> SparkColumn:
     item = column(next(iter(schema.values())))
-    return SparkColumn(spark.ArrayType(item.type), lambda values: [item.value(each) for each in _sequence(values)])
+    return SparkColumn(spark.ArrayType(item.type), lambda values: list(map(item.value, _sequence(values))))
 
 
 def _sequence(values: Any) -> Sequence[Any]:
@@ -147,8 +147,8 @@ def _sequence(values: Any) -> Sequence[Any]:
 
 
 def _tuple(schema: Any) -> SparkColumn:
-    """A struct of `_1`, `_2`, as Spark names what has no names."""
-    items = [column(each) for each in schema["tuple"]]
+    """A struct of `_1`, `_2`, Spark's names for nameless fields."""
+    items = [column(item) for item in schema["tuple"]]
     if not items:
         return as_json(schema)
     names = [f"_{place}" for place in range(1, len(items) + 1)]
@@ -156,7 +156,7 @@ def _tuple(schema: Any) -> SparkColumn:
     def convert(values: Any) -> dict[str, Any]:
         if len(_sequence(values)) != len(items):
             raise Unfit(f"it has {len(values)} items, not {len(items)}")
-        return {name: item.value(each) for name, item, each in zip(names, items, values, strict=True)}
+        return {name: item.value(value) for name, item, value in zip(names, items, values, strict=True)}
 
     return SparkColumn(_struct(zip(names, items, strict=True)), convert)
 
@@ -169,41 +169,36 @@ def _dict(schema: Any) -> SparkColumn:
     def convert(values: Any) -> list[tuple[Any, Any]]:
         if not isinstance(values, dict) or None in values:
             raise Unfit("it is no dict" if not isinstance(values, dict) else "it is a dict with the key null")
-        return [(key.value(each), value.value(of)) for each, of in values.items()]
+        return [(key.value(name), value.value(item)) for name, item in values.items()]
 
     return SparkColumn(spark.MapType(key.type, value.type), convert)
 
 
 def _record(schema: Any) -> SparkColumn:
-    """A struct. A field that was not written, since it had its default, is null."""
+    """A struct. A field that was not written, because it had its default, is null."""
     if not schema.get("fields"):
-        return as_json(schema)  # it has none, or is one within itself
-    fields = {name: column(of) for name, of in schema["fields"]}
-    needed = [name for name, of in schema["fields"] if not (isinstance(of, dict) and "optional" in of)]
+        return as_json(schema)  # it has none, or contains itself
+    fields = {name: column(type_) for name, type_ in schema["fields"]}
+    needed = [name for name, type_ in schema["fields"] if not (isinstance(type_, dict) and "optional" in type_)]
     tags = set(schema.get("tag", ())[:1])
 
     def convert(record: Any) -> dict[str, Any]:
-        found = _by_name(record, fields, schema)
-        if strange := sorted(map(str, found.keys() - fields.keys() - tags)):
-            raise Unfit(f"it has a field {strange[0]!r}, which {schema['record']} has not")
-        if missing := [name for name in needed if name not in found]:
+        if not isinstance(record, dict):
+            values = by_position(_sequence(record), schema)
+            if len(values) > len(fields):
+                raise Unfit(f"it has {len(values)} fields, and {schema['record']} has {len(fields)}")
+            record = dict(zip(fields, values, strict=False))
+        if unknown := sorted(map(str, record.keys() - fields.keys() - tags)):
+            raise Unfit(f"it has a field {unknown[0]!r}, which {schema['record']} has not")
+        if missing := [name for name in needed if name not in record]:
             raise Unfit(f"it has no field {missing[0]!r}")
-        return {name: each.value(found.get(name)) for name, each in fields.items()}
+        return {name: field.value(record.get(name)) for name, field in fields.items()}
 
     return SparkColumn(_struct(fields.items()), convert)
 
 
-def _by_name(record: Any, fields: Mapping[str, SparkColumn], schema: Any) -> Mapping[str, Any]:
-    if isinstance(record, dict):
-        return record
-    values = by_position(_sequence(record), schema)
-    if len(values) > len(fields):
-        raise Unfit(f"it has {len(values)} fields, and {schema['record']} has {len(fields)}")
-    return dict(zip(fields, values, strict=False))
-
-
 def _struct(fields: Iterable[tuple[str, SparkColumn]]) -> spark.StructType:
-    return spark.StructType([spark.StructField(name, each.type) for name, each in fields])
+    return spark.StructType([spark.StructField(name, field.type) for name, field in fields])
 
 
 _FORMS: Mapping[str, Callable[[Any], SparkColumn]] = {

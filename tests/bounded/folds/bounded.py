@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
+from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.engines.plan import plan
@@ -51,7 +51,7 @@ class Fed:
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
         self.kafka, self.name = kafka, name
         self.storage = ""
-        """Where blocks are kept; the topic, unless a test says otherwise."""
+        """The storage of blocks; the topic, unless a test says otherwise."""
         self.left: list[tuple[str, str]] = []
         self.right: list[tuple[str, str]] = []
         kafka.create_topic(f"{name}-in", 4)
@@ -74,8 +74,8 @@ class Fed:
         return self.left + self.right
 
     @property
-    def config(self) -> dict[str, str]:
-        return {"bootstrap.servers": self.kafka.bootstrap_servers}
+    def config(self) -> ClientConfig:
+        return ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
 
     def history(self) -> History:
         return read_history(self.config, self.name)
@@ -90,7 +90,7 @@ class Fed:
         assert history.unfinalized is None
         assert not self.open_transactions()
         topic = find_topic(self.config, self.name)
-        with closing(block_storage(ClientConfig(self.config), topic, history.storage)) as storage:
+        with closing(block_storage(self.config, topic, history.storage)) as storage:
             needed = {ref.key for manifest in history.retained for ref in references(manifest, storage)}
             found = {ref.key for ref in storage.since([0] * topic.partitions).blocks}
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
@@ -121,7 +121,7 @@ def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: 
     """The state that *manifest* has of an operator, by encoded key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
-    topic = find_topic(config.confluent(), manifest.pipeline)
+    topic = find_topic(config, manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
         return Assembler(plan(graph, 1), 0, manifest, blocks, HashMapBackend()).table(graph.node(operator))
 
@@ -137,6 +137,7 @@ class Silent:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.checkpoints: list[Manifest] = []
+        self.advances: list[Advanced] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -146,6 +147,7 @@ class Silent:
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
         self.checkpoints.append(advanced.manifest)
+        self.advances.append(advanced)
 
 
 _numbers = count()
@@ -164,7 +166,7 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     restoration: Restoration | None = options.pop("restoration", None)
     settings = CheckpointSettings(storage=fed.storage)
     run = RunOptions(client, settings, parallelism=parallelism, restoration=restoration)
-    return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
+    return CatchUp(loaded, run, options.pop("progress", Silent()), **options).lead(submit, staging)
 
 
 def exported_and_reset(fed: Fed, folder: Path) -> str:

@@ -3,7 +3,7 @@
 import os
 
 import msgspec
-from pipelines import LATE, Order, Total, Unopened, add, everything, split
+from pipelines import LATE, Order, Total, Unopened, add, copied, everything, reading, reading_two, split, summed
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -24,15 +24,11 @@ def count(seen: int | None, total: Total) -> tuple[int, Round]:
 
 def broad(name: str) -> Pipeline:
     """Two sources, a union, two shuffles, three sinks: copies, running totals, and the totals numbered by bucket."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    )
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    pipeline, orders = reading_two(name)
+    copied(orders, name)
     (
-        totals.key_by(lambda total: total.id % 7)
+        summed(orders, name)
+        .key_by(lambda total: total.id % 7)
         .stateful_map("rounds", count)
         .sink("rounds-out", KafkaSink(f"{name}-rounds", key=lambda each: str(each.bucket)))
     )
@@ -61,11 +57,9 @@ def doubled(order: Order) -> Order:
 
 def changing(name: str) -> Pipeline:
     """Running totals, and beside them a branch that changes its records in place."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
-    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    orders.map(doubled).sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    pipeline, orders = reading(name, "left")
+    summed(orders, name)
+    copied(orders.map(doubled), name)
     return pipeline
 
 
@@ -80,16 +74,14 @@ class Closing:
 
 
 def closing(name: str) -> Pipeline:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
-    orders.map(Closing, id="copy").sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    pipeline, orders = reading(name, "left")
+    copied(orders.map(Closing, id="copy"), name)
     return pipeline
 
 
 def alike(name: str) -> Pipeline:
     """Two shuffles whose operators' ids have the same letters, one after the other."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name, "left")
     by_customer = orders.key_by(lambda order: order.customer, id="by").stateful_map("customer-totals", add)
     by_customer.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     by_id = orders.key_by(lambda order: order.id % 7, id="by-customer").stateful_map("totals", add)
@@ -97,23 +89,16 @@ def alike(name: str) -> Pipeline:
     return pipeline
 
 
-def narrow(name: str) -> Pipeline:
+def narrow(name: str, max_parallelism: int = 2) -> Pipeline:
     """Running totals whose keys are divided into two groups only."""
-    return totals_of(Pipeline(name, max_parallelism=2))
+    pipeline, orders = reading_two(name, max_parallelism=max_parallelism)
+    summed(orders, name)
+    return pipeline
 
 
 def fine(name: str) -> Pipeline:
     """Running totals whose keys are divided into more groups than a manifest has room for subtasks."""
-    return totals_of(Pipeline(name, max_parallelism=16_384))
-
-
-def totals_of(pipeline: Pipeline) -> Pipeline:
-    orders = pipeline.source("left", KafkaSource(f"{pipeline.name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{pipeline.name}-more", value=Order))
-    )
-    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    totals.sink("out", KafkaSink(f"{pipeline.name}-out", key=lambda total: total.customer))
-    return pipeline
+    return narrow(name, max_parallelism=16_384)
 
 
 def chained(state: int | None, order: Order) -> tuple[int, Total]:
@@ -124,8 +109,7 @@ def chained(state: int | None, order: Order) -> tuple[int, Total]:
 
 def rejoined(name: str) -> Pipeline:
     """A stream that parts and meets itself again, so that the order of its records depends on what came together."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name)
     both = orders.process("split", split, outputs=[LATE])
     meeting = both.map(lambda order: order, id="same", output=Order).union(both.side(LATE), orders)
     meeting.sink("met", KafkaSink(f"{name}-met"))
@@ -147,7 +131,7 @@ class Opened:
 
 
 def half_opened(name: str) -> Pipeline:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).map(Opened, id="first", output=Order)
-    orders.map(Unopened, id="second", output=Order).sink("out", KafkaSink(f"{name}-out"))
+    pipeline, orders = reading(name)
+    opened = orders.map(Opened, id="first", output=Order).map(Unopened, id="second", output=Order)
+    opened.sink("out", KafkaSink(f"{name}-out"))
     return pipeline

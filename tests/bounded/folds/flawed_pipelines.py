@@ -3,10 +3,9 @@
 import os
 
 import msgspec
-from pipelines import Order, Total, add
+from pipelines import Total, add, reading_two
 
 from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
 FLAWED = "EXACTLYONCE_TEST_FLAWED"
@@ -41,10 +40,7 @@ class Flawed:
 
 def flawed(name: str) -> Pipeline:
     """Two sources, a union, a shuffle; copies without a key, and running totals with one wrong of each kind."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    )
+    pipeline, orders = reading_two(name)
     orders.sink("copies", KafkaSink(f"{name}-copies"))
     (
         orders.key_by(lambda order: order.customer)

@@ -26,7 +26,7 @@ States = dict[str, dict[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Golden:
-    """What an interval gives: by sink and subtask, outputs in order; by operator, the bytes of each key's state."""
+    """The results of an interval: by sink and subtask, outputs in order; by operator, the bytes of each key's state."""
 
     outputs: Outputs
     states: States
@@ -46,11 +46,11 @@ def compute_again(fed: Fed, loaded: Loaded, checkpoint: int, submit: Submit, fol
     manifest, topic = interval.manifest, find_topic(fed.config, fed.name)
     folder.mkdir(parents=True, exist_ok=True)
     unit = Unit(
-        loaded.reference, manifest.fingerprint, dict(fed.config), "", 0, manifest.parallelism, checkpoint,
+        loaded.reference, manifest.fingerprint, dict(fed.config.settings), "", 0, manifest.parallelism, checkpoint,
         interval.base, manifest.incarnation, manifest.attempt, topic,
         {each.topic: each.topic_id for each in manifest.offsets}, (), (), None, True, False, str(folder),
     )  # fmt: skip
-    reader = BlockReader(fed.config, topic)
+    reader = BlockReader(fed.config.confluent(), topic)
     logs = {
         (log.task, log.subtask): tuple(block.body for _, block in reader.fetch(log.blocks))
         for log in manifest.order_logs

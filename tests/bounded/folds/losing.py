@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from running import Run, assert_copies, assert_totals, orders
 from settled import await_readable, ended_transactions
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
@@ -18,27 +18,26 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
 
 TIMEOUTS = ("--checkpoint-timeout", "15s", "--restart-budget", "3s", "--transaction-timeout", "30s")
-"""Of a run whose transactions the broker aborts soon, with an interval of 10 s at most."""
+"""Options of a run whose transactions the broker aborts soon, with an interval of 10 s at most."""
 INTERVAL = ("--checkpoint-interval", "10s")
 """The checkpoint that is decided first is the last, before which both subtasks have written to both sinks."""
 QUICK_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
-"""Of a broker that looks at transactions' timeouts every half second."""
+"""Settings of a broker that looks at transactions' timeouts every half second."""
 
 
 def lose_one(kafka: KafkaCluster, name: str, writer: tuple[str, int]) -> Committable:
     """Commit all committables of the undelivered checkpoint but that of *writer*, which the broker has aborted then."""
-    servers = {"bootstrap.servers": kafka.bootstrap_servers}
+    servers = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     manifest = read_history(servers, name).unfinalized
     assert manifest is not None
     (lost,) = [each for each in manifest.committables if each.writer == writer]
-    with closing(Transactions(ClientConfig(servers))) as transactions:
+    with closing(Transactions(servers)) as transactions:
         for each in manifest.committables:
             if each is not lost:
                 transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
-    deadline = time.monotonic() + LIMIT_S
-    while (state := ended_transactions(kafka, lost.transactional_id)[lost.transactional_id]) != "CompleteAbort":
-        assert time.monotonic() < deadline, f"the broker aborts it: {state}"
-        time.sleep(0.1)  # the broker's own timeout must pass
+    until(
+        lambda: ended_transactions(kafka, lost.transactional_id)[lost.transactional_id] == "CompleteAbort", pause_s=0.1
+    )  # the broker's own timeout must pass
     return lost
 
 
@@ -71,6 +70,7 @@ class Lossy:
 
     def __init__(self, kafka: KafkaCluster, name: str, fired: Path) -> None:
         self.kafka, self.name, self.fired = kafka, name, fired
+        self.client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
         self.fed: list[tuple[str, str]] = []
         self.runs: list[Run] = []
         self.seen_before: Any = {}
@@ -97,7 +97,7 @@ class Lossy:
         assert first.wait() == 0, first.said
         self.feed(1500)
         assert self.incarnation("coordinator-decided").wait() == -9
-        manifest = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized
+        manifest = read_history(self.client, self.name).unfinalized
         assert manifest is not None
         assert len(manifest.committables) == 4, "two sinks at parallelism 2"
         assert manifest.previous > 0, "the interval begins with state"
@@ -114,4 +114,4 @@ class Lossy:
         seen = Together(self.kafka, self.seen_before)
         assert_totals(seen, f"{self.name}-out", self.fed)
         assert_copies(seen, f"{self.name}-copies", self.fed)
-        assert read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized is None
+        assert read_history(self.client, self.name).unfinalized is None

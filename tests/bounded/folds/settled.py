@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
+
+from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
@@ -27,9 +30,10 @@ def ended_transactions(kafka: KafkaCluster, prefix: str) -> dict[str, str]:
 
 def await_readable(kafka: KafkaCluster, *names: str) -> None:
     """Return once read_committed readers get to the ends of these topics, in which nothing is open."""
-    deadline = time.monotonic() + LIMIT_S
     with closing(Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))) as topics:
         for name in names:
-            while topics.end_offsets(name, committed=True) != topics.end_offsets(name, committed=False):
-                assert time.monotonic() < deadline, f"a transaction in {name} is open"
-                time.sleep(PAUSE_S)  # the broker has no event to wait for
+            until(partial(is_readable, topics, name), told=lambda: "a transaction is open", pause_s=PAUSE_S)
+
+
+def is_readable(topics: Topics, name: str) -> bool:
+    return topics.end_offsets(name, committed=True) == topics.end_offsets(name, committed=False)

@@ -69,7 +69,6 @@ def test_a_history_of_other_channels_is_refused(message: int) -> None:
 
 
 def test_messages_that_are_equal_are_refused(history: CausalHistory) -> None:
-    """Of two equal messages nobody could say which is missing."""
     with pytest.raises(InvariantViolation, match="differ"):
         history.sent("pq", 1)
 
@@ -85,8 +84,7 @@ Event = tuple[int, int]
 
 @given(any_graph(), st.lists(st.tuples(st.booleans(), st.integers(0, 11)), max_size=30), st.data())
 def test_clocks_decide_as_the_definition_does(graph: Graph, steps: list[tuple[bool, int]], data: st.DataObject) -> None:
-    """Any cut of any history is consistent by its clocks if and only if it has with each event all that it depends on;
-    and if it has not, a message is named that was received before it and sent after it."""
+    """A cut is consistent by its clocks if and only if it has all dependencies; otherwise such a message is named."""
     history = CausalHistory(range(graph.processes), {link: (link.sender, link.receiver) for link in graph.links})
     sent: dict[Link, list[Event]] = {link: [] for link in graph.links}
     received = dict.fromkeys(graph.links, 0)

@@ -1,7 +1,7 @@
-"""Snapshots of random graphs under random schedules, judged by the checker; and what planted defects do to them.
+"""Snapshots of random graphs under random schedules, and with planted defects, judged by the checker.
 
-The barrier modes are the same algorithm under several disciplines: what a subtask does once a barrier has come on one
-of its inputs. Where one is shipped, it is the shipped `Alignment` that decides.
+The barrier modes are one algorithm under several disciplines: the reaction of a subtask to the first barrier. The
+shipped `Alignment` decides in the shipped modes.
 """
 
 from __future__ import annotations

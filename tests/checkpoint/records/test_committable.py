@@ -46,7 +46,6 @@ def test_the_prefix_of_one_pipeline_is_not_that_of_another() -> None:
 
 
 def test_the_coordinators_id_is_listed_with_its_pipeline_but_is_no_sinks_id() -> None:
-    """No sweep may touch it."""
     assert coordinator_id("a").startswith(transaction_prefix("a"))
     assert TransactionalId.parse(coordinator_id("a")) is None
 

@@ -64,7 +64,7 @@ class TestReading:
         assert history.incarnation_latest == 2
 
     def test_tombstones(self) -> None:
-        """What is tombstoned is gone, but its number is never used again."""
+        """A tombstoned manifest is gone, but its number is never used again."""
         history = read(manifest(1), mark(1), ("manifest/1", None), ("finalized/1", None), ("incarnation/7", None))
         assert (history.manifests, history.finalized, history.damaged) == ({}, {}, {})
         assert (history.checkpoint_latest, history.incarnation_latest) == (1, 7)

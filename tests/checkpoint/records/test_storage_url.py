@@ -22,7 +22,6 @@ from exactlyonce.pipeline.errors import ConfigError
     ],
 )
 def test_one_spelling(text: str, url: str, parts: tuple[str, str, str]) -> None:
-    """A manifest compares them as texts."""
     assert storage_url(text) == url
     assert storage_url(url) == url
     assert parts_of(url) == parts

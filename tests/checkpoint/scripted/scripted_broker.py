@@ -75,15 +75,15 @@ class World:
         self.outcomes = list(outcomes)
         self.copies = copies or {}
         self.replays = replays or {}
-        """By id, why no replay is possible, or how many records it gives; else as many as there were."""
+        """Reasons why no replay is possible, or numbers of records, by id; else as many as there were."""
         self.asked: list[ask.Request] = []
         self.listed: list[ListedTransaction] = []
         self.raising: dict[type, Exception] = {}
         self.ended: set[int] = set()
         self.states: dict[str, str] = {}
-        """By id, where it is not Ongoing."""
+        """States that are not Ongoing, by id."""
         self.outputs: list[ask.Outputs] = [MANIFEST.sinks]
-        """As they are counted in turn (the last permanently): from memory, so that it is no request to a broker."""
+        """Outputs as they are counted in turn (the last permanently), from memory and not by a request."""
         self.taken_back: list[str] = []
         self.refusal = "the disk is full"
 

@@ -27,13 +27,19 @@ from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest, StagedAck, StoreCommittable
-from exactlyonce.checkpoint.restart import FixedDelay, NoRestart
+from exactlyonce.checkpoint.restart import restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline import errors
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
 PRODUCERS = 9
 """How many each sink subtask has when a job runs, unless a script says it."""
+RESTARTS: dict[str, dict[str, int]] = {
+    "none": {},
+    "failure_rate": {"failures": 1, "window_ms": 1_000, "delay_ms": 70},
+    "exponential_delay": {"initial_ms": 100, "max_ms": 300},
+}
+"""Restart strategies by name; a number is the attempts of a fixed delay."""
 
 
 def manifest(checkpoint: int = 0, **changes: Any) -> Manifest:
@@ -55,13 +61,17 @@ class ScriptedJob:
         self, *, sinks: int = 0, restart: str = "", loops: bool = False, staging: bool = False, **settings: Any
     ) -> None:
         asked = CheckpointSettings(**{"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings})
-        strategy = NoRestart() if restart == "none" else FixedDelay(attempts=int(restart or 10), delay_ms=70)
+        strategy = (
+            restart_strategy(restart, **RESTARTS[restart])
+            if restart in RESTARTS
+            else restart_strategy("fixed_delay", attempts=int(restart or 10), delay_ms=70)
+        )
         self.sinks = range(sinks)
         writers = {("out", subtask) for subtask in self.sinks}
         self.core = Coordinator(asked, strategy, {("task", 0), ("task", 1)}, writers, loops=loops, staging=staging)
         self.now_ms = 0
         self.plan: events.PendingCheckpoint | None = None
-        """What is to be decided."""
+        """The checkpoint to be decided."""
         self.decided: dict[int, Manifest] = {}
 
     def __call__(self, event: events.Event) -> list[events.Effect]:
@@ -97,7 +107,7 @@ class ScriptedJob:
 
     def _deciding(self, *options: str) -> list[events.Effect]:
         self._triggered(*options)
-        assert isinstance(self._ack(str(self.core.in_flight[-1].checkpoint))[-1], events.Decide)
+        assert isinstance(self._ack(str(self.core.attempt.in_flight[-1].checkpoint))[-1], events.Decide)
         return []
 
     def _done(self, checkpoint: str) -> list[events.Effect]:
@@ -137,19 +147,20 @@ class ScriptedJob:
             words, extra["staged"] = words[:-1], (StagedAck(row),)
         if "with" in words:
             place = words.index("with")
-            words, extra["precommits"] = words[:place], tuple(
-                precommit(int(checkpoint), int(each)) for each in words[place + 1 :]
+            words, extra["precommits"] = (
+                words[:place],
+                tuple(precommit(int(checkpoint), int(each)) for each in words[place + 1 :]),
             )
         subtasks = words[1:] or ["0", "1"]
         acks = (events.Ack("task", int(each), int(checkpoint), **extra) for each in subtasks)
         return [effect for each in acks for effect in self(events.Acknowledged(each))]
 
     def _finalized(self, checkpoint: str, **changes: Any) -> list[events.Effect]:
-        made = manifest(int(checkpoint), **changes)
+        decision = manifest(int(checkpoint), **changes)
         if self.plan is not None and self.plan.requests:
-            made = msgspec.structs.replace(made, kind="savepoint", requests=self.plan.requests)
-        self.decided[int(checkpoint)] = made
-        return self(events.Concluded(int(checkpoint), Decided(made)))
+            decision = msgspec.structs.replace(decision, kind="savepoint", requests=self.plan.requests)
+        self.decided[int(checkpoint)] = decision
+        return self(events.Concluded(int(checkpoint), Decided(decision)))
 
     def _looping(self, checkpoint: str) -> list[events.Effect]:
         """Finalized, and records were on their way in a loop, or were overtaken."""
@@ -183,26 +194,29 @@ class ScriptedJob:
     def _stop(self) -> list[events.Effect]:
         return self(events.Stop())
 
+    def _cancel(self, request: str) -> list[events.Effect]:
+        return self(events.CancelAsked(request))
+
     def _savepoint(self, request: str, *stop: str) -> list[events.Effect]:
         """`savepoint a`, `savepoint a stop`"""
         return self(events.SavepointAsked(request, stop=bool(stop)))
 
     def _full(self, worker: str) -> list[events.Effect]:
-        return self(events.Room(int(worker), found=False))
+        return self(events.Room(int(worker), has_room=False))
 
     def _room(self, worker: str) -> list[events.Effect]:
-        return self(events.Room(int(worker), found=True))
+        return self(events.Room(int(worker), has_room=True))
 
 
 QUERIES: dict[str, Callable[[Coordinator], str]] = {
     "wake": lambda core: "never" if core.wake_ms == NEVER_MS else str(core.wake_ms),
     "pinned": lambda core: " ".join(map(str, sorted(core.pinned))),
-    "flying": lambda core: " ".join(str(each.checkpoint) for each in core.in_flight) or "none",
+    "flying": lambda core: " ".join(str(each.checkpoint) for each in core.attempt.in_flight) or "none",
     "newest": lambda core: str(core.manifest.checkpoint if core.manifest else None),
     "state": lambda core: core.state.value,
     "stopping": lambda core: "yes" if core.stopping else "no",
 }
-"""What a script may ask."""
+"""The questions that a script may ask."""
 
 
 def shown(effect: events.Effect) -> str:
@@ -227,8 +241,10 @@ def shown(effect: events.Effect) -> str:
             return f"restart {attempt} after {delay_ms}" + (f": {reason}" if reason else "")
         case events.Deploy(attempt, made):
             return f"deploy {attempt} from {made.checkpoint}"
-        case events.End(made, error, _, short):
+        case events.End(made, error, cancelled, short):
             at = "nothing" if made is None else made.checkpoint
+            if cancelled:
+                return f"end at {at} cancelled by {cancelled}"
             return f"end at {at}" + (f": {type(error).__name__} {error}" if error else f" short: {short}" * bool(short))
         case events.Note(text):
             return f"note {text}"

@@ -119,8 +119,7 @@ def test_the_unknown_are_settled_by_their_records(
     [("CCC", [], True), ("CAC", [1], False), ("AAC", [0, 1], False), ("GAC", [0, 1], False), ("GGC", [], True)],
 )
 def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[int], proven: bool) -> None:
-    """If it is aborted in some partitions and committed in others, what is lost is what the former hold, and what is
-    not seen at all; what is gone from one partition is proven by the others only if none shows it as aborted."""
+    """Aborted partitions are lost; one whose records are gone is proven by the others, or lost if any is aborted."""
     whole = msgspec.structs.replace(committable("a"), written=tuple(Written("t", p, 10, 5) for p in range(3)))
     letters = {"C": Fate.COMMITTED, "A": Fate.ABORTED, "G": Fate.GONE}
 
@@ -237,7 +236,7 @@ def test_a_protected_id_is_not_touched(state: str) -> None:
 
 
 def test_ids_that_were_fenced_before_are_passed_over_only_once_complete() -> None:
-    """Of incarnations below the mark only ids that are open or Empty are aborted, so that the others can expire."""
+    """Only ids below the incarnation mark that are open or Empty are aborted, so that the others can expire."""
     older = {f"eo:p:out:0:1.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
     newer = {f"eo:p:out:0:2.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
     broker = Broker(older | newer)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 
 
 def looked(store: Store, meanwhile: Callable[[], Any]) -> History:
-    """What is found, where *meanwhile* is done whenever the look waits. Only pauses take time."""
+    """The history that is found; *meanwhile* runs whenever the look waits. Only pauses take time."""
     log, clock = store.log(), SimulatedClock()
 
     def answered(request: Request) -> Procedure[Any]:

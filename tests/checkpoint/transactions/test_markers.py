@@ -62,10 +62,10 @@ class Broker:
         self.asked: list[Request] = []
         self.now_ms = 0
         self.epoch = 4
-        """Of every id: the end of its transaction has raised it."""
+        """The epoch of every id: the end of its transaction has raised it."""
         self.unknown_ids: set[str] = set()
         self.overtaken: list[Callable[[], None]] = []
-        """What another process does between the question for the epoch and the one for the partitions."""
+        """The acts of another process between the question for the epoch and the one for the partitions."""
 
     def __call__(self, request: Request) -> Any:
         self.asked.append(request)
@@ -178,8 +178,7 @@ def test_transactions_of_others_are_not_ours(other: Broker) -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_marker_that_cannot_be_written_halts(commit: bool) -> None:
-    """Where the id is forgotten nothing may be finalized. What the broker has aborted a person may abort; what it has
-    committed nobody may."""
+    """A forgotten id finalizes nothing. A person may abort what the broker aborted, never what it committed."""
     broker = Broker(7)
     broker.unknown_ids.add("a")
     with pytest.raises(Halt, match=r"lost its markers in t-0, t-1 \(KAFKA-20734\)") as halt:
@@ -195,8 +194,7 @@ def test_an_id_with_another_producer_halts() -> None:
 
 
 def test_an_id_that_is_in_use_again_is_left_alone() -> None:
-    """Another process has written the markers, and the id has a later transaction, undecided: the epoch that was seen
-    while the markers were missing is that of no other transaction."""
+    """Another process has written the markers, and the id has a later, undecided transaction with another epoch."""
     broker = Broker(7)
 
     def finish_elsewhere() -> None:
@@ -228,8 +226,7 @@ def test_a_commit_is_known_only_with_its_markers() -> None:
 
 
 def test_markers_that_were_written_again_prove_nothing() -> None:
-    """The transaction that writes them may have been aborted before it was ended, by a coordinator that slept: what it
-    was to commit is unknown until its records are looked at, and what follows it waits."""
+    """The transaction may have been aborted before they were written: its records are looked at first."""
     broker = Broker(7)
     first, second = committable("a", 7, 1), committable("b", 8, 2)
     commits = drive(commit([first, second]), broker)
@@ -239,8 +236,7 @@ def test_markers_that_were_written_again_prove_nothing() -> None:
 
 
 def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks() -> None:
-    """After a rewriting that was broken off the same commit is answered by UNKNOWN, while the lost marker holds readers
-    back: it is written before the fate is looked for, which would else wait permanently."""
+    """A rewriting was broken off, and the commit is UNKNOWN: a look would wait for the lost marker without end."""
     broker = Broker(7)
     broker.answers = {"a": EndAnswer.UNKNOWN}
     commits = drive(commit([committable()]), broker)
@@ -273,7 +269,7 @@ def test_without_committables_or_anybody_to_release_nothing_is_asked() -> None:
 
 
 def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -> None:
-    """What a durable record names keeps its chance to be committed; what shows a commit is left to its decider."""
+    """A transaction named by a durable record can still be committed; one that shows a commit is its decider's."""
     broker = Broker(6, 7, 8, 9)
     states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
     newer = {"eo:p:out:0:3.0:0": (9, "Ongoing"), "eo:p:out:1:1.0:0": (6, "CompleteCommit")}

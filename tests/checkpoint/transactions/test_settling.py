@@ -32,11 +32,11 @@ class Broker:
         self.epoch = 3
         self.open = set(open_)
         self.verdicts: list[tuple[str, bool]] = []
-        """Of rewritten markers and of ends, in order."""
+        """The rewritten markers and ends, in order."""
         self.writes_before_the_fence = 0
         """How often a zombie completes a transaction just before the end that would fence it."""
         self.overtaken: list[Callable[[], None]] = []
-        """What another settler does just before markers are written again."""
+        """The acts of another settler just before markers are written again."""
 
     def __call__(self, request: Request) -> Any:
         match request:

@@ -57,6 +57,6 @@ def test_an_abort_is_over_once_its_markers_are_there() -> None:
 
 
 def test_an_abort_without_its_markers_ends_the_writer() -> None:
-    """A commit would commit what was taken back, too: nothing more is written, and the next incarnation sees to it."""
+    """A commit would include what was taken back: the next incarnation sees to it."""
     with pytest.raises(BrokerUnavailable, match="does not show the marker"):
         taken_back(looks=1_000_000)

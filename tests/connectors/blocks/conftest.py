@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent / "rig"), str(Path(__file__).parents[2] / "engines")]
+
+def started(kind: str, folder: Path) -> Any:
+    from hdfs_server import HdfsServer
+    from s3_server import S3Server
+
+    return S3Server() if kind == "s3" else HdfsServer(folder)
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[Any]:
-    from s3_server import S3Server
-
-    server = S3Server()
-    yield server
-    server.close()
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with closing(started("s3", tmp_path_factory.getbasetemp())) as server:
+        yield server
 
 
 @pytest.fixture
@@ -32,8 +34,5 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Hadoop's HDFS; the tests are skipped, loudly, where it cannot be had."""
-    from hdfs_server import HdfsServer
-
-    server = HdfsServer(tmp_path_factory.mktemp("hdfs"))
-    yield server
-    server.close()
+    with closing(started("hdfs", tmp_path_factory.mktemp("hdfs"))) as server:
+        yield server

@@ -10,8 +10,6 @@ import pytest
 from in_files import FileStorageContract
 
 from exactlyonce.connectors.blocks.hdfs import HdfsFolder
-from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
@@ -23,8 +21,8 @@ class TestHdfs(FileStorageContract):
         self.server, self.inner = hdfs, f"{uuid.uuid4().hex}/topic-1"
         self.path = f"prod/{self.inner}"
 
-    def storage(self) -> FileStorage:
-        return FileStorage(HdfsFolder(self.server.host, "prod", self.inner), away_timeout_s=0.5)
+    def folder(self) -> HdfsFolder:
+        return HdfsFolder(self.server.host, "prod", self.inner)
 
     def client(self) -> Any:
         import hdfs_native
@@ -48,19 +46,7 @@ class TestHdfs(FileStorageContract):
         return away
 
 
-def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
-    before_ms, folder = SystemClock().now_ms(), HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
-    folder.check()
-    folder.put("block", b"first", "aside-1")
-    folder.put("block", b"other", "aside-2")
-    assert folder.get("block") == b"first"
-    ((name, size, written_at_ms),) = folder.files()
-    assert (name, size) == ("block", 5)
-    assert before_ms <= written_at_ms <= SystemClock().now_ms()
-
-
 def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:
-    """That the file aside is there already says nothing of the block: such a put has failed."""
     folder = HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("aside-1", b"a part", "aside-0")
@@ -70,7 +56,7 @@ def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:
 
 
 def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
-    """What becomes empty with it goes too, but for the folder that somebody has named."""
+    """Empty folders go too, but for the one that the user named."""
     import hdfs_native
 
     root = f"mine-{uuid.uuid4().hex}"

@@ -17,20 +17,19 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request ends, and the next one has a connection of its own: the other end of the first may be gone. Once there
-    are many that have not ended, the next ones wait for these, and make none."""
+    """Each request has a connection of its own, until too many have not ended: then the next ones wait for these."""
     monkeypatch.setattr(hdfs, "SILENT_S", 0.5)
     monkeypatch.setattr(hdfs, "GIVEN_UP_MAX", 2)
-    made = list[socket.socket]()
+    sockets = list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
             with suppress(OSError):
                 while True:
-                    made.append(listener.accept()[0])
+                    sockets.append(listener.accept()[0])
 
         def end() -> None:
-            for each in (listener, *made):
+            for each in (listener, *sockets):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
@@ -38,12 +37,12 @@ def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         (timer := Timer(LIMIT_S, end)).start()
         folder = HdfsFolder(f"127.0.0.1:{listener.getsockname()[1]}", "prod", "x")
         for _ in range(2):
-            with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent for"):
+            with pytest.raises(StorageUnavailable, match=r"has not answered for"):
                 folder.get("block")
-        until(lambda: len(made) == 2)
-        with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent to 2 requests"):
+        until(lambda: len(sockets) == 2)
+        with pytest.raises(StorageUnavailable, match=r"does not answer 2 requests"):
             folder.get("block")
-        assert len(made) == 2
+        assert len(sockets) == 2
         timer.cancel()
         end()
         for each in enumerate_threads():

@@ -26,13 +26,15 @@ INNER = "totals/topic-1"
 
 
 class TestLocalFolder(FileStorageContract):
+    replaces = True
+
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root = tmp_path / "checkpoints"
         self.root.mkdir()
 
-    def storage(self) -> FileStorage:
-        return FileStorage(LocalFolder(self.root, INNER), away_timeout_s=0.5)
+    def folder(self) -> LocalFolder:
+        return LocalFolder(self.root, INNER)
 
     def names(self) -> list[str]:
         return [each.name for each in (self.root / INNER).iterdir()]
@@ -90,7 +92,6 @@ def fenced(blocks: FileBlocks) -> None:
     ],
 )
 def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], says: str, tmp_path: Path) -> None:
-    """Whoever waits for blocks does so for a limited time, and while it may write; then nothing is tried any more."""
     storage = FileStorage(LocalFolder(tmp_path, INNER), away_timeout_s=0.1)
     blocks = storage.begin(1, 0)
     inner = tmp_path / "totals"
@@ -98,8 +99,8 @@ def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], s
     ticket = blocks.write(Block("totals", 1, "state", "none", "", b"state"), 0)
     with pytest.raises(error, match=says):
         wait(blocks)
-    (tmp_path / "aside").rename(inner)
     until(lambda: ticket.resolved, meanwhile=blocks.poll)
+    (tmp_path / "aside").rename(inner)
     with pytest.raises(BrokerUnavailable, match="may not have been written"):
         _ = ticket.ref
     assert storage.since((0, 0)).blocks == ()
@@ -118,15 +119,14 @@ def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     """It is not made: a slip in a path, or a disk that is not mounted, would be taken for a storage."""
-    with pytest.raises(ConfigError, match=r"file://.*/missing is not there: make the folder, or mount it"):
+    with pytest.raises(ConfigError, match=r"file://.*/missing does not exist: create the folder, or mount it"):
         LocalFolder(tmp_path / "missing", INNER).check()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["missing", "empty", "probed"])
 def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
-    """Where checkpoints have files there is a folder with blocks: else they are away, not lost, and nothing is made. A
-    worker that begins there, or was killed over it, leaves a probe, which is none."""
+    """Blocks of a missing folder are away, not lost, and nothing is made. A worker that begins there leaves a probe."""
     storage = FileStorage(LocalFolder(tmp_path, INNER))
     blocks = storage.begin(1, 0)
     tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(2)]
@@ -156,16 +156,16 @@ def test_the_folder_of_a_topic(tmp_path: Path) -> None:
 
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
     missing = (tmp_path / "missing").as_uri()
-    with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
+    with pytest.raises(ConfigError, match=rf"^The storage {missing} does not exist"):
         folder_of(missing, "totals-41-00").check()
-    with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} is not there"):
+    with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} does not exist"):
         file_storage(missing, TopicInfo("totals.checkpoints", "id", 2, 1)).check()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / INNER).parent.mkdir()
     (tmp_path / INNER).write_text("a file where a folder is needed")
-    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another one"):
+    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another folder"):
         LocalFolder(tmp_path, INNER).check()
 
 

@@ -19,7 +19,6 @@ def takes(broker: EmbeddedBroker, archive: Path) -> bool:
 
 @pytest.mark.broker
 def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None:
-    """Where `make test` has made one for this Java and these jars, a broker maps it; where not, it starts without."""
     java = find_java()
     archive = class_archive(java, kafka_jars(java, print))
     assert takes(stoppable.broker, archive) == archive.exists()

@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
-from exactlyonce.connectors.kafka.client import end_offsets, settings
+from exactlyonce.connectors.kafka.client import settings
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.errors import BrokerUnavailable
-
-
-@pytest.mark.parametrize(
-    "code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError._TRANSPORT]
-)
-def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> None:
-    """The library does not look for a leader by itself; a broker that has just started refuses more than once."""
-    asked: list[str] = []
-
-    class Client:
-        def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **_: object) -> dict[TopicPartition, Any]:
-            asked.append("offsets")
-            if len(asked) < 6:
-                raise KafkaException(KafkaError(code))
-            return {each: Future() for each in wanted}
-
-        def list_topics(self, *_: object) -> None:
-            asked.append("leaders")
-
-        def poll(self, _timeout_s: float) -> None:
-            pass
-
-    class Future:
-        def result(self) -> ListOffsetsResultInfo:
-            return ListOffsetsResultInfo(7, -1, -1)
-
-    client: Any = Client()
-    assert end_offsets(client, "t", [0, 1]) == {0: 7, 1: 7}
-    assert asked == ["offsets", "leaders"] * 3 + ["offsets"]
 
 
 def test_only_the_way_to_the_broker_is_taken_over() -> None:
@@ -65,7 +34,7 @@ def test_no_secret_is_told() -> None:
         "sasl.username": "me", "sasl.password": "canary-4711",
     }  # fmt: skip
     with pytest.raises(BrokerUnavailable) as error:
-        prepare_topic(config, "p")
+        prepare_topic(ClientConfig(config), "p")
     assert "127.0.0.1:1" in str(error.value)
     assert "canary-4711" not in str(error.value) + repr(error.value)
 

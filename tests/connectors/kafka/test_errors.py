@@ -31,7 +31,7 @@ def test_a_code_has_one_meaning() -> None:
 
 
 def test_what_kafka_calls_retriable_passes() -> None:
-    """But for a topic that is not there: that is for a person, or for whoever waits for one."""
+    """A missing topic alone is an error for a person."""
     retriable = {code for code in range(1, 200) if issubclass(for_code(code), RetriableError)} - NEVER_ASKED
     meanings = {code: meaning_of(code) for code in retriable}
     assert {code for code, meaning in meanings.items() if meaning is not Meaning.PASSING} == {3, 100}
@@ -77,7 +77,7 @@ def test_a_reader_stops_at_what_is_not_known_to_pass() -> None:
     for code, text in (
         (KafkaError._UNDERFLOW, "damaged at offset 7"),
         (KafkaError._AUTHENTICATION, "Grant Read on the topic and on group totals"),
-        (KafkaError.INVALID_REQUEST, "not known to pass by itself"),
+        (KafkaError.INVALID_REQUEST, "not known to be transient"),
     ):
         with pytest.raises(ExactlyOnceError, match=text):
             raise_unless_passing(KafkaError(code), "orders[0]", 7, "because", "totals")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
@@ -78,7 +80,7 @@ class TestFate:
             clock=lambda: clock.monotonic_ms() / 1000,
             sleep=lambda pause_s: clock.advance(round(pause_s * 1000) + 1),
         )
-        with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
+        with pytest.raises(BrokerUnavailable, match=rf"readers of {topic}-0 at offset 0, before .* \(50\)"):
             hasty.fate(committable)
         hasty.close()
         end(cluster, cluster.committable(f"{topic}-other"), commit=False)
@@ -110,7 +112,6 @@ class TestFate:
             assert log.fate(at_marker) is fate
 
     def test_beyond_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        """Offsets that the log does not have are gone: the topic was made anew, or lost its end."""
         committable = ended(cluster, topic, topic, commit=True)
         beyond = msgspec.structs.replace(committable, written=(Written(topic, 0, 10_000, 50),))
         assert log.fate(beyond) is Fate.GONE
@@ -132,7 +133,7 @@ class TestFate:
 
 
 def abort_in_partition(cluster: Any, committable: Committable, topic: str, partition: int) -> None:
-    """What `kafka-transactions.sh abort` does."""
+    """Do as `kafka-transactions.sh abort` does."""
     entry = WriteTxnMarkersRequest.WritableTxnMarker
     marker = entry(
         producer_id=committable.producer_id,
@@ -233,12 +234,12 @@ def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log:
     cluster.open(topic, topic, [b"%d" % number for number in range(6)])
     lost = cluster.committable(topic)
     cluster.transactions.end_until_answered(topic, lost.producer_id, lost.epoch, commit=False)
-    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
+    until(lambda: cluster.state(topic).state == "CompleteAbort")
     cluster.kafka.delete_records(topic, {1: 1})
     name = f"{topic}-repair"
     why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
     assert isinstance(why, str)
-    cluster.wait_until(lambda: cluster.state(name).state == "CompleteAbort")
+    until(lambda: cluster.state(name).state == "CompleteAbort")
 
 
 @pytest.mark.exhaustive
@@ -268,7 +269,7 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
             end(cluster, committable, commit=commit)
             if not apart:
                 overwrite(cluster, "compacted")
-            cluster.wait_until(lambda c=committable: are_gone(log, c))
+            until(partial(are_gone, log, committable))
             assert log.fate(committable) is (Fate.COMMITTED if commit else Fate.ABORTED)
         cluster.close()
         log.close()

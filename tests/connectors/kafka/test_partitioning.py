@@ -50,5 +50,5 @@ def test_a_null_key_is_dealt_out_at_random_unless_the_partitioner_says_otherwise
 def test_the_default_is_the_clients() -> None:
     assert partitioner({}) is PARTITIONERS[DEFAULT]
     assert partitioner({"partitioner": "murmur2"}) is PARTITIONERS["murmur2"]
-    with pytest.raises(ConfigError, match=r"partitioner=my_own is not known here.*consistent_random"):
+    with pytest.raises(ConfigError, match=r"partitioner=my_own is unknown.*consistent_random"):
         partitioner({"partitioner": "my_own"})

@@ -28,7 +28,7 @@ def read(reader: RangeReader, records_max: int = 7) -> list[tuple[int | None, by
 
 
 def write(cluster: Any, topic: str, kinds: str) -> None:
-    """For each kind a transaction of three records, (c)ommitted or (a)borted, with an aborted one in between them."""
+    """Write a transaction of three records per kind, (c)ommitted or (a)borted, interleaved with an aborted one."""
     for number, kind in enumerate(kinds):
         outer, inner = (cluster.open(f"{topic}-{number}-{name}", topic, []) for name in ("outer", "inner"))
         for step in range(3):
@@ -63,7 +63,7 @@ def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
 
 @pytest.mark.broker
 def test_a_transaction_that_ends_meanwhile(cluster: Any, kafka: Any, topic: str) -> None:
-    """A range that reaches into an open transaction waits for it; how long the caller takes between is not counted."""
+    """A range waits for an open transaction in it; the caller's time in between does not count."""
     kafka.produce(topic, [b"0"], partition=0)
     producer = cluster.open(topic, topic, [b"1", b""])
     hour, asked = 0.0, 0

@@ -1,13 +1,11 @@
-"""Markers that are written again: they add nothing, and no transaction is aborted on the way.
-
-Lost markers are met in tests/engines/test_lost_markers.py, where the broker may be killed.
-"""
+"""Rewritten markers add nothing and abort no transaction. Lost markers: tests/engines/test_lost_markers.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from waiting import until
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.pipeline.errors import TopicError
@@ -26,7 +24,7 @@ def ended(cluster: Any, topic: str) -> Ending:
     opened = cluster.state(topic)
     ending = Ending(topic, opened.producer_id, opened.epoch)
     cluster.transactions.end_until_answered(topic, ending.producer_id, ending.epoch, commit=True)
-    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteCommit")
+    until(lambda: cluster.state(topic).state == "CompleteCommit")
     return ending
 
 
@@ -38,7 +36,7 @@ def raised(ended: Ending) -> Ending:
 def test_where_nothing_is_open_nothing_changes(cluster: Any, topic: str, ended: Ending, commit: bool) -> None:
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=commit)
     expected = "CompleteCommit" if commit else "CompleteAbort"
-    cluster.wait_until(lambda: cluster.state(topic).state == expected)
+    until(lambda: cluster.state(topic).state == expected)
     state = cluster.state(topic)
     assert (state.producer_id, state.epoch) == (ended.producer_id, ended.epoch + 2)
     assert cluster.visible(topic) == VALUES
@@ -49,7 +47,7 @@ def test_what_was_begun_is_taken_over(cluster: Any, topic: str, ended: Ending) -
     assert broker.add_to_transaction(topic, ended.producer_id, ended.epoch + 1, topic, 0) is Error.NONE
     assert cluster.state(topic).state == "Ongoing"
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=True)
-    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteCommit")
+    until(lambda: cluster.state(topic).state == "CompleteCommit")
     assert cluster.state(topic).epoch == ended.epoch + 2
     assert cluster.visible(topic) == VALUES
 

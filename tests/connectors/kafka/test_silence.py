@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.connectors.kafka.silence import INTERVAL_MS, SILENT_AFTER_S, Silence
-from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
+from exactlyonce.testing.cluster import OwnCluster
 
 
 def statistics(
     leader: int = 1, state: str = "UP", idle_s: float = 0.1, queued: int = 0, partitions: tuple[str, ...] = ("0", "-1")
 ) -> str:
-    """What librdkafka tells, as far as it matters; -1 is its own name for what has no partition yet."""
+    """The relevant part of what librdkafka tells; -1 is its own name for what has no partition yet."""
     told = {"leader": leader, "fetchq_cnt": queued, "desired": True}
     broker = {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)}
     brokers = {"a:1/1": broker, "a:1/bootstrap": {"nodeid": -1, "state": "INIT"}}
@@ -79,8 +80,5 @@ def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
 
 
 def polled_until(reader: KafkaReader, condition: Callable[[], bool]) -> str:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        reader.poll(100, 0.1)
+    until(condition, meanwhile=lambda: reader.poll(100, 0.1))
     return reader.waiting

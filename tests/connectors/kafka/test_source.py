@@ -54,7 +54,7 @@ def test_a_bad_value_is_told_with_its_field() -> None:
     with pytest.raises(ValueError, match="id") as raised:
         source.decode_value(b'{"id":"x"}')
     problem = source.value_problem(b'{"id":"x"}', raised.value)
-    assert problem == "the value is no Order in json: Expected `int`, got `str` - at `$.id`"
+    assert problem == "the value is not Order in json: Expected `int`, got `str` - at `$.id`"
 
 
 def test_keys_decode_by_their_own_type() -> None:

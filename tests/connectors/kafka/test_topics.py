@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from waiting import until
 
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import ConfigError, TopicError
@@ -38,7 +39,7 @@ def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
     before = cluster.topics.describe([topic])[topic]
     admin = AdminClient(cluster.config.confluent())
     admin.delete_topics([topic])[topic].result(LIMIT_S)
-    cluster.wait_until(lambda: is_missing(cluster, topic))
+    until(lambda: is_missing(cluster, topic))
     assert cluster.topics.create(topic, partitions=2)
     after = cluster.topics.describe([topic])[topic]
     assert (after.name, after.partitions) == (before.name, before.partitions)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import KafkaException, Producer
+from waiting import until
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
@@ -26,7 +27,7 @@ EPOCH_LAST = 32_766
 
 def settled(cluster: Any, transactional_id: str) -> TransactionState:
     """The state once all markers are written: the end is answered before they are."""
-    cluster.wait_until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
+    until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
     state: TransactionState = cluster.state(transactional_id)
     return state
 
@@ -108,7 +109,7 @@ class TestTheTableOfAnswers:
             assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
             return again is EndAnswer.BUSY
 
-        cluster.wait_until(was_busy)
+        until(was_busy)
 
     @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
     def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:
@@ -190,13 +191,7 @@ class TestFencing:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_last_epochs(cluster: Any, topic: str) -> None:
-    """At the last epoch a commit is as repeatable as ever, though the id goes on under another producer id.
-
-    Measured: a transaction is opened with epoch 32,766 at most. Ending it answers 0; while markers are written the
-    state shows epoch 32,767; then a new producer id at epoch 0. The same end answers 0 again and the opposite is
-    refused, until the next abort or producer; from then on it is UNKNOWN (49, as the producer id is another).
-    Aborting an Empty or complete id at 32,766 goes over to a new producer id alike, and fences alike.
-    """
+    """A commit at the last epoch is as repeatable as ever, though the id continues under another producer id."""
     idle, written = f"{topic}-idle", f"{topic}-written"
     for transactional_id in (idle, written):
         cluster.producer(transactional_id)

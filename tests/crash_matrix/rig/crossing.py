@@ -1,6 +1,6 @@
 """The pipelines of the crash matrix; every worker imports this module.
 
-Rows say which order they come of and what the total was after it, so that a fold of the input tells what they must be.
+Each row names its order and the total after it, so that a fold of the input gives the expected rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A run of the matrix on real servers, which goes on where one was broken off; `make crash-matrix`.
+"""A run of the matrix on real servers, which continues an interrupted one; `make crash-matrix`.
 
     python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--write]
 
-Every cell's result goes into `.crash-matrix/COMMIT.jsonl` as soon as it is there, by the commit that last changed what
-cells run: a run that was broken off goes on where it was. Cells that failed are run again. `--write` puts the
-result, as far as it is there, into docs/guarantees.md and docs/crash-matrix.json, from where another machine goes on.
+Results go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit that last changed what cells run. Failed cells
+run again. `--write` puts them into docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RUN_BY_CELLS = (
     *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
     *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
 )
-"""What a cell runs."""
+"""The pipelines of cells."""
 
 Result = dict[str, Any]
 
@@ -71,8 +70,7 @@ def run_test(test: str) -> int:
 
 
 def commit() -> str:
-    """The last that changed what cells run, with "-dirty" behind it where files of that were changed since: all such
-    trees share one name."""
+    """The last commit that changed what cells run, with "-dirty" if such files have changed since."""
     last, changed = _git("log", "-1", "--format=%h"), _git("status", "--porcelain")
     return (last or "unknown") + ("-dirty" if changed else "")
 

@@ -1,7 +1,4 @@
-"""Oracles: what holds after any crash, asked of the servers by plain clients.
-
-Shares no code with the engine, but for what the decisions refer to.
-"""
+"""Oracles: conditions that hold after any crash, checked by plain clients that share only manifests with the engine."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ Row = tuple[Any, ...]
 
 
 class Seen(NamedTuple):
-    """What a reader has seen, in its order; of a topic with its place."""
+    """A record that a reader has seen, in its order; of a topic with its place."""
 
     place: tuple[int, ...]
     row: Row

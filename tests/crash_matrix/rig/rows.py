@@ -1,7 +1,7 @@
-"""Rows: crashes and faults around a checkpoint, what must come of each, and what shows it.
+"""Rows: crashes and faults around a checkpoint, the required outcome of each, and the tests that show it.
 
-A row is shown by cells of the matrix, in which a process dies, stops or fails at a failpoint or a request of Kafka's
-protocol is lost or late, or by tests of their own, where a crash of a process is not what it takes.
+Cells of the matrix show a row if a process dies, stops or fails at a failpoint, or a request is lost or late; other
+tests show the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Way:
 class Crash(Way):
     point: str
     nth: int = 2
-    """Which of the hits; some come once in the life of a process."""
+    """The number of the hit; some come once in the life of a process."""
     slow: bool = False
     """Whether records take longer behind the shuffle, so that some are on their way at every checkpoint."""
 
@@ -56,7 +56,7 @@ class Request(Way):
     what: str
     api: int
     holding: str
-    """What its bytes hold; NAME stands for the pipeline's."""
+    """Text that its bytes hold; NAME stands for the pipeline's."""
     lacking: str | None = None
     fates: tuple[Fate, ...] = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
 
@@ -87,7 +87,7 @@ class Row:
 class Promise:
     text: str
     rows: tuple[int, ...] = ()
-    """In whose cells it is asked for; none: in those of every row."""
+    """Rows in whose cells it is asked for; none: in those of every row."""
     sinks: tuple[str, ...] = SINKS
 
 

@@ -1,6 +1,6 @@
 """Database servers in containers, by testcontainers: killed, and started again on the same data and port.
 
-The clients of Docker are imported where one is started: every process of the tests collects, few have containers.
+Docker's clients are imported late: every test process collects, few start containers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
 
 PASSWORD = "only-f0r-tests"
-"""Of `owner`, or of root, in the images of docker/."""
+"""The password of `owner`, or of root, in the images of docker/."""
 DATABASE = "shop"
 
 
 def pulled(image: str) -> str:
-    """*image*, which a registry has. Where no registry can be reached the test is skipped."""
+    """*image*, which a registry has. The test is skipped if no registry can be reached."""
     from docker.client import DockerClient
     from docker.errors import APIError
 

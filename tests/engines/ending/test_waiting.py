@@ -37,8 +37,7 @@ def committable(name: str) -> Committable:
     [(4, False, [1, 1, None]), (5, False, [1, 1, None]), (4, True, [1, 1, None]), (5, True, [None, None, None])],
 )
 def test_what_a_decision_names(epoch: int, finalized: bool, found: list[int | None]) -> None:
-    """Until the checkpoint is finalized every id that it or a repair names is decided, whatever epoch a commit without
-    its markers has left it with; after that the id may have a new transaction."""
+    """Every id of the checkpoint or a repair is decided until it is finalized; later it may be reused."""
     history = History("p")
     history.manifests[1] = cast(Any, SimpleNamespace(checkpoint=1, committables=[committable(NAMES[0])]))
     history.repairs[1] = {1: Repair(1, 1, 1, NAMES[0], committable(NAMES[1]))}

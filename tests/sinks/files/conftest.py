@@ -66,7 +66,7 @@ class Target:
         return opened
 
     def staged(self, checkpoint: int, records: Sequence[Any], previous: int = 0, **writer: int) -> StoreCommittable:
-        """What a writer of its own sets aside of *records*."""
+        """The rows that a new writer stages of *records*."""
         committable = stage(self.open(**writer), checkpoint, records).staged
         assert committable is not None
         return msgspec.structs.replace(committable.committable, previous=previous)

@@ -104,7 +104,9 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
     gone = next(target.root.glob(f"staged/*{opened.writer._files.writer.token}/2.jsonl"))
     content = gone.read_bytes()
     gone.unlink()
-    with pytest.raises(StoreError, match=rf"{gone} was set aside for checkpoint 1, .* Put it back .* keep programs"):
+    with pytest.raises(
+        StoreError, match=rf"{gone} was set aside for checkpoint 1, .* Put it back .* keep clean-up programs out"
+    ):
         committer.commit([committable], 1, ORIGIN)
     assert target.published() == []
     gone.write_bytes(content)
@@ -143,7 +145,7 @@ def test_files_that_a_reader_has_moved_are_not_published_again(target, totals) -
 
 
 def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
-    """A target that is not there, as when its disk is not mounted, is a store that is away; it is not made anew."""
+    """A missing target, such as an unmounted disk, is a store that is away; it is not made anew."""
     committer = target.led()
     committable = target.staged(1, totals(1))
     away = target.folder.with_name("unmounted")
@@ -156,7 +158,7 @@ def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
 
 
 def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(target, totals) -> None:
-    """What an earlier run has left where no disk was mounted, which is seen again when the disk goes away."""
+    """An earlier run left it where no disk was mounted; it shows again when the disk goes away."""
     target.led(1)
     disk, below = target.folder.with_name("disk"), target.folder.with_name("below")
     target.folder.rename(below)

@@ -45,7 +45,7 @@ def test_a_target_that_is_no_folder_is_an_error(target, make: Callable[[Path], N
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 @pytest.mark.parametrize("path", ["/proc/totals", "/proc", "/proc/self/totals"])
 def test_a_folder_that_can_never_be_made_is_an_error(make_target, path: str) -> None:
-    """Where a file system makes no names but its own, the check says so at once, and waits for nothing."""
+    """The check says so at once on a file system that makes no names but its own."""
     target = make_target()
     target.sink = type(target.sink)(path, format="jsonl")
     with pytest.raises(StoreError, match=rf"{path}.* cannot be made: .*Correct the path of the sink"):
@@ -126,7 +126,7 @@ def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals
 
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_read_only_disk_is_an_error_of_the_start(small_disk, make_target, totals, exists: bool) -> None:
-    """The check says so at once; a disk that becomes read-only behind it is waited for."""
+    """A disk that becomes read-only later is waited for."""
     target = make_target()
     place = small_disk / "totals"
     target.folder.symlink_to(place)
@@ -192,7 +192,7 @@ def test_partitions_on_another_disk_are_an_error(small_disk, make_target, totals
     ],
 )
 def test_other_errors_of_the_system_are_told(code: str, kind: type[Exception], text: str) -> None:
-    """What another attempt would meet again is an error of the store; all else is a store that is away."""
+    """Permanent ones are errors of the store; all others count as a store that is away."""
     import errno
 
     number = getattr(errno, code)

@@ -21,7 +21,7 @@ class Order(msgspec.Struct):
 
 
 class TestFileSink(SinkContract):
-    """Of JSON lines, which any reader reads; what the formats differ in is no matter of commits."""
+    """The sink of JSON lines, which any reader reads; what the formats differ in is no matter of commits."""
 
     type = Order
     test_a_store_that_is_away: Any = None  # whatever the system says of a disk: test_disk.py

@@ -55,7 +55,7 @@ def stepper() -> Stepper:
 
 @pytest.fixture(autouse=True)
 def disk_is_quick(monkeypatch):
-    """What is written is not waited for: it is processes that end here, not machines."""
+    """Do not wait for the disk: it is processes that end here, not machines."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -120,7 +120,7 @@ FAR = SHARD * (SHARDS_KEPT + 1)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
 def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, renaming, delivery) -> None:
-    """Whatever it does, rows come once, or perhaps not at all at most once; the position is the new leader's."""
+    """Rows come once, or with at most once perhaps not at all; the position is the new leader's."""
     made_again = 0
     for step in range(200):
         target = make_target(delivery=delivery)

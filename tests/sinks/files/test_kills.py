@@ -19,7 +19,7 @@ ROWS_OF_INTERVAL = 50
 
 
 def decisions(log: Path) -> list[StoreCommittable]:
-    """What was decided; a line that was cut off by a kill is no decision."""
+    """The decided committables; a line that was cut off by a kill is no decision."""
     whole, _, _ = log.read_bytes().rpartition(b"\n")
     return [msgspec.json.decode(line, type=StoreCommittable) for line in whole.splitlines()]
 

@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 AnyLine: Any = Line
-"""With what its type does not admit."""
+"""A line with values that its type does not admit."""
 
 
 class EncodedPart(TypedDict, total=False):
@@ -150,7 +150,7 @@ class Loop(msgspec.Struct):
     ("type_", "reason"),
     [
         (int | str, "it has values of several types"),
-        (Any, "it has a type that Parquet does not have: declare what it holds"),
+        (Any, "it has a type that Parquet does not have: declare its type"),
         (timedelta, "write a duration as an int"),
         (tuple[int, str], "a tuple of several types is a NamedTuple"),
         (list[int | str], r"it \(item\) has values of several types"),

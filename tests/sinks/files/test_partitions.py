@@ -73,7 +73,7 @@ def test_groups_keep_the_order_of_rows() -> None:
 
 
 def test_values_that_together_make_too_long_a_path_are_the_records_fault() -> None:
-    """Each has a name, and the system takes no path of all: it was found when a checkpoint had been decided."""
+    """Each fits alone; the system refuses the whole path."""
     record = msgspec.defstruct("Made", [(f"f{number}", str) for number in range(16)])
     fields, target = fields_of(record), "/" + "t" * 9
     for size, fits in ((249, True), (250, False)):

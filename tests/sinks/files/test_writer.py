@@ -110,7 +110,7 @@ class Text(NamedTuple):
 
 @pytest.mark.parametrize("crowded", [True, False])
 def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch, crowded: bool) -> None:
-    """Neither a few rows that came with many, nor a row each in many folders, hold more than is counted."""
+    """A few rows that came with many, or a row each in many folders, hold no more than is counted."""
     import pyarrow
 
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1 << 20)
@@ -236,7 +236,7 @@ def test_an_abandoned_writer_ends_its_thread(target, totals, stage) -> None:
 
 
 def test_attempts_of_one_subtask_never_share_a_name(target, totals, stage) -> None:
-    """Two writers of the same subtask, attempt and incarnation, as two attempts of a Spark task, do not meet."""
+    """Two attempts of one Spark task have the same subtask, attempt and incarnation."""
     committer = target.led()
     one, two = target.staged(1, totals(1)), target.staged(1, totals(1))
     assert committer.commit([one], 1, ORIGIN) is True
@@ -280,7 +280,6 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
 
 
 def test_a_committable_is_small_however_many_files_it_has(make_target, stage) -> None:
-    """A manifest names one list, not thousands of files."""
     target = make_target(Sale, partition_by=("shop",))
     target.led()
     committable = stage(target.open(), 1, [Sale(shop, 1) for shop in range(300)]).staged.committable

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka_proxy import RefusingProxy, proxied_broker
+from waiting import until
 
 from exactlyonce.sinks.kafka import producers
 from exactlyonce.sinks.kafka.producers import LINGER_MAX_MS, TRANSACTION_LINGER_MS, KafkaProducers, Transaction
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 class NoProducer:
@@ -34,7 +38,7 @@ def no_collector() -> Iterator[None]:
 def test_a_dropped_producer_is_freed_at_once(
     kafka: KafkaCluster, topic_name: str, no_collector: None, transactional_id: str | None
 ) -> None:
-    """Its threads and descriptors do not wait for Python's collector, which may come after a thousand of them."""
+    """Its threads and descriptors do not wait for Python's collector."""
     kafka.create_topic(topic_name)
     settings = {"bootstrap.servers": kafka.bootstrap_servers}
     with ThreadPoolExecutor(1) as executor:
@@ -50,6 +54,28 @@ def test_a_dropped_producer_is_freed_at_once(
         assert dropped() is None
 
 
+@pytest.mark.broker
+def test_a_refused_request_is_not_overtaken(tmp_path: Path, topic_name: str) -> None:
+    """A broker that becomes the leader between two requests refuses the first, and would accept the second."""
+    proxy, broker = proxied_broker(tmp_path, RefusingProxy(topic_name, wait_s=1.0))
+    try:
+        kafka, values = KafkaCluster(broker.bootstrap_servers), [b"%d" % number for number in range(10)]
+        kafka.create_topic(topic_name)
+        with ThreadPoolExecutor(1) as executor:
+            settings = {"bootstrap.servers": proxy.bootstrap_servers, "linger.ms": "0"}
+            producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
+            producer: Any = producers_of_sink.make(topic_name, lambda *_: None).result()
+            for value in values:
+                producer.produce(topic_name, value)
+                time.sleep(0.02)  # most of them go into a request of their own
+            assert producers_of_sink.flush(producer).result() == 0
+            producer.commit_transaction(LIMIT_S)
+        until(lambda: [record.value for record in kafka.read_committed(topic_name)] == values)
+    finally:
+        broker.kill()
+        proxy.close()
+
+
 def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sees them before their checkpoint completes. The user's setting wins, by either name, up to a bound."""
     made: list[dict[str, Any]] = []
@@ -58,8 +84,8 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(settings)
         return NoProducer()
 
-    def failed(reason: str, kind: Any = None, of_times: bool = False) -> None:
-        raise AssertionError(reason)
+    def failed(failure: producers.Failure) -> None:
+        raise AssertionError(failure.reason)
 
     monkeypatch.setattr(producers, "make_producer", make)
     monkeypatch.setattr(producers, "connect", lambda *arguments: None)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 from datetime import datetime, timedelta, timezone
-from enum import Enum
+from enum import Enum, IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,10 @@ from exactlyonce.sinks.kafka.sink import encode_key
 class Total(msgspec.Struct):
     customer: str
     sum: int
+
+
+class Level(IntEnum):
+    LOW = 1
 
 
 class Size(str, Enum):
@@ -98,19 +102,19 @@ def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("headers", "why"),
     [
-        ([("id", 7)], "has given int as the value of 'id', which is to be bytes"),
-        ({"id": b"7"}, r"has given dict; it is to give \(name, bytes\) pairs"),
-        (None, "has given NoneType; it is to give"),
-        ("id", "has given str; it is to give"),
+        ([("id", 7)], "has given int as the value of 'id', which must be bytes"),
+        ({"id": b"7"}, r"has given dict; it must give \(name, bytes\) pairs"),
+        (None, "has given NoneType; it must give"),
+        ("id", "has given str; it must give"),
         (["id"], "has given 'id' among its pairs"),
         ([("id", b"7", 1)], "among its pairs"),
         ([(b"id", b"7")], "has given b'id' as a name"),
-        ([("caf\udce9", b"7")], "as a name, which is to be text"),
+        ([("caf\udce9", b"7")], "as a name, which must be text"),
     ],
     ids=repr,
 )
 def test_headers_that_are_none_are_refused(headers: Any, why: str) -> None:
-    """Before the client is given them, which would end the writer, or the process, and name nothing."""
+    """The client would end the writer or the process, and name nothing."""
     sink: KafkaSink[Total] = KafkaSink("t", headers=lambda total: headers if total is bob else [("v", b"1")])
     with pytest.raises(TypeError, match=f"^headers= .*{why}"):
         sink.encoder(Total).headers([ann, bob])
@@ -135,17 +139,17 @@ def test_times_come_from_a_function(given: list[Any]) -> None:
 def test_times_that_are_none_are_refused(time: Any) -> None:
     """0 too, which the client takes for its own time."""
     sink: KafkaSink[int] = KafkaSink("t", timestamp=[1, time].__getitem__)
-    with pytest.raises((TypeError, ValueError), match=r"^timestamp= has given .* it is to give milliseconds"):
+    with pytest.raises((TypeError, ValueError), match=r"^timestamp= has given .* it must give milliseconds"):
         sink.encoder(int).encode([0, 1])
 
 
 def test_headers_may_be_text_and_any_sequence() -> None:
     given: list[Any] = [[["a", "ä"]], (("b", None),), iter([(Size.SMALL, Size.SMALL)]), []]
     sink: KafkaSink[int] = KafkaSink("t", headers=given.__getitem__)
-    made = sink.encoder(int).headers(range(4))
-    assert made == [[("a", "ä".encode())], [("b", None)], [("small", b"small")], []]
-    assert made is not None
-    assert type(made[2][0][0]) is str
+    headers = sink.encoder(int).headers(range(4))
+    assert headers == [[("a", "ä".encode())], [("b", None)], [("small", b"small")], []]
+    assert headers is not None
+    assert type(headers[2][0][0]) is str
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_headers_may_be_text_and_any_sequence() -> None:
     [(7, "has made int of it"), ("7", "has made str of it"), (None, "has made None of it, which would be .* deletion")],
 )
 def test_what_a_codec_makes_is_bytes(value: Any, why: str) -> None:
-    """None is refused as well, for a reader would take it for a deletion: that is for the output None."""
+    """None is refused as well: readers would take it for a deletion, which is the output None."""
     codec: Codec[Any] = Codec("mine", Total, encode=lambda total: value if total is bob else b"1", decode=bytes)
     encoder = KafkaSink("t", value=codec).encoder(Total | None)
     assert encoder.values([ann, None, ann]) == [b"1", None, b"1"]
@@ -168,7 +172,7 @@ def printing(sink: PrintSink, *records: object) -> None:
 
 
 def test_what_an_output_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is printed in part, which would come again with each restart."""
+    """A record that was printed in part would come again with each restart."""
     ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stdout", ascii_only)
     printing(PrintSink(), "a", "ä")
@@ -176,7 +180,7 @@ def test_what_an_output_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_reader_that_is_gone_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind `| head -1`: another attempt would meet nobody either."""
+    """Another attempt would meet nobody either, as after `| head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     output = open(writing, "w")  # noqa: SIM115 - closing it raises
@@ -196,3 +200,19 @@ def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "total: Total(customer='ann', sum=1)\n"
     assert (sink.transactional, sink.needs_type) == (False, False)
     assert (KafkaSink("t").transactional, KafkaSink("t").needs_type) == (True, True)
+
+
+def test_partitions_come_from_a_function() -> None:
+    given: list[Any] = [0, 2, Level.LOW]
+    sink: KafkaSink[int] = KafkaSink("t", partition=given.__getitem__)
+    assert sink.encoder(int, 3).encode([0, 1]).partitions == [0, 2]
+    partitions = sink.encoder(int, 3).encode([0, 1, 2]).partitions
+    assert (partitions, [type(each) for each in partitions or ()]) == ([0, 2, 1], [int, int, int])
+    assert KafkaSink("t").encoder(int).encode([0, 1]).partitions is None
+
+
+@pytest.mark.parametrize("partition", [-1, 3, 1 << 40, None, 1.0, "1", True])
+def test_only_a_partition_of_the_topic_is_taken(partition: Any) -> None:
+    sink: KafkaSink[int] = KafkaSink("t", partition=[0, partition].__getitem__)
+    with pytest.raises((TypeError, ValueError), match=r"partition= has given .*'t' has partitions 0 to 2"):
+        sink.encoder(int, 3).encode([0, 1])

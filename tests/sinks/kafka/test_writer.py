@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from flushing import flushed
 from waiting import until
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.connectors.kafka.client import end_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, RecordError
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.broker
 LINGER_MS = 200_000
 MEGABYTE = 1_000_000
 HELD_MAX = 200 * MEGABYTE
-"""Of the client's queue, of the backlog, and of copies on the way."""
+"""The limit of the client's queue, of the backlog, and of copies on the way."""
 
 FAR_MS = 4_102_444_800_000
 """The year 2100: topics take no time that is more than an hour ahead, unless they are told."""
@@ -123,7 +124,7 @@ def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make,
 
 @pytest.mark.parametrize("times_ms", [[FAR_MS] * 2, [7, FAR_MS], [7, FAR_MS, FAR_MS]], ids=["all", "one", "two"])
 def test_times_of_a_batch(kafka: KafkaCluster, topic_name: str, writer_at: Make, times_ms: list[int]) -> None:
-    """Where several records of a batch are refused, the client has a reason for none of them."""
+    """The client has no reason for any record of a batch of which several are refused."""
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"1"] * len(times_ms), [b"a"] * len(times_ms), None, times_ms))
@@ -166,12 +167,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
 
 @pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
 def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
-    """The client may say only that it dropped records, or is in a wrong state; the error names the reason."""
+    """The client may only say that it dropped records or is in a wrong state; the error names the reason."""
     guarded.create_topic(topic_name)
     writer = writer_at(guarded, topic_name, {"linger.ms": 0})
     if when != "before the first record":
         writer.write(Outputs([b"1"], None, None))
-        until(lambda: end_offsets(guarded.admin(), topic_name, [0]) == {0: 1})
+        with closing(Topics(ClientConfig({"bootstrap.servers": guarded.bootstrap_servers}))) as topics:
+            until(lambda: topics.end_offsets(topic_name, [0], committed=False) == {0: 1})
     deny(guarded, ResourceType.TOPIC, topic_name)
     until(lambda: produced(guarded, topic_name) == "TOPIC_AUTHORIZATION_FAILED")
     said = rf"sink 'out': .*Topic authorization failed.* Write on topic '{topic_name}'"
@@ -214,7 +216,7 @@ def deny(cluster: OwnCluster, kind: ResourceType, name: str) -> None:
 
 
 def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str:
-    """What is said of a record, or of one's transactional id; empty: it is taken."""
+    """The error of a record, or of one's transactional id; empty: it is taken."""
     settings = {"transactional.id": transactional_id} if transactional_id else {}
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **settings})
     said: list[str] = []

@@ -16,9 +16,9 @@ import refusing
 from table_keys import key_of
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, UserError
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.mysql.refusals import as_ours
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 Stores = Callable[..., Any]
 SECRET = "hunter2"
@@ -149,7 +149,7 @@ PROBLEMS = [
     ("upsert", f"CREATE TABLE totals ({COLUMNS}, UNIQUE KEY (customer, cents))", "needs a unique key on `customer`"),
     ("upsert", f"CREATE TABLE totals ({COLUMNS}, UNIQUE KEY (customer(5)))", "needs a unique key on `customer`"),
     ("upsert", f"CREATE TABLE totals ({COLUMNS}, PRIMARY KEY (customer), UNIQUE KEY other (cents))", "its unique index "
-     "`other` is not on the key, and MySQL would change the row that it finds, which is another key's: ALTER TABLE "
+     "`other` is not on the key, and MySQL would change the row that it finds, of another key: ALTER TABLE "
      "`totals` DROP INDEX"),
 ]  # fmt: skip
 
@@ -288,11 +288,11 @@ def test_a_full_disk(mariadb: Any, stores: Stores) -> None:
 def test_tls_that_is_asked_for_is_had_or_refused(mariadb: Any, stores: Stores) -> None:
     mariadb.sql(TABLE)
     folder, plain = mariadb.folder, mariadb.dsn.partition("?")[0]
-    made = subprocess.run(
+    done = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", folder / "key", "-out", folder / "cert",
          "-days", "9", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"], capture_output=True,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert done.returncode == 0, done.stderr
     (folder / "key").chmod(0o644)
     mariadb.kill()
     mariadb.start(f"--ssl-cert={folder / 'cert'}", f"--ssl-key={folder / 'key'}")

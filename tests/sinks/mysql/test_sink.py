@@ -53,7 +53,7 @@ def test_problems_say_what_to_do(arguments: dict[str, Any], said: str) -> None:
 
 
 def test_it_is_its_table_and_columns() -> None:
-    """Where the server is does not belong to what the sink is, nor does the password."""
+    """Neither the server nor the password belongs to the description."""
     sink = MySQLSink[Total]("totals", dsn=DSN, mode="upsert", key=("customer",))
     columns = [["customer", "str"], ["cents", "int"]]
     described = {"sink": "mysql", "table": "totals", "mode": "upsert", "key": ["customer"], "columns": columns}
@@ -94,7 +94,7 @@ def test_a_dsn_is_looked_up_when_it_is_used(monkeypatch: pytest.MonkeyPatch, tmp
     ],
 )
 def test_a_wrong_dsn_is_not_repeated(dsn: str, said: str) -> None:
-    """What is wrong is said without any part of the dsn, in which a password may be anywhere."""
+    """A password may be anywhere in it."""
     with pytest.raises(ConfigError) as raised:
         MySQLAddress.parse(dsn)
     assert said in str(raised.value)
@@ -102,7 +102,7 @@ def test_a_wrong_dsn_is_not_repeated(dsn: str, said: str) -> None:
 
 
 def test_tls_is_verified_where_an_authority_is_named(tmp_path: Any) -> None:
-    """With ssl_ca the default is verify_identity; a certificate that cannot be read is a wrong setting."""
+    """The default with ssl_ca is verify_identity; a certificate that cannot be read is a wrong setting."""
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         MySQLAddress.parse(f"{DSN}?ssl_ca={tmp_path}/none.pem").arguments()
     context = MySQLAddress.parse(f"{DSN}?ssl_mode=verify_identity").arguments()["ssl"]

@@ -18,14 +18,14 @@ QUICK = Limits(connect=2, answer=1, lock=1, grace=0.5)
 
 def limit(store: PostgresStore, limits: Limits) -> None:
     """Only while the server stands still: a slow machine may take longer for an answer."""
-    connection = store._connection
+    connection = store._session
     connection._limits = limits
     if connection._connection is not None:
         connection._connection.answer_s = limits.answer
 
 
 def until_applied(store: PostgresStore, waiting: Any, row: Any) -> bool:
-    """What the first call says that gets an answer."""
+    """The result of the first call that gets an answer."""
     limit = time.monotonic() + LIMIT_S
     while True:
         try:

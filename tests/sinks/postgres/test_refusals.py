@@ -134,7 +134,7 @@ def refuse_logins(listener: socket.socket, code: str, said: str) -> None:
 def test_a_server_that_does_not_speak_english(
     monkeypatch: pytest.MonkeyPatch, code: str, said: str, kind: type[ExactlyOnceError], text: str
 ) -> None:
-    """The code alone tells what passes from what stays."""
+    """The code alone tells passing errors from lasting ones."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=refuse_logins, args=(listener, code, said), daemon=True).start()
         port = listener.getsockname()[1]
@@ -222,7 +222,7 @@ def test_a_unique_index_of_another_collation(database: Database, column: str, in
 
 
 def test_a_unique_index_of_another_order(database: Database) -> None:
-    """A collation that takes the same texts for equal is right, whatever order it has."""
+    """Its collation finds the same texts equal, and may order them otherwise."""
     database.execute(f'{TABLE}; CREATE UNIQUE INDEX ON totals (customer COLLATE "C")')
     store = database.ready(**UPSERT)
     assert store.apply(chunks(store, [Total("ann", 1), Total("Ann", 2), Total("ann", 3)]), entry(1))
@@ -409,9 +409,9 @@ def test_settings_of_the_role_change_nothing(database: Database, role: str) -> N
 
     assert store.apply(slowly(), entry(1))
     assert database.execute("SELECT * FROM totals") == [(spans, span, ["ä", None, "NULL"]) for span in spans]
-    with store._connection.transaction("any"):
-        assert store._connection.rows("SHOW synchronous_commit") == [("on",)]
-        assert store._connection.rows("SHOW transaction_isolation") == [("read committed",)]
+    with store._session.transaction("any"):
+        assert store._session.rows("SHOW synchronous_commit") == [("on",)]
+        assert store._session.rows("SHOW transaction_isolation") == [("read committed",)]
 
 
 @pytest.mark.parametrize(

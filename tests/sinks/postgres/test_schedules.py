@@ -19,16 +19,16 @@ from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.testing.cluster import LIMIT_S
 
 COMMIT = "COMMIT\0"
-"""As it comes over the connection."""
+"""A COMMIT on the connection."""
 QUICK = Limits(answer=30, lock=0.3, grace=0.3)
 """Locks are given up soon."""
 
 
 @pytest.fixture
 def proxy(database: Database) -> Iterator[StatementProxy]:
-    made = StatementProxy(database.server.port)
-    yield made
-    made.close()
+    proxy = StatementProxy(database.server.port)
+    yield proxy
+    proxy.close()
 
 
 def through(proxy: StatementProxy, database: Database, **arguments: Any) -> PostgresStore:
@@ -97,7 +97,7 @@ def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
 
 
 def at_once(act: Callable[[int], Any], numbers: range) -> list[Any]:
-    """What *act* returned or raised for each of *numbers*, all at a time."""
+    """The result or error of *act* for each of *numbers*, all at a time."""
     with ThreadPoolExecutor(len(numbers)) as pool:
         futures = [pool.submit(act, number) for number in numbers]
     return [future.exception() or future.result() for future in futures]

@@ -49,7 +49,7 @@ def test_an_interval_that_is_cut_while_rows_wait(database: Database, type_: str)
 
 
 def test_a_table_that_leaves_its_ledger_is_not_followed(database: Database) -> None:
-    """One that is moved to another schema of the search_path, where its ledger is not, gets no rows."""
+    """A table moved to another schema of the search_path gets no rows: its ledger is not there."""
     for schema in ("one", "two"):
         database.execute(f"CREATE SCHEMA {schema}")
     database.use(f"{database.server.dsn(database.name)} options='-c search_path=one,two'")

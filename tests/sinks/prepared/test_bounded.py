@@ -9,7 +9,7 @@ from bounded import Silent, load_pipeline, twice
 from prepared_job import PreparedJob
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.options import RunOptions
 
 pytestmark = pytest.mark.broker
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.broker
 def catch_up(job: PreparedJob, folder: Path) -> None:
     loaded = load_pipeline("prepared_totals", "totals", job.name, store=job.preparing.name)
     options = RunOptions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}), parallelism=2)
-    CatchingUp(loaded, options, twice, folder, Silent()).run()
+    CatchUp(loaded, options, Silent()).lead(twice, folder)
 
 
 @pytest.mark.exhaustive(matrix=True)
 def test_a_unit_that_is_tried_again(job: PreparedJob, tmp_path: Path) -> None:
-    """Of its two transactions one is named, and committed; the other is rolled back as soon as the interval is done."""
+    """One of its two transactions is named, and committed; the other is rolled back as soon as the interval is done."""
     for _ in range(2):
         catch_up(job, tmp_path)
         job.assert_exact()

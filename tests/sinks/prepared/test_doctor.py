@@ -40,7 +40,7 @@ def pipeline(job: PreparedJob, *more: str) -> tuple[str, ...]:
 
 
 def problems(job: PreparedJob) -> list[Diagnosis]:
-    """What the doctor says of the stores, once the run has been silent for long."""
+    """The doctor's findings about the stores, once the run has been silent for long."""
     config = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     graph = load("prepared_totals:totals", {"name": job.name, "store": job.preparing.name}).pipeline.build()
     now_ms = SystemClock().now_ms() + SILENT_MS

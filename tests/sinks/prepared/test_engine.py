@@ -47,7 +47,7 @@ def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_the_store_is_killed(job: PreparedJob) -> None:
-    """What is prepared survives; the interval that was open is computed again."""
+    """Prepared transactions survive; the interval that was open is computed again."""
     running = job.start("--parallelism", "2")
     running.await_checkpoint()
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_the_store_is_killed(job: PreparedJob) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
-    """What was prepared for it is carried by the next one, at whose decision it is committed."""
+    """Transactions prepared for it are carried by the next one, at whose decision they are committed."""
     job.feed(1000)
     slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
     running = job.start("--param", f"folder={tmp_path}", *slow)

@@ -17,9 +17,9 @@ def name(owner: str) -> TransactionName:
 
 
 def test_names_are_parsed_as_they_are_written() -> None:
-    made = name(owner_of("totals", "out", "public", 100))
-    assert TransactionName.parse(str(made)) == made
-    assert made.written_in == (LARGEST, 2**31 - 1)
+    transaction = name(owner_of("totals", "out", "public", 100))
+    assert TransactionName.parse(str(transaction)) == transaction
+    assert transaction.written_in == (LARGEST, 2**31 - 1)
 
 
 @pytest.mark.parametrize(

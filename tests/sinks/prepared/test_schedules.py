@@ -159,7 +159,7 @@ def test_what_is_prepared_for_others_stays(preparing: Preparing) -> None:
 
 
 def test_a_pipeline_that_was_reset(preparing: Preparing) -> None:
-    """Its numbers begin anew; what the life before has prepared, by larger ones, is rolled back at the start."""
+    """Its numbers begin anew; older transactions with larger numbers are rolled back at the start."""
     preparing.committer(7)
     preparing.prepare(preparing.writer(7), 1, "ann")
     preparing.sql("DELETE FROM exactlyonce_ledger")
@@ -201,7 +201,7 @@ def test_somebody_commits_what_was_decided(preparing: Preparing) -> None:
 
 
 def test_somebody_commits_the_next_interval_too_early(preparing: Preparing) -> None:
-    """That it is there does not make the interval before it count as committed."""
+    """That does not make the interval before it count as committed."""
     committer, writer = preparing.committer(1), preparing.writer(1)
     first, second = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
     preparing.by_hand(second.body.decode(), commit=True)

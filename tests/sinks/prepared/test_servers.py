@@ -22,9 +22,9 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     server = PostgresServer(request.param)
     server.start()
     try:
-        made = PreparingPostgres(server, monkeypatch)
-        yield made
-        made.close()
+        preparing = PreparingPostgres(server, monkeypatch)
+        yield preparing
+        preparing.close()
     finally:
         server.remove()
 

@@ -48,7 +48,7 @@ def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
 def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServer) -> None:
     store = store_of(node.url, hash_tag="shop")
     store.check()
-    with pytest.raises(ValueError, match=r"key: b'total:ann' has not the hash tag \{shop\}.*begin it with \{shop\}"):
+    with pytest.raises(ValueError, match=r"key: b'total:ann' lacks the hash tag \{shop\}.*begin it with \{shop\}"):
         store.encoder().encode([Total("ann", 1)])
 
 

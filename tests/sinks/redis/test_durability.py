@@ -10,7 +10,7 @@ from redis_rows import LEDGER, begun, chunks_of, entry, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import StoreUnavailable
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind
 
 Own = Callable[..., RedisServer]
 
@@ -28,7 +28,7 @@ def test_rows_and_ledger_are_one_transaction_of_the_log(own_server: Own) -> None
 @pytest.mark.exhaustive(but=["0.5"])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 0.999])
 def test_a_log_that_ends_within_a_part_has_nothing_of_it(own_server: Own, share: float) -> None:
-    """As after a loss of power: wherever it ends, rows and ledger go back together, which the next apply finds."""
+    """After a loss of power rows and ledger go back together, which the next apply finds."""
     server = own_server()
     store = begun(store_of(server.url, kind="stream", key=lambda _: "totals"))
     store.apply(chunks_of(store, totals(10)), entry(1))
@@ -46,7 +46,7 @@ def test_a_log_that_ends_within_a_part_has_nothing_of_it(own_server: Own, share:
 
 
 def test_what_was_answered_is_there_after_a_kill(own_server: Own) -> None:
-    """With appendfsync always; otherwise a busy server may keep what it has answered for to itself for a while."""
+    """Answered rows survive with appendfsync always; otherwise a busy server may lose answered rows."""
     server = own_server(appendfsync="always")
     store = begun(store_of(server.url, part_rows=50))
     for checkpoint in range(1, 6):

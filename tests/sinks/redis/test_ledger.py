@@ -11,8 +11,8 @@ from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, 
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
+from exactlyonce.sinks.ledger import LedgerBehind
 from exactlyonce.sinks.redis.store import RedisStore
-from exactlyonce.sinks.write_ahead.store import LedgerBehind
 
 
 def a_stream(server: RedisServer, **options: Any) -> RedisStore:
@@ -85,7 +85,7 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
         assert newer.fence("shop", "totals", 2, "t") == {}
         yield from chunks_of(zombie, totals(6))
 
-    with pytest.raises(Fenced, match="has incarnation 2, this is 1"):
+    with pytest.raises(Fenced, match="has incarnation 2: a newer instance"):
         zombie.apply(overtaken(), entry(1))
     before = server.client.dump(LEDGER)
     with pytest.raises(Fenced):
@@ -98,7 +98,7 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
 
 
 def test_a_ledger_that_went_back_into_a_checkpoint_is_found(server: RedisServer) -> None:
-    """One that has a part of an older checkpoint takes no newer one, whatever is said to be before."""
+    """A part of an older checkpoint lets no newer one in."""
     store = a_stream(server)
     server.client.hset(LEDGER, mapping={"0:checkpoint": "1", "0:part": "2 10"})
     with pytest.raises(LedgerBehind):

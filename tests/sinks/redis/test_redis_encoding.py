@@ -28,7 +28,7 @@ def rows_of(type_: Any, records: list[Any], **options: Any) -> list[bytes]:
 
 
 def arguments_of(type_: Any, record: Any, **options: Any) -> list[bytes]:
-    """What the script gets for one record, behind the index of its key."""
+    """The argument of the script for one record, after the index of its key."""
     kind = options.get("kind", "string")
     part = Parts(rows_of(type_, [record], **{"key": lambda _: "k", **options}), kind, 10).current()
     sent = b"".join(part.arguments)
@@ -80,7 +80,7 @@ def test_fields_are_written_as_text() -> None:
 
 
 def test_defaults_are_written() -> None:
-    """Also where JSON would omit them: the hash may hold another value."""
+    """JSON would omit them, but the hash may hold another value."""
 
     class Omitting(msgspec.Struct, omit_defaults=True, tag="it", tag_field="type"):
         a: int = 1
@@ -146,8 +146,8 @@ REFUSED = [
     Refused(
         "not 3,001", dict[str, int], dict.fromkeys(map(str, range(3001)), 1), {"kind": "stream", "key": lambda _: "k"}
     ),
-    Refused("has not the hash tag {shop}", Total, Total("a", 1), {"hash_tag": "shop"}),
-    Refused("has not the hash tag {shop}", str, "a", {"hash_tag": "shop", "key": lambda _: "{}{shop}"}),
+    Refused("lacks the hash tag {shop}", Total, Total("a", 1), {"hash_tag": "shop"}),
+    Refused("lacks the hash tag {shop}", str, "a", {"hash_tag": "shop", "key": lambda _: "{}{shop}"}),
 ]
 
 

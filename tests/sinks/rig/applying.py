@@ -2,7 +2,7 @@
 
     APPLIED_AT=DSN python applying.py STORE INCARNATION CHECKPOINTS
 
-It says when it has fenced, and ends with 0 when all is applied, and with `Fenced.exit_code` when a newer one took over.
+It prints when it has fenced; its exit code is 0 once all is applied, `Fenced.exit_code` if a newer one took over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks import MySQLSink, PostgresSink, RedisSink
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.ledger import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import Store
 
 SUBTASKS = 3
 ROWS = 20

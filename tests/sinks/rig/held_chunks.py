@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.ledger import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.testing.cluster import LIMIT_S
 
 

@@ -186,7 +186,7 @@ def test_the_arguments_of_a_description() -> None:
 
 
 def test_a_key_means_nothing_to_an_append() -> None:
-    """Whoever gives one expects an upsert; that is told, and not silently left out."""
+    """A user who gives a key expects an upsert; that is told, and not silently left out."""
     (wrong,) = description_problems("append", ("a",), False)
     assert "key=('a',): set mode='upsert'" in wrong
     assert "or leave key= out" in wrong

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "rig"))
 
 
 @pytest.fixture(params=["postgres", "mariadb"])
@@ -22,6 +18,6 @@ def tables(
     from table_stores import MariaDBTables, PostgresTables
 
     kind = {"postgres": PostgresTables, "mariadb": MariaDBTables}[request.param]
-    made = kind(database_server(request.param), monkeypatch)
-    yield made
-    made.close()
+    tables = kind(database_server(request.param), monkeypatch)
+    yield tables
+    tables.close()

@@ -1,4 +1,4 @@
-"""What each mode makes of rows, beside what `StoreContract` asks of every store."""
+"""Rows of each mode, beyond the tests of `StoreContract`."""
 
 from __future__ import annotations
 
@@ -91,13 +91,12 @@ GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger
         ("postgres", DROPPED, "The ledger.* is gone. Restore it"),
         ("mariadb", GONE, EMPTIED),
         ("mariadb", DROPPED, "The ledger exactlyonce_ledger at .* is gone. Restore it"),
-        ("mariadb", LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
-        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it is to be"),
+        ("mariadb", LEDGER_OF_MYISAM, "has the engine MyISAM; it must have InnoDB"),
+        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it must have"),
     ],
     indirect=["tables"],
 )
 def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, said: str) -> None:
-    """Without its rows, or the transactions that they stand on, nothing is written."""
     waiting = tables.chunks(tables.ready())
     tables.sql(statement)
     with pytest.raises(StoreError, match=said):

@@ -39,7 +39,7 @@ def test_a_commit_that_never_arrives_has_not_been_done(tables: Tables) -> None:
 
 
 def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> None:
-    """Its ledger row is locked while it is under way: an apply waits for it, or gives up."""
+    """Its ledger row stays locked meanwhile: an apply waits for it, or gives up."""
     store = tables.ready(quick=True, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.LATE)
@@ -93,7 +93,7 @@ def test_subtasks_are_applied_side_by_side(tables: Tables) -> None:
 
 @on_mariadb
 def test_a_fence_waits_for_a_commit_that_lands_late(tables: Tables, aside: Any) -> None:
-    """What a fence tells of the ledger has in it what an older incarnation has still committed."""
+    """The ledger that a fence returns has the older incarnation's last commit."""
     store = tables.ready(proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.LATE)

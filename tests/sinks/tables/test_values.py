@@ -116,7 +116,7 @@ def as_read(server: str, column: str, value: Any) -> Any:
 
 
 def as_found(type_: Any, column: str, found: Any) -> Any:
-    """What the plain driver has read, with JSON and UUIDs as what they are, and without the blanks that fill a char."""
+    """The rows of the plain driver, with JSON and UUIDs parsed, and without the blanks that fill a char."""
     if isinstance(found, float | Decimal):
         return as_number(column, found)
     if type_ is UUID and not isinstance(found, UUID):
@@ -255,8 +255,8 @@ REFUSED: dict[str, list[tuple[Any, str, Any, str]]] = {
         (float, "DOUBLE", -math.inf, "it is -inf, which MySQL does not have"),
         (float, "DOUBLE UNSIGNED", -1.0, f"v: it is negative {IN_MARIADB} double unsigned"),
         (Decimal, "DECIMAL(5,2)", Decimal("1000"), "it has more than 3 digits before the point"),
-        (Decimal, "DECIMAL(5,2)", Decimal("1.234"), "it has more than 2 digits behind the point"),
-        (Decimal, "DECIMAL(5,2)", Decimal("1e-999999"), "it has more than 2 digits behind the point"),
+        (Decimal, "DECIMAL(5,2)", Decimal("1.234"), "it has more than 2 digits after the point"),
+        (Decimal, "DECIMAL(5,2)", Decimal("1e-999999"), "it has more than 2 digits after the point"),
         (Decimal, "DECIMAL(5,2) UNSIGNED", Decimal("-1"), "it is negative"),
         (Decimal, "DECIMAL(5,2)", Decimal("NaN"), "it is NaN, which MySQL does not have"),
         (str, "VARCHAR(3)", "four", "it has 4 characters, and 3 fit"),
@@ -350,7 +350,7 @@ CREATED = {
 
 
 def test_the_columns_that_are_created(tables: Tables) -> None:
-    """As the page has them: NOT NULL where the field is never None, a primary key in no mode but append."""
+    """Columns are created as on the page: NOT NULL if the field is never None, a primary key except in append."""
 
     class Row(msgspec.Struct):
         key: str

@@ -132,8 +132,6 @@ def test_a_writer_is_full_while_many_blocks_are_on_their_way() -> None:
 
 
 def test_a_row_that_no_block_has_room_for_is_refused() -> None:
-    """By the encoder, so that the record is named."""
-
     class Long:
         def encode(self, records: Any) -> list[bytes]:
             return [b"x" * record for record in records]

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from waiting import until
+
 from exactlyonce.testing.cluster import LIMIT_S
 
 HERE = Path(__file__).parent
@@ -44,11 +46,10 @@ class Driver:
         assert self.process.wait(LIMIT_S) == code, self.said()
 
     def await_fired(self, name: str) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not (self.fired / name).exists():
+        def goes_on() -> None:
             assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)  # a file of another process has no event to wait for
+
+        until((self.fired / name).exists, meanwhile=goes_on, told=self.said, pause_s=0.05)
 
     def kill(self) -> None:
         while processes := list(self.processes()):
@@ -63,10 +64,7 @@ class Driver:
         os.kill(java, signal.SIGKILL)
 
     def await_all_ended(self) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while list(self.processes()):
-            assert time.monotonic() < deadline, "what the driver started outlives it"
-            time.sleep(0.1)  # the ends of others' processes have no event to wait for
+        until(lambda: not list(self.processes()), pause_s=0.1)
 
     def processes(self) -> Iterator[int]:
         for folder in Path("/proc").glob("[0-9]*"):

@@ -1,9 +1,8 @@
 """A driver: copies files of JSON lines to a sink, one file a batch, until a run of the query has met the end of them.
 
-`python sink_job.py FOLDER OPTIONS [classic | connect | FALLS]`, where OPTIONS are those of the write, as JSON. A run
-that fails is followed by another one. `connect` is a session of Spark Connect, whose server it starts. FALLS is a list
-of `BATCH.WRITE=raise|exit`: a function of `foreachBatch` writes each batch in two parts, and falls over after these
-writes, each of which happens once.
+`python sink_job.py FOLDER OPTIONS [classic | connect | FALLS]`, where OPTIONS are those of the write, as JSON. A failed
+run is followed by another one. `connect` starts a server of Spark Connect for its session. FALLS is a list of
+`BATCH.WRITE=raise|exit`: a function of `foreachBatch` writes each batch in two parts, and fails once after these.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from exactlyonce.engines.spark.data_source import register
+from exactlyonce.spark import register
 
 RUNS_MAX = 12
 EXIT_CODE = 9

@@ -1,7 +1,7 @@
-"""The archive of the classes of Spark's drivers: with it one starts with little more than half of the processor time.
+"""The archive of the classes of Spark's drivers, which nearly halves the processor time of their start.
 
-As the broker's (`exactlyonce.connectors.embedded.class_archive`): the runtime takes an archive that it has made of the
-same jars, and passes any other over; it appears by one rename, and nobody waits for it but who runs this module.
+It works as the broker's (`exactlyonce.connectors.embedded.class_archive`): the runtime uses an archive made of the same
+jars and ignores any other; it appears by one rename, and only a run of this module waits for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ gateway.proc.wait()
 
 
 def class_archive() -> Path | None:
-    """Where the archive lies that this Java can use with this Spark, if there is one; None without Java or Spark."""
+    """The path of the archive that this Java can use with this Spark, if there is one; None without Java or Spark."""
     try:
         import pyspark
     except ImportError:

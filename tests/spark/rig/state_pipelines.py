@@ -13,7 +13,7 @@ class Order(msgspec.Struct):
 
 
 class Total(msgspec.Struct):
-    """In euros, and the last two orders."""
+    """A total in euros, and the last two orders."""
 
     sum: int
     last: list[int]

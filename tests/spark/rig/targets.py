@@ -1,7 +1,4 @@
-"""The targets of a write of Spark: Kafka and one of each store, their options, and what plain readers find in them.
-
-Shares no code with the sinks.
-"""
+"""The targets of a write of Spark, Kafka and one of each store; plain readers, not the sinks' code, read them."""
 
 from __future__ import annotations
 
@@ -41,11 +38,11 @@ class Target:
     def __init__(self, store: str, kafka: KafkaCluster, servers: Servers | None, name: str, folder: Path) -> None:
         self.store, self.kafka, self.name = store, kafka, name
         self.servers: Any = servers
-        """Of a folder there are none."""
+        """None for a folder."""
         self.table = f"rows_{zlib.crc32(name.encode()):08x}"
         self.folder = folder / "target"
         self.address = folder / f"address-of-{store}"
-        """Where the target is, for Spark's processes have the environment of whoever began the session."""
+        """The file of the target's address: Spark's processes have the environment of the session's first process."""
         if servers is not None:
             variable = {"postgres": POSTGRES, "mariadb": MARIADB, "redis": REDIS}[store]
             self.address.write_text(servers.addresses()[variable])

@@ -11,6 +11,7 @@ import pytest
 from exactlyonce.state import blocks as state_blocks
 from exactlyonce.state.tiered import files, interval, interval_blocks, store
 from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.tiered.memory import TableMemory
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract.memory import StateBlocks, Subtasks
 
@@ -37,25 +38,25 @@ def process(tmp_path: Path, blocks: StateBlocks) -> Callable[..., Subtasks]:
 def every_one_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local files are saved at every checkpoint, whatever it takes, and the test waits for them."""
     monkeypatch.setattr(files, "SAVING_SHARE", float("inf"))
-    sealed = TieredTable.sealed
+    sealed = TieredTable._sealed
 
     def waiting(self: TieredTable[Any], checkpoint: int, parts: tuple[bytes, ...]) -> None:
         sealed(self, checkpoint, parts)
         self._files._saver.submit(int).result()
 
-    monkeypatch.setattr(TieredTable, "sealed", waiting)
+    monkeypatch.setattr(TieredTable, "_sealed", waiting)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly nothing stays in memory, every interval spills; slices are short, and blocks, none of which stays."""
 
-    def limit(self: TieredTable[Any]) -> None:
-        self._cached_max, self._changes_max = 5, 4
+    def limit(self: TableMemory) -> None:
+        self.cached_max, self.changes_max = 5, 4
 
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(state_blocks, "RAW_TARGET", 40)
     monkeypatch.setattr(interval_blocks, "KEPT_BYTES", 0)
     monkeypatch.setattr(store, "AGAIN_ENTRIES", 2)
     monkeypatch.setattr(store, "SLICE_BYTES", 8)
-    monkeypatch.setattr(TieredTable, "_limit", limit)
+    monkeypatch.setattr(TableMemory, "limit", limit)

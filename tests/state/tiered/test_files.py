@@ -15,10 +15,10 @@ from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered.backend import RocksDBBackend
-from exactlyonce.state.tiered.errors import LocalFilesFailed
 from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.tiered.memory import Memory
-from exactlyonce.testing.refusals import refused
+from exactlyonce.state.tiered.store import LocalFilesFailed
+from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import OPERATOR, StateBlocks, Subtasks, key_of
 
 Process = Callable[..., Subtasks]
@@ -85,7 +85,7 @@ def test_increments_before_and_after(process: Process, blocks: StateBlocks) -> N
 
 
 def test_changes_that_were_noted_before(process: Process, blocks: StateBlocks, small: None) -> None:
-    """What an interval had noted in files that are taken again is nothing to the interval of the same number."""
+    """Notes of an interval in files that are restored do not affect the interval of the same number."""
     subtasks = process()
     for checkpoint in (1, 2, 3):
         subtasks.put(dict.fromkeys(range(40), checkpoint))  # more than memory holds
@@ -140,7 +140,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 def test_files_that_were_damaged_or_deleted_in_part(
     names: str, process: Process, blocks: StateBlocks, tmp_path: Path
 ) -> None:
-    """The blocks are read. Where RocksDB makes an empty database of what is left, files are saved again."""
+    """The blocks are read. Files are saved again if RocksDB makes an empty database of what is left."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     for path in saved.iterdir():
@@ -203,8 +203,8 @@ def test_all_workers_of_another_parallelism_begin_at_once(tmp_path: Path) -> Non
             return LocalFiles(folder, wanted, memory)
 
         with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(begin, range(8)))
-        for each in made:
+            begun = list(pool.map(begin, range(8)))
+        for each in begun:
             each.close()
         assert not older.exists()
 

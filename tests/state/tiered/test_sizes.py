@@ -15,7 +15,6 @@ from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered.backend import RocksDBBackend
-from exactlyonce.state.tiered.table import FETCHED_SHARE
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 
 Process = Callable[..., Subtasks]
@@ -53,15 +52,15 @@ def test_a_batch_that_wants_every_key_group(
     together.clear()
     table: Any = after.tables[0]
     table.apply(lambda state, record: (record, None), [key_of(number) for number in KEYS], [2] * len(KEYS))
-    assert not table._shelf.unread
+    assert not table._groups.unread
     group = max(sum(ref.size for ref in own) for own in _own_blocks(indexes))
     assert sum(together) > 2 * max(together)
-    assert max(together) <= group + table._memory.table_bytes * FETCHED_SHARE
+    assert max(together) <= group + table._memory.fetched_bytes
     assert after.items() == {key_of(each): 1 for each in range(30_000)} | dict.fromkeys(map(key_of, KEYS), 2)
 
 
 def _own_blocks(indexes: list[bytes]) -> list[list[BlockRef]]:
-    """By key group, the blocks that it needs."""
+    """The blocks of each key group."""
     found = [block for part in indexes for block in decode_index(part).blocks]
     return [[block.ref for block in found if block.groups >> group & 1] for group in range(MAX_PARALLELISM)]
 

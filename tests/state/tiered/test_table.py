@@ -68,7 +68,7 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
     subtasks, counts = process(indexes=indexes, checkpoint=1), set[int]()
     table: Any = subtasks.tables[0]
     while table.fetch():
-        counts.add(MAX_PARALLELISM - len(table._shelf.unread))
+        counts.add(MAX_PARALLELISM - len(table._groups.unread))
     assert counts == set(range(MAX_PARALLELISM + 1)), "a key group at a time, and slices of each"
     assert groups_read(blocks, indexes) == set(range(MAX_PARALLELISM))
     count = len(blocks.read)
@@ -99,10 +99,10 @@ def while_one_is_read(process: Process, monkeypatch: pytest.MonkeyPatch) -> tupl
     monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
     after = process(indexes=written(process), checkpoint=1)
     table: Any = after.tables[0]
-    while table._loading is None:
+    while table._groups._partly_read is None:
         assert table.fetch()
-    begun = next(number for number in KEYS if group_of(number) == table._loading)
-    other = next(number for number in KEYS if group_of(number) in table._shelf.unread - {table._loading})
+    begun = next(number for number in KEYS if group_of(number) == table._groups._partly_read)
+    other = next(number for number in KEYS if group_of(number) in table._groups.unread - {table._groups._partly_read})
     return after, begun, other
 
 
@@ -384,14 +384,14 @@ def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) ->
         )
         unsettled = sum(len(layer) for layer in table._layers())
         entries = max(entries, len(table._states) + len(table._cold) + unsettled)
-    held = table._memory.table_bytes / table._shelf.weights.mean
+    held = table._memory._worker.table_bytes / table._memory.entry_bytes
     assert 0 < entries <= 1.2 * held < 60_000
     assert key_of(59_999) in table._states
     assert len(subtasks.items()) == 60_000
 
 
 def test_a_whole_snapshot_is_never_in_memory(process: Process) -> None:
-    """Whoever writes its blocks as they come holds some; so does the table, also when all are written again."""
+    """The writer of its blocks holds some; so does the table, also when all are written again."""
     subtasks, blocks = process(bytes), 40
     for number in range(blocks):
         subtasks.put({1_000 * number + each: os.urandom(100_000) for each in range(10)})

@@ -1,7 +1,4 @@
-"""The servers of all stores, which tests kill, pause and start again, and what is in them, read by plain clients.
-
-Who writes to them has a password. Shares no code with the sinks.
-"""
+"""The servers of all stores, which tests kill, pause and restart; plain clients, not the sinks' code, read them."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from redis_server import RedisServer, skip_without_a_server
 from together import FILES, MARIADB, POSTGRES, REDIS, folder_of, table
 
 PASSWORD = "s3cret:p@ss/word"
-"""In a URL it is percent-encoded."""
+"""A password that is percent-encoded in a URL."""
 DATABASE = "together"
 STORES = ("postgres", "mariadb", "redis")
 FORMATS = ("jsonl", "parquet")
-"""Of files."""
+"""The formats of files."""
 
 
 class Row(NamedTuple):
@@ -78,7 +75,7 @@ class Servers:
         return self.mariadb.sql(statement)
 
     def appended(self, store: str, target: str) -> list[Row]:
-        """In the order in which they came; of Redis, *target* is the stream's key."""
+        """The rows in the order in which they came; of Redis, *target* is the stream's key."""
         if store == "redis":
             entries = self.redis.client.xrange(target)
             return [Row(int(entry["id"]), entry["customer"], int(entry["sum"])) for _, entry in entries]

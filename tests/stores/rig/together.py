@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipelines import Order, Total, add, stopper
+from pipelines import Total, add, copied_and_summed, reading
 
 from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.stream import Stream
-from exactlyonce.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
 
 POSTGRES, MARIADB, REDIS = "TOGETHER_POSTGRES", "TOGETHER_MARIADB", "TOGETHER_REDIS"
 """The variables that say where the servers are, with passwords."""
@@ -21,7 +20,7 @@ FILES = "TOGETHER_FILES"
 
 
 def table(name: str, mode: str) -> str:
-    """Of the pipeline *name*, whose own may be longer than a table's."""
+    """The table of pipeline *name*, whose own name may be too long for one."""
     return f"t{name[-8:]}_{mode}"
 
 
@@ -30,17 +29,8 @@ def folder_of(files: str | os.PathLike[str], name: str, format: str) -> Path:
 
 
 def together(name: str, folder: str = "") -> Pipeline:
-    """Topic NAME-in through a running total to every store; every order to NAME-copies.
-
-    With *folder*, workers stop; see `stopper`.
-    """
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-    if folder:
-        orders = orders.map(stopper(folder), id="stop")
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    sums.sink("kafka", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    """`copied_and_summed`, whose totals go to every store, too."""
+    pipeline, sums = copied_and_summed(name, folder, sink="kafka")
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append")))
         sums.sink(f"{store}-upsert", table_sink(store, table(name, "upsert"), mode="upsert", key=("customer",)))
@@ -56,8 +46,7 @@ def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
 
 
 def running_totals(name: str) -> tuple[Pipeline, Stream[Total]]:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    pipeline, orders = reading(name)
     return pipeline, orders.key_by(lambda order: order.customer).stateful_map("totals", add)
 
 

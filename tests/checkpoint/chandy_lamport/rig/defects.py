@@ -1,7 +1,4 @@
-"""Planted defects: each is a rule of the algorithm left out, or of the channels that it needs.
-
-The checker must find every one of them, by exactly the flaws that its row names.
-"""
+"""Planted defects: each leaves out a rule of the algorithm or of its channels; the checker finds the named flaws."""
 
 from __future__ import annotations
 
@@ -149,4 +146,4 @@ DEFECTS = {
     "markers are not forwarded": Defect(under(AtOnce, NotForwarded), {Flaw.NO_STATE, Flaw.LOST, Flaw.SENT_AFTER}),
     "what is overtaken is recorded newest first": Defect(under(AtOnce, NewestFirst), {Flaw.OUT_OF_ORDER}),
 }
-"""By name."""
+"""Defects by name."""

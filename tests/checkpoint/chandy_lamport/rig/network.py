@@ -1,8 +1,7 @@
 """A network of processes that move money over FIFO channels while snapshots are taken.
 
-It asks the shipped algorithm what to do about every message and marker, does it, and tells the checker's history what
-has happened. When a process takes a marker off a channel is its discipline's choice, and all that the barrier modes
-differ in.
+The shipped algorithm decides about every message and marker; the network carries that out and notes it in the checker's
+history. The barrier modes differ only in their discipline: when a process takes a marker off a channel.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Marker(NamedTuple):
 
 
 class Discipline(Protocol):
-    """Which markers a process takes when one comes, and of which inputs it takes nothing meanwhile."""
+    """The markers that a process takes when one comes, and the inputs from which it takes nothing meanwhile."""
 
     def __init__(self, inputs: Iterable[Link], feedback: frozenset[Link]) -> None: ...
     def is_held(self, link: Link) -> bool: ...
@@ -165,11 +164,11 @@ class Network:
         self.money = dict.fromkeys(range(graph.processes), MONEY_EACH)
         self.history = CausalHistory(self.money, {link: (link.sender, link.receiver) for link in graph.links})
         self.states: dict[int, dict[int, int]] = defaultdict(dict)
-        """By snapshot and process, the money that it recorded."""
+        """The money that each process recorded, by snapshot and process."""
         self.positions: dict[int, dict[int, int]] = defaultdict(dict)
         self.in_flight: dict[int, dict[Any, tuple[Payment, ...]]] = defaultdict(dict)
         self.complete: dict[int, set[int]] = defaultdict(set)
-        """By snapshot, the processes whose part is complete."""
+        """The processes whose part is complete, by snapshot."""
         self.payments = 0
         self.processes = {}
         self.disciplines = {}

@@ -17,9 +17,9 @@ PAY, TAKE, OVERTAKE, INITIATE = "pay", "take", "overtake", "initiate"
 class Schedule(NamedTuple):
     graph: Graph
     initiations: dict[int, list[int]]
-    """By process, the snapshots that it initiates."""
+    """The snapshots that each process initiates."""
     steps: list[tuple[str, int]]
-    """What happens, and with which of those with which it may happen, modulo their number."""
+    """The kinds of steps, and for each an index among the possible ones, modulo their number."""
 
     @property
     def snapshots(self) -> set[int]:
@@ -36,7 +36,7 @@ def _pairs(processes: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 def _trees(draw: st.DrawFn, processes: int) -> list[tuple[int, int]]:
-    """What connects each process with an earlier one."""
+    """Edges that connect each process with an earlier one."""
     return [(draw(st.integers(0, process - 1)), process) for process in range(1, processes)]
 
 
@@ -75,10 +75,9 @@ def schedules(
     by_all: bool = False,
     overtaking: bool = False,
 ) -> Schedule:
-    """*by_sources*: the sources initiate every snapshot, and all in the same order; *by_all*: every process does, as if
-    it was told; else anybody, in any order.
+    """*by_sources*: the sources initiate every snapshot, in one order; *by_all*: every process does; else any process.
 
-    Wherever what initiates a snapshot would not reach every process, one that is not reached initiates it as well.
+    A process that the initiators would not reach initiates the snapshot as well.
     """
     graph = draw(graphs)
     initiations: dict[int, list[int]] = {process: [] for process in range(graph.processes)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -75,6 +76,14 @@ class HdfsServer:
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def url(self) -> str:
+        return f"hdfs://{self.host}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"HADOOP_USER_NAME": getpass.getuser()}
+
     def _start(self, *arguments: str) -> None:
         details = self._folder / "details.json"
         details.unlink(missing_ok=True)
@@ -90,7 +99,7 @@ class HdfsServer:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """By SIGKILL; then it is started again, on the same files."""
+        """Kill it by SIGKILL; then it is started again, on the same files."""
         self.process.kill()
         self.process.wait()
         try:

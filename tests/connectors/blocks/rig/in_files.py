@@ -1,19 +1,31 @@
-"""The contract of a block storage, of one that keeps blocks in files: the tests of a folder, of S3 and of HDFS."""
+"""The contract of a block storage that keeps blocks in files: a folder, S3 or HDFS."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.blocks.names import OFFSET, PARTITION, file_name, name_of, reference
+from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
 
 class FileStorageContract(BlockStorageContract):
     beginning = (0,) * 5
     ordered = False
+    replaces = False
+    """Whether a file that is put again is replaced, which can only be by the same bytes."""
+
+    def folder(self) -> Any:
+        """A new `Folder` of the test's files."""
+        raise NotImplementedError
+
+    def storage(self) -> FileStorage:
+        return FileStorage(self.folder(), away_timeout_s=0.5)
 
     def names(self) -> Iterable[str]:
         raise NotImplementedError
@@ -38,3 +50,13 @@ class FileStorageContract(BlockStorageContract):
         assert name is not None
         self.delete_file(name)
         return ref
+
+    def test_a_file_that_is_put_again(self) -> None:
+        before_ms, folder = SystemClock().now_ms(), self.folder()
+        folder.check()
+        folder.put("block", b"first", "aside-1")
+        folder.put("block", b"other", "aside-2")
+        assert folder.get("block") == (b"other" if self.replaces else b"first")
+        ((name, size, written_at_ms),) = folder.files()
+        assert (name, size) == ("block", 5)
+        assert before_ms - 1_000 < written_at_ms <= SystemClock().now_ms(), "S3 rounds to seconds"

@@ -26,6 +26,8 @@ while True:
 
 
 class S3Server:
+    url = f"s3://{BUCKET}"
+
     def __init__(self, *, knows_nobody: bool = False) -> None:
         """*knows_nobody*: once it has its bucket it refuses everybody's credentials."""
         env = {**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "1"} if knows_nobody else {})}
@@ -76,7 +78,7 @@ class S3Server:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """As if it were killed: connections end, and are refused."""
+        """Behave as if it were killed: connections end, and are refused."""
         self.door.go_away()
         try:
             yield

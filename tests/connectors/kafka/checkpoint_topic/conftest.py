@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from contextlib import closing
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,16 +19,14 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
 from tests.checkpoint.conftest import MANIFEST
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "engines"))
 
 R = TypeVar("R")
 
@@ -62,22 +59,22 @@ class RealLog(DecisionLog):
 
     @property
     def end_offsets(self) -> tuple[int, ...]:
-        partitions = range(self.topic.partitions)
-        ends = store_client.end_offsets(store_client.admin(self._config.confluent()), self.topic.name, partitions)
-        return tuple(ends[each] for each in partitions)
+        with closing(Topics(self._config)) as topics:
+            return tuple(topics.end_offsets(self.topic.name, range(self.topic.partitions), committed=False).values())
 
 
 class Store:
     def __init__(self, bootstrap_servers: str, pipeline: str) -> None:
         self.config: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
+        self.client = ClientConfig(self.config)
         self.pipeline = pipeline
-        self.topic: TopicInfo = prepare_topic(self.config, pipeline)
+        self.topic: TopicInfo = prepare_topic(self.client, pipeline)
         self.clock = HalfSimulatedClock()
         self.kafka = KafkaCluster(bootstrap_servers)
 
     def log(self, **settings: Any) -> RealLog:
         """A decision log that has fenced nobody yet."""
-        return RealLog(ClientConfig(self.config), self.pipeline, self.topic, self.clock, **settings)
+        return RealLog(self.client, self.pipeline, self.topic, self.clock, **settings)
 
     def opened(self, **settings: Any) -> RealLog:
         """A decision log that has fenced all older ones."""

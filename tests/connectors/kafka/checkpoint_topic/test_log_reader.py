@@ -25,7 +25,6 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLo
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
@@ -66,7 +65,7 @@ class TestLives:
         assert log.appended(repair) is Outcome.DONE
         store.clock.advance(11_000)
         assert log.beaten(fenced_below=1) is Outcome.DONE
-        read = read_history(store.config, store.pipeline)
+        read = read_history(store.client, store.pipeline)
         assert read.repairs_of(1) == [repair]
         assert read.newest_incarnation == log.history.newest_incarnation
         assert read.newest_incarnation is not None
@@ -85,11 +84,11 @@ class TestLives:
     def test_an_incarnation_that_has_ended(self, store: Any) -> None:
         log = store.living()
         now_ms = store.clock.now_ms()
-        read = read_history(store.config, store.pipeline)
+        read = read_history(store.client, store.pipeline)
         assert read.living(now_ms + SILENCE_MS - 1) == log.history.newest_incarnation
         assert read.living(now_ms + SILENCE_MS) is None
         assert log.beaten(ended=True) is Outcome.DONE
-        read = read_history(store.config, store.pipeline)
+        read = read_history(store.client, store.pipeline)
         assert read.newest_incarnation == msgspec.structs.replace(store.incarnation(1), ended=True)
         assert read.living(now_ms) is None
         assert not store.living().history.newest_incarnation.ended
@@ -98,7 +97,7 @@ class TestLives:
         monkeypatch.setattr(decision_log, "INCARNATIONS_KEPT", 2)
         for number in range(1, 5):
             assert store.living().history.incarnation_latest == number
-        assert sorted(read_history(store.config, store.pipeline).incarnations) == [3, 4]
+        assert sorted(read_history(store.client, store.pipeline).incarnations) == [3, 4]
 
     def test_an_incarnation_goes_on_in_another_process(self, store: Any) -> None:
         first, second = store.living(), store.opened()
@@ -128,15 +127,15 @@ class TestLives:
         with pytest.raises(InvariantViolation, match="only grow"):
             log.appended(store.manifest(3))
         assert log.appended(store.mark(3)) is Outcome.DONE
-        assert list(read_history(store.config, store.pipeline).manifests) == [3]
+        assert list(read_history(store.client, store.pipeline).manifests) == [3]
 
     def test_the_partition_count_is_frozen(self, store: Any) -> None:
         """Partitions that somebody adds later are not used: blocks stay where they are looked for."""
         store.living().appended(store.manifest(0))
         store.kafka.add_partitions(store.topic.name, 9)
-        grown = prepare_topic(store.config, store.pipeline)
+        grown = prepare_topic(store.client, store.pipeline)
         log = DecisionLog(store.pipeline, grown, SystemClock())
-        drive(log.open(), LogRequests(ClientConfig(store.config), grown))
+        drive(log.open(), LogRequests(store.client, grown))
         assert (grown.partitions, log.topic.partitions) == (9, 5)
 
 
@@ -150,7 +149,7 @@ class TestFencing:
         with pytest.raises(Fenced):
             old.appended(store.manifest(1))
         assert new.appended(store.manifest(1, incarnation=2, parallelism=5)) is Outcome.DONE
-        assert read_history(store.config, store.pipeline).manifests[1].parallelism == 5
+        assert read_history(store.client, store.pipeline).manifests[1].parallelism == 5
 
     def test_a_coordinator_fenced_before_the_other_has_recorded_itself(self, store: Any) -> None:
         old = store.living()
@@ -161,7 +160,7 @@ class TestFencing:
     @pytest.mark.exhaustive
     def test_a_coordinator_whose_transaction_timed_out(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transactional_writer, "TRANSACTION_TIMEOUT_MS", 5_000)
-        log, transactions = store.living(), Transactions(ClientConfig(store.config))
+        log, transactions = store.living(), Transactions(store.client)
         assert log.do(log.produce(store.manifest(0)))
         name = coordinator_id(store.pipeline)
         until(lambda: (state := transactions.describe([name])[name]) and state.state == "CompleteAbort", pause_s=0.1)
@@ -187,7 +186,7 @@ class TestFencing:
             assert zombie.stdout is not None
             said = next(line for line in zombie.stdout if line != "produced\n")  # the end may be asked again
             assert said.startswith("Fenced: Incarnation 2")
-        assert read_history(store.config, store.pipeline).manifests == {}
+        assert read_history(store.client, store.pipeline).manifests == {}
 
 
 @contextmanager
@@ -215,9 +214,9 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogReques
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import Fenced
 
-config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
+config, pipeline = ClientConfig({"bootstrap.servers": sys.argv[1]}), sys.argv[2]
 topic = find_topic(config, pipeline)
-log, requests = DecisionLog(pipeline, topic, SystemClock()), LogRequests(ClientConfig(config), topic)
+log, requests = DecisionLog(pipeline, topic, SystemClock()), LogRequests(config, topic)
 interrupted = False
 
 def perform(request):
@@ -253,7 +252,7 @@ class TestOutcomes:
         assert log.appended(wide) is Outcome.NOT_WRITTEN
         assert log.refusal
         assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
-        assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
+        assert read_history(store.client, store.pipeline).manifests == {0: store.manifest(0)}
 
     @pytest.mark.exhaustive
     def test_a_broker_that_is_gone_before_the_append(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
@@ -336,7 +335,7 @@ class TestCleaning:
         log.appended(Finalized(0, 1, 0, (("eo:p:out:0:1.0:0", "repaired"),)))
         log.appended(store.manifest(1))
         assert log.appended(store.mark(1), manifests_dropped=[0]) is Outcome.DONE
-        for history in (log.history, read_history(store.config, store.pipeline)):
+        for history in (log.history, read_history(store.client, store.pipeline)):
             assert (list(history.manifests), list(history.finalized), history.repairs_of(0)) == ([1], [1], [])
             assert history.damaged == {}
 
@@ -355,12 +354,12 @@ class TestLooking:
     def test_looking_fences_nobody(self, store: Any) -> None:
         log = store.living()
         log.appended(store.manifest(0), store.mark(0))
-        assert read_history(store.config, store.pipeline).latest == store.manifest(0)
+        assert read_history(store.client, store.pipeline).latest == store.manifest(0)
         assert log.appended(store.manifest(1)) is Outcome.DONE
 
     def test_looking_for_a_pipeline_that_is_not_there(self, kafka: Any, topic_name: str) -> None:
         with pytest.raises(TopicError, match=f"{topic_name} has no checkpoints"):
-            read_history({"bootstrap.servers": kafka.bootstrap_servers}, topic_name)
+            read_history(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), topic_name)
 
     def test_a_closed_log(self, store: Any) -> None:
         log = store.living()
@@ -386,13 +385,13 @@ class TestFollowing:
             return real(config, topic, end, start)
 
         monkeypatch.setattr(log_reader, "read_log", read_log)
-        follower = LogFollower(store.config, store.pipeline)
+        follower = LogFollower(store.client, store.pipeline)
         assert follower.look().newest_incarnation is None
         log = store.living()
         for checkpoint in range(3):
             assert log.appended(store.manifest(checkpoint)) is Outcome.DONE
             assert log.appended(store.mark(checkpoint)) is Outcome.DONE
-            assert follower.look().manifests == read_history(store.config, store.pipeline).manifests
+            assert follower.look().manifests == read_history(store.client, store.pipeline).manifests
         starts.clear()
         follower.look()
         assert starts == [], "nothing is new"
@@ -405,32 +404,32 @@ class TestFollowing:
 
     def test_a_topic_that_is_gone_or_made_anew(self, store: Any) -> None:
         store.living()
-        follower = LogFollower(store.config, store.pipeline)
+        follower = LogFollower(store.client, store.pipeline)
         assert follower.look().incarnation_latest == 1
         admin, name = store.kafka.admin(), store.topic.name
         admin.delete_topics([name])[name].result(LIMIT_S)
         until(lambda: follower.look().incarnation_latest == 0)
-        prepare_topic(store.config, store.pipeline)
+        prepare_topic(store.client, store.pipeline)
         assert follower.look().newest_incarnation is None
 
     def test_a_topic_that_is_deleted_during_a_look(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         log = store.living()
-        follower = LogFollower(store.config, store.pipeline)
+        follower = LogFollower(store.client, store.pipeline)
         assert follower.look().incarnation_latest == 1
         assert log.beaten() is Outcome.DONE
         real, admin, name = log_reader.read_log, store.kafka.admin(), store.topic.name
 
         def read_log(*place: Any) -> Any:
             admin.delete_topics([name])[name].result(LIMIT_S)
-            prepare_topic(store.config, store.pipeline)
+            prepare_topic(store.client, store.pipeline)
             return real(*place)
 
         monkeypatch.setattr(log_reader, "read_log", read_log)
         assert follower.look().incarnation_latest == 0
 
     def test_the_first_look_connects(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(store_client, "REQUEST_TIMEOUT_S", 0.1)
-        follower = LogFollower({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        monkeypatch.setattr(log_reader, "TIMEOUT_MS", 100)
+        follower = LogFollower(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), "p")
         for _ in range(2):
             with pytest.raises(BrokerUnavailable):
                 follower.look()

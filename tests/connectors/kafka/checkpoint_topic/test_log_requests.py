@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
+from settled import await_readable
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
 from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests, as_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Places, Wire
 from exactlyonce.connectors.kafka.topics import Topics
@@ -38,7 +37,7 @@ class RealWriter:
         self._requests = requests
         self._before_the_commit: Callable[[], Any] | None = None
         self.lost: list[bool] = []
-        """Of the next aborts, which have no answer: whether the broker carries them out all the same."""
+        """Fates of the next aborts, which have no answer: whether the broker carries them out all the same."""
         self.do(self.pure.open())
 
     @property
@@ -78,7 +77,7 @@ class Place:
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
         self.kafka, self.id = kafka, f"eo:{name}:coordinator"
         self.config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-        self.topic: TopicInfo = prepare_topic(self.config.confluent(), name)
+        self.topic: TopicInfo = prepare_topic(self.config, name)
         self.transactions = Transactions(self.config)
 
     def writer(self) -> RealWriter:
@@ -87,11 +86,7 @@ class Place:
 
     def readable(self) -> list[str]:
         """The keys that readers see, of all partitions in turn, once the markers of what was ended are written."""
-        name, deadline = self.topic.name, time.monotonic() + LIMIT_S
-        with closing(Topics(self.config)) as topics:
-            while topics.end_offsets(name, committed=True) != topics.end_offsets(name, committed=False):
-                assert time.monotonic() < deadline, "a transaction holds readers back"
-                time.sleep(0.01)
+        await_readable(self.kafka, self.topic.name)
         return self.readable_now()
 
     def readable_now(self) -> list[str]:
@@ -232,8 +227,8 @@ def test_a_topic_made_anew(place: Place) -> None:
     writer = place.writer()
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
     pipeline = place.topic.name.removesuffix(".checkpoints")
-    Topics(place.config).delete(as_topic(find_topic(place.config.confluent(), pipeline)))
-    prepare_topic(place.config.confluent(), pipeline)
+    Topics(place.config).delete(as_topic(find_topic(place.config, pipeline)))
+    prepare_topic(place.config, pipeline)
     with pytest.raises(Halt, match="was deleted and created again"):
         writer.write([record("second")], LIMIT_S)
     assert place.readable() == []
@@ -252,7 +247,7 @@ def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.
 
 
 def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look, in a thread of its own, may forget the brokers at any time: the request that has found them asks them."""
+    """A look, in its own thread, may forget the brokers at any time, also right before a request to them."""
     forgotten = property(lambda places: {}, lambda places, found: None)
     for each in ("leaders", "coordinators"):
         monkeypatch.setattr(Places, each, forgotten, raising=False)

@@ -51,7 +51,7 @@ def test_a_consumer_in_the_group(protocol: str, kafka: KafkaCluster, topic_name:
     member.subscribe([f"{topic_name}-in"])
     until(member.assignment, meanwhile=lambda: member.poll(0.1))
     mailbox = Mailbox(settings, topic_name)
-    with pytest.raises(ConfigError, match=rf"A consumer is in group {topic_name}, .* give it another group\.id"):
+    with pytest.raises(ConfigError, match=rf"A consumer has joined group {topic_name}, .* give it another group\.id"):
         mailbox.ask(Asked(id="a", incarnation=3, action=SAVEPOINT))
     member.close()
     asked = Asked(id="b", incarnation=3, action=SAVEPOINT)

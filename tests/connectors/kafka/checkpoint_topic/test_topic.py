@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
 
 from exactlyonce.connectors.kafka.checkpoint_topic import topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import NEEDS, find_topic, min_insync_needed, prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
 GOOD = {need.setting.replace(".", "_"): need.value for need in NEEDS}
 
 
-def config(kafka: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": kafka.bootstrap_servers}
+def config(kafka: Any) -> ClientConfig:
+    return ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
 
 
 @pytest.mark.broker
 class TestTopic:
     def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
-        made = prepare_topic(config(kafka), topic_name, partitions=3)
-        assert (made.name, made.partitions) == (f"{topic_name}.checkpoints", 3)
-        resource = ConfigResource(ResourceType.TOPIC, made.name)
-        admin = AdminClient(config(kafka))
-        found = admin.describe_configs([resource])[resource].result()
-        assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
-        assert prepare_topic(config(kafka), topic_name, partitions=7) == made
-        assert find_topic(config(kafka), topic_name) == made
+        created = prepare_topic(config(kafka), topic_name, partitions=3)
+        assert (created.name, created.partitions) == (f"{topic_name}.checkpoints", 3)
+        with closing(Topics(config(kafka))) as topics:
+            found = topics.settings(created.name)
+        assert {need.setting: found[need.setting] for need in NEEDS} == {n.setting: n.value for n in NEEDS}
+        assert prepare_topic(config(kafka), topic_name, partitions=7) == created
+        assert find_topic(config(kafka), topic_name) == created
 
     def test_two_instances_that_start_at_once(self, kafka: Any, topic_name: str) -> None:
         with ThreadPoolExecutor(2) as pool:
@@ -40,16 +41,16 @@ class TestTopic:
     def test_a_setting_that_brokers_have_yet_to_learn(
         self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As right behind an AlterConfigs, also of another instance's; one that stays wrong is refused."""
-        real, stale = topic._settings, iter(range(2))
+        """A setting may be wrong right after an AlterConfigs, also another instance's; one that stays so is refused."""
+        real, stale = Topics.settings, iter(range(2))
 
-        def lagging(*known: Any) -> dict[str, str]:
-            found = real(*known)
+        def lagging(topics: Topics, name: str) -> dict[str, str | None]:
+            found = real(topics, name)
             return found | {"min.insync.replicas": "2"} if next(stale, None) is not None else found
 
-        made = prepare_topic(config(kafka), topic_name)
-        monkeypatch.setattr(topic, "_settings", lagging)
-        assert prepare_topic(config(kafka), topic_name) == made
+        created = prepare_topic(config(kafka), topic_name)
+        monkeypatch.setattr(Topics, "settings", lagging)
+        assert prepare_topic(config(kafka), topic_name) == created
         assert next(stale, None) is None
         stale = iter(range(1_000_000))
         monkeypatch.setattr(topic, "_SETTLING_S", 0.0)
@@ -82,7 +83,6 @@ class TestTopic:
             prepare_topic(config(kafka), topic_name)
 
     def test_a_topic_of_one_partition_is_refused(self, kafka: Any, topic_name: str) -> None:
-        """Decisions and blocks need different partitions."""
         kafka.create_topic(f"{topic_name}.checkpoints", 1, **GOOD)
         with pytest.raises(TopicError, match="has 1 partition"):
             prepare_topic(config(kafka), topic_name)
@@ -90,17 +90,17 @@ class TestTopic:
 
 class TestNoBroker:
     def test_nobody_listens(self) -> None:
-        with pytest.raises(BrokerUnavailable, match=r"No broker answers at 127\.0\.0\.1:1: .*Connection refused"):
-            prepare_topic({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        with pytest.raises(BrokerUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*Connection refused"):
+            prepare_topic(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), "p")
 
     @pytest.mark.exhaustive
     def test_somebody_else_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            address = {"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}
-            with pytest.raises(BrokerUnavailable, match="No broker answers at"):
+            address = ClientConfig({"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"})
+            with pytest.raises(BrokerUnavailable, match="no broker answers at"):
                 prepare_topic(address, "p")
 
 
 def test_replicas_that_must_be_in_sync() -> None:
-    """From three replicas on, one may be away and no more: neither decisions nor progress are lost with a broker."""
+    """One of three replicas or more may be away, and no more: neither decisions nor progress are lost with a broker."""
     assert [min_insync_needed(replicas) for replicas in (1, 2, 3, 5)] == [1, 1, 2, 4]

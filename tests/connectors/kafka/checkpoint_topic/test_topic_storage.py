@@ -33,7 +33,8 @@ class TestTopicStorage(BlockStorageContract):
         self.store = store
 
     def storage(self) -> BlockStorage:
-        return TopicStorage(self.store.config, self.store.topic, stays_connected=self.stays_connected)
+        keeps = self.stays_connected
+        return TopicStorage(self.store.client, self.store.topic, stays_connected=keeps, keeps_producer=keeps)
 
     def decided(self, refs: Sequence[BlockRef]) -> None:
         assert self.store.living().appended(blocks_dropped=refs) is Outcome.DONE

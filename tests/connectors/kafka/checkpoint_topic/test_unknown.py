@@ -1,6 +1,6 @@
-"""Appends within which the broker goes away. Once the commit was asked for, the outcome is unknown; before, it is not.
+"""Appends during which the broker goes away: the outcome is unknown once the commit was requested, and not before.
 
-Between the log and its broker stands a proxy that loses a certain request, or only the answer to it.
+A proxy between the log and its broker loses a certain request, or its answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 pytestmark = pytest.mark.broker
 
 HASTY_MS = 10_000
-"""What an append is given that is to fail: time enough to come to the request that gets lost, on any machine."""
+"""The timeout of an append that is to fail: time enough to come to the request that gets lost, on any machine."""
 
 
 class SharedBrokerProxy(KafkaProxy):

@@ -59,7 +59,7 @@ class MariaDB:
 
     @property
     def dsn(self) -> str:
-        """Of root. Without TLS: else the driver would read all authorities of the machine for each connection."""
+        """The dsn of root, without TLS: the driver would read all authorities of the machine for each connection."""
         return f"mysql://root@127.0.0.1:{self.port}/{DATABASE}?ssl_mode=disabled"
 
     def start(self, *options: str, file_bytes_max: int | None = None) -> None:

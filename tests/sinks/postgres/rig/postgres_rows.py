@@ -10,9 +10,9 @@ import pytest
 from postgres_server import PostgresServer
 
 from exactlyonce.sinks import PostgresSink
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 ORIGIN = "topic-1"
 

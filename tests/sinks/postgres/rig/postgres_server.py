@@ -27,7 +27,7 @@ PROGRAMS = ("initdb", "postgres")
 
 
 def programs() -> dict[str, str]:
-    """Where initdb and postgres are; skips the test where they are not, but fails it where stores are required."""
+    """The paths of initdb and postgres; skips the test where they are not, but fails it where stores are required."""
     places = [os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
     found = {name: shutil.which(name, path=os.pathsep.join(places)) for name in PROGRAMS}
     if None in found.values():

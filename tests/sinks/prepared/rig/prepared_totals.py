@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines import Order, add, stopper
+from pipelines import copied_and_summed
 
 from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink
+from exactlyonce.sinks import MySQLSink, PostgresSink
 
 
 def totals(name: str, store: str, folder: str = "", commit: str = "") -> Pipeline:
-    """Topic NAME-in through a running total to NAME-out and to table `totals` of the store; every order to NAME-copies.
-
-    With *folder*, workers stop; see `stopper`.
-    """
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-    if folder:
-        orders = orders.map(stopper(folder), id="stop")
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    sums = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    sums.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    """`copied_and_summed`, whose totals go to table `totals` of the store, too."""
+    pipeline, sums = copied_and_summed(name, folder)
     sums.sink("rows", _sink(store, commit))
     return pipeline
 

@@ -22,7 +22,7 @@ from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.mysql.prepared import lock_of
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
 from exactlyonce.sinks.prepared.store import PreparingStore, TransactionName
-from exactlyonce.sinks.prepared.writer import PreparedWriter, open_writer
+from exactlyonce.sinks.prepared.writer import PreparedWriter
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 
@@ -42,7 +42,7 @@ class Preparing(ABC):
     numbered: str
     """The type of a column that numbers the rows."""
     words: ClassVar[dict[str, str]]
-    """What the statements begin with."""
+    """The first words of the statements."""
 
     def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self.port = server, server.port
@@ -65,7 +65,7 @@ class Preparing(ABC):
 
     @abstractmethod
     def listed(self) -> list[str]:
-        """What is prepared in the server, with names as they are in committables."""
+        """Prepared transactions in the server, with names as they are in committables."""
 
     @abstractmethod
     def by_hand(self, name: str, *, commit: bool) -> None:
@@ -85,14 +85,14 @@ class Preparing(ABC):
         self.server.start()
 
     def proxy(self) -> StatementProxy:
-        made = StatementProxy(self.port)
-        self._opened.append(made)
-        return made
+        proxy = StatementProxy(self.port)
+        self._opened.append(proxy)
+        return proxy
 
     def store(self) -> PreparingStore:
-        made = self.sink().preparing_store(Total)
-        self._opened.append(made)
-        return made
+        store = self.sink().preparing_store(Total)
+        self._opened.append(store)
+        return store
 
     def committer(self, incarnation: int, attempt: int = 0, pipeline: str = "p") -> PreparedCommitter:
         """One that has checked, fenced and cleaned."""
@@ -114,7 +114,7 @@ class Preparing(ABC):
             pipeline="p", sink="s", subtask=subtask, incarnation=incarnation, attempt=attempt,
             clients=SimpleNamespace(clock=SystemClock()),
         )  # fmt: skip
-        return open_writer(self.store(), context)
+        return PreparedWriter(self.store(), context)
 
     def prepare(self, writer: PreparedWriter, checkpoint: int, *customers: str, previous: int = 0) -> StoreCommittable:
         """Write rows, end the interval, and wait until it is prepared."""

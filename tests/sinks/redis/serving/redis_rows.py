@@ -10,8 +10,8 @@ import msgspec
 
 from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.sinks import RedisSink
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.redis.store import RedisStore
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 LEDGER = "exactlyonce_ledger:shop:totals"
 

@@ -27,7 +27,7 @@ class RedisServer:
         self.folder = folder
         self.port = free_port()
         self.bus_port = free_port()
-        """Where servers of a cluster speak to each other."""
+        """The bus port of servers of a cluster."""
         self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **settings}
         if "cluster-enabled" in settings:
             self.settings["cluster-port"] = str(self.bus_port)

@@ -14,17 +14,18 @@ from table_keys import key_of
 from waiting import until
 
 from exactlyonce.sinks import MySQLSink, PostgresSink
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.write_ahead.store import Store
 
 ORIGIN = "topic-1"
 on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)
 on_mariadb = pytest.mark.parametrize("tables", ["mariadb"], indirect=True)
 TOTALS = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)]
-"""What `chunks` holds."""
+"""The rows of `chunks`."""
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class Tables(ABC):
     commit: str
     """A COMMIT as it comes over the connection."""
     locked: str
-    """What is said of a lock that another holds for too long."""
+    """The error about a lock that another holds for too long."""
     spoilt: bytes
     """A chunk that is no rows."""
 
@@ -53,7 +54,7 @@ class Tables(ABC):
         self.server, self.proxy = server, StatementProxy(server.port)
         self._stores: list[Store] = []
         self.filled: list[Any] = []
-        """What a test keeps from one example to the next."""
+        """Objects that a test keeps from one example to the next."""
 
     @abstractmethod
     def sink(self, table: str, **options: Any) -> WriteAheadSink[Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_stores import UnderWay
-from exactlyonce.engines.surroundings import stores_aside
-from exactlyonce.engines.surroundings.stores_aside import StoresAside
+from exactlyonce.engines.surroundings import stores
+from exactlyonce.engines.surroundings.stores import BackgroundStores, Stores
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -42,56 +42,60 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    monkeypatch.setattr(stores_aside, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(stores, "LOOK_INTERVAL_S", 0.01)
     return Held()
 
 
+def in_background(held: Held) -> BackgroundStores:
+    return BackgroundStores(cast(Stores, held))
+
+
 @pytest.fixture
-def aside(held: Held) -> Iterator[StoresAside]:
-    yield (made := StoresAside(held, held.close))
+def background(held: Held) -> Iterator[BackgroundStores]:
+    yield (opened := in_background(held))
     held.ends.set()
-    made.close()
+    opened.close()
 
 
-def answer(aside: StoresAside, request: ask.Request) -> Any:
-    while isinstance(found := aside(request), UnderWay):
+def answer(background: BackgroundStores, request: ask.Request) -> Any:
+    while isinstance(reply := background(request), UnderWay):
         continue
-    return found
+    return reply
 
 
-def test_who_asks_again_gets_the_answer(held: Held, aside: StoresAside) -> None:
-    taken = [aside(FIRST) for _ in range(3)]
-    assert all(isinstance(each, UnderWay) for each in taken)
+def test_who_asks_again_gets_the_answer(held: Held, background: BackgroundStores) -> None:
+    taken = [background(FIRST) for _ in range(3)]
+    assert all(isinstance(reply, UnderWay) for reply in taken)
     assert taken == sorted(taken)
     held.ends.set()
-    assert (answer(aside, FIRST), held.asked) == ("answer 1", [FIRST])
-    assert (answer(aside, FIRST), held.asked) == ("answer 2", [FIRST, FIRST])
+    assert (answer(background, FIRST), held.asked) == ("answer 1", [FIRST])
+    assert (answer(background, FIRST), held.asked) == ("answer 2", [FIRST, FIRST])
 
 
-def test_what_it_raises_is_raised(held: Held, aside: StoresAside) -> None:
+def test_what_it_raises_is_raised(held: Held, background: BackgroundStores) -> None:
     held.failure = StoreUnavailable("away.")
     held.ends.set()
     with pytest.raises(StoreUnavailable, match=r"away\."):
-        answer(aside, FIRST)
+        answer(background, FIRST)
     held.failure = None
-    assert answer(aside, FIRST) == "answer 2"
+    assert answer(background, FIRST) == "answer 2"
 
 
-def test_another_request_waits_for_the_end_of_the_first(held: Held, aside: StoresAside) -> None:
-    assert isinstance(aside(FIRST), UnderWay)
-    assert isinstance(aside(SECOND), UnderWay)
+def test_another_request_waits_for_the_end_of_the_first(held: Held, background: BackgroundStores) -> None:
+    assert isinstance(background(FIRST), UnderWay)
+    assert isinstance(background(SECOND), UnderWay)
     assert held.begun.wait(LIMIT_S)
     assert held.asked == [FIRST]
     held.ends.set()
-    assert (answer(aside, SECOND), held.asked) == ("answer 2", [FIRST, SECOND])
+    assert (answer(background, SECOND), held.asked) == ("answer 2", [FIRST, SECOND])
     assert len(held.threads) == 1
 
 
 def test_the_end_waits_for_what_is_under_way(held: Held) -> None:
-    """A connection is not let go of while it is used, and by nobody but who uses it."""
-    aside = StoresAside(held, held.close)
-    assert isinstance(aside(FIRST), UnderWay)
-    closing = threading.Thread(target=aside.close)
+    """A connection is closed by its user alone, after its use."""
+    background = in_background(held)
+    assert isinstance(background(FIRST), UnderWay)
+    closing = threading.Thread(target=background.close)
     closing.start()
     closing.join(0.05)
     assert closing.is_alive()
@@ -102,6 +106,6 @@ def test_the_end_waits_for_what_is_under_way(held: Held) -> None:
     assert len(held.threads) == 1
 
 
-def test_other_requests_are_not_its(held: Held, aside: StoresAside) -> None:
-    assert aside(ask.Reached("store-committed")) is NotImplemented
+def test_other_requests_are_not_its(held: Held, background: BackgroundStores) -> None:
+    assert background(ask.Reached("store-committed")) is NotImplemented
     assert held.asked == []

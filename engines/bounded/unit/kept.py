@@ -1,0 +1,69 @@
+"""What a process keeps from one unit to the next: making it anew takes longer than the work of a small unit.
+
+Invariants: a unit has the kept storage to itself; it passes the storage on only if it has come to its end, when all of
+its blocks are durable, so that no failure of one unit reaches another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
+from typing import NamedTuple
+
+from exactlyonce.checkpoint.block_storage import BlockStorage
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.collector import UnitCollector
+
+
+class _Kept(NamedTuple):
+    client: dict[str, str]
+    topic: TopicInfo
+    url: str
+    storage: BlockStorage
+
+
+class KeptByProcess:
+    """The storage of blocks, with its connections, and Python's collector, of all units of a process."""
+
+    def __init__(self) -> None:
+        self.collector = UnitCollector()
+        self._lock = Lock()
+        self._kept: _Kept | None = None
+
+    @contextmanager
+    def storage(self, client: Mapping[str, str], topic: TopicInfo, url: str) -> Iterator[BlockStorage]:
+        """The block storage *url* of *topic* for one unit: that of the unit before if it is the same, else a new one.
+
+        After an error in the block it is closed.
+        """
+        kept = self._exchange(None)
+        if kept is None or (kept.client, kept.topic, kept.url) != (client, topic, url):
+            if kept is not None:
+                kept.storage.close()
+            storage = block_storage(ClientConfig(client), topic, url, stays_connected=True, keeps_producer=True)
+            kept = _Kept({**client}, topic, url, storage)
+        try:
+            yield kept.storage
+        except BaseException:
+            kept.storage.close()
+            raise
+        if (other := self._exchange(kept)) is not None:  # of a unit on another thread
+            other.storage.close()
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        if (kept := self._exchange(None)) is not None:
+            kept.storage.close()
+        self.collector.unfreeze()
+
+    def _exchange(self, new: _Kept | None) -> _Kept | None:
+        with self._lock:
+            old, self._kept = self._kept, new
+        return old
+
+
+KEPT = KeptByProcess()
+"""That of this process."""

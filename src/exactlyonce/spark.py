@@ -1,0 +1,12 @@
+"""Exactlyonce in a Spark program: bounded work of pipelines on the program's session, and the format `exactlyonce`.
+
+Needs the extra `spark`. The session is the caller's: it is used as it is, and not stopped.
+"""
+
+from exactlyonce.pipeline.extras import needing
+
+with needing("spark", "PySpark", "exactlyonce.spark"):
+    from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, replay
+    from exactlyonce.engines.spark.data_source import register
+
+__all__ = ["audit", "backfill", "catch_up", "register", "replay"]

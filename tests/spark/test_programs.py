@@ -1,0 +1,68 @@
+"""Programs with a session of their own, by spark-submit, on a cluster and with Spark Connect: it stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import CELL
+
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
+
+PROGRAM = Path(__file__).parent / "rig" / "program.py"
+
+
+def run(kafka: KafkaCluster, name: str, folder: Path, *command: str, **environment: str) -> dict[str, Any]:
+    """What the program prints, which computes ten numbers, and then meets one that its function raises on."""
+    kafka.create_topic(f"{name}-in", 1)
+    kafka.create_topic(f"{name}-out", 1)
+    kafka.produce(f"{name}-in", [str(number) for number in range(20)])
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    ended = subprocess.run(
+        [*command, kafka.bootstrap_servers, name, str(folder)],
+        cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **own},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    printed: dict[str, Any] = next(json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{"))
+    return printed
+
+
+def assert_done(printed: dict[str, Any], name: str) -> None:
+    assert (printed["records"], printed["checkpoint"], printed["judged"], printed["findings"]) == (10, 1, 10, 0)
+    assert printed["lines"][0] == f"{name}: checkpoint 1, stage in, 0 of 2 units; 0 of 10 offsets"
+    assert printed["lines"][-1] == f"{name}: checkpoint 1; 10 of 10 offsets"
+    first, place, *_, last = printed["cause"].strip().splitlines()
+    assert (first, last.split(":")[0]) == ("Traceback (most recent call last):", "ZeroDivisionError")
+    assert place.endswith("in double")
+    assert printed["facts"] == {"operator": "map-after-in", "topic": f"{name}-in", "partition": 0, "offset": 13}
+    assert printed["tags_after"] == ["mine"]
+    assert printed["count"] == 3, "the session goes on"
+
+
+def test_a_submitted_program(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    """Master and name are those of spark-submit, and the session goes on."""
+    (tmp_path / "submitted_pipeline.py").write_text(CELL.format(name=topic_name))
+    submit = str(Path(sys.executable).parent / "spark-submit")
+    line = [submit, "--master", "local[2]", "--name", "mine", str(PROGRAM), "submitted"]
+    printed = run(kafka, topic_name, tmp_path, *line)
+    assert_done(printed, topic_name)
+    assert (printed["master"], printed["name"]) == ("local[2]", "mine")
+
+
+@pytest.mark.parametrize("kind", ["connect", "cluster"])
+def test_a_notebooks_cell_travels(
+    kind: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path, spark_home: Path
+) -> None:
+    """The file of the cell's module is away while units run, on Spark Connect and in executors of a classic session."""
+    line = [sys.executable, str(PROGRAM), kind]
+    printed = run(kafka, topic_name, tmp_path, *line, SPARK_HOME=str(spark_home))
+    assert_done(printed, topic_name)
+    if kind == "connect":
+        assert f"{topic_name}: checkpoint 1; stage in; 2 units" in printed["tags"]
