@@ -99,6 +99,10 @@ class Topics:
         wanted = list(dict.fromkeys(names))
         return self._wire.retrying(lambda: self._describe(wanted), f"Asking for {', '.join(wanted)}")
 
+    def all(self) -> dict[str, Topic]:
+        """Every topic that we may describe, by its name, without the brokers' internal ones."""
+        return self._wire.retrying(self._all, "Asking for all topics")
+
     def facts(self, name: str) -> TopicFacts | None:
         """A topic with its replicas and our rights on it; None if it does not exist."""
         return self._wire.retrying(lambda: self._facts(name), f"Asking for topic {name}")
@@ -188,6 +192,12 @@ class Topics:
     def _describe(self, names: Iterable[str]) -> dict[str, Topic]:
         topics = self._wire.topics(names).items()
         return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in topics}
+
+    def _all(self) -> dict[str, Topic]:
+        topics = [topic for topic in self._wire.ask(metadata_request(None)).topics if not topic.is_internal]
+        for topic in topics:
+            refuse(topic.error_code, f"Asking for topic {topic.name}")
+        return {topic.name: Topic(topic.name, str(topic.topic_id), len(topic.partitions)) for topic in topics}
 
     def _facts(self, name: str) -> TopicFacts | None:
         topic = self._wire.ask(metadata_request([name], operations=True)).topics[0]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.engines.spark.source.read_options import Bound, ReadOptions
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,63 @@ class TopicContents:
     end: Mapping[int, int]
     """The last stable offsets."""
 
+    def only(self, partitions: Iterable[int]) -> TopicContents:
+        """The *partitions* of the topic alone."""
+        wanted = sorted(partitions)
+        if unknown := [partition for partition in wanted if partition not in self.end]:
+            raise ConfigError(
+                f"assign names partitions {unknown} of {self.name!r}, which has {sorted(self.end)}. Correct it."
+            )
+        first, end = ({partition: offsets[partition] for partition in wanted} for offsets in (self.first, self.end))
+        return replace(self, first=first, end=end)
+
 
 def contents_of(topics: Topics, names: Iterable[str]) -> dict[str, TopicContents]:
     """Each topic at present; `TopicError` for a missing one."""
-    described = topics.describe(names)
-    return {
-        name: TopicContents(name, topic.topic_id, topics.start_offsets(name), topics.end_offsets(name, committed=True))
-        for name, topic in described.items()
-    }
+    return {name: _contents(topics, topic) for name, topic in topics.describe(names).items()}
+
+
+def _contents(topics: Topics, topic: Topic) -> TopicContents:
+    first, end = topics.start_offsets(topic.name), topics.end_offsets(topic.name, committed=True)
+    return TopicContents(topic.name, topic.topic_id, first, end)
+
+
+def subscribed(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]:
+    """The topics to read at present, by name; of a pattern maybe none. `TopicError` for a missing one."""
+    if options.pattern is not None:
+        return _matching(options, topics)
+    now = contents_of(topics, sorted(options.topics))
+    if options.assigned is None:
+        return now
+    return {name: topic.only(options.assigned[name]) for name, topic in now.items()}
+
+
+def _matching(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]:
+    matching = {}
+    for name, topic in sorted(topics.all().items()):
+        if options.matches(name):
+            try:
+                matching[name] = _contents(topics, topic)
+            except TopicError:  # it was deleted after the list was made
+                if options.fail_on_data_loss:
+                    raise
+    return matching
+
+
+def resolve_all(bound: Bound, topics: Topics, now: Mapping[str, TopicContents]) -> dict[str, dict[int, int]]:
+    """The offset of every partition of the topics *now*."""
+    if missing := sorted(set(bound.by_partition or ()) - set(now)):
+        raise ConfigError(
+            f"{bound.option} names the topic {missing[0]}, and the cluster has no such topic. Correct it."
+        )
+    return {name: resolve(bound, topics, topic) for name, topic in now.items()}
 
 
 def resolve(bound: Bound, topics: Topics, topic: TopicContents) -> dict[int, int]:
     """The offset of every partition. At a time: the first record of that time or later, else the end."""
-    wanted = dict.fromkeys(topic.first, bound.number) if bound.by_partition is None else bound.by_partition[topic.name]
+    wanted: Mapping[int, int] = dict.fromkeys(topic.first, bound.number)
+    if bound.by_partition is not None:
+        wanted = bound.by_partition.get(topic.name, {})
     if set(wanted) != set(topic.first):
         raise ConfigError(
             f"{bound.option} names partitions {sorted(wanted)} of {topic.name!r}, which has {sorted(topic.first)}. "
@@ -71,11 +115,14 @@ def resolve(bound: Bound, topics: Topics, topic: TopicContents) -> dict[int, int
 
 def ranges_between(options: ReadOptions, topics: Topics) -> list[Range]:
     """The ranges of a batch: at least one, if only an empty one."""
+    now = subscribed(options, topics)
+    if not now:
+        raise ConfigError(f"The cluster has no topic that subscribePattern {options.pattern!r} matches. Correct it.")
+    starts, ends = (resolve_all(bound, topics, now) for bound in (options.start, options.end))
     ranges: list[Range] = []
-    for topic in contents_of(topics, options.topics).values():
-        starts, ends = resolve(options.start, topics, topic), resolve(options.end, topics, topic)
-        for partition, start in sorted(starts.items()):
-            wanted = Range(topic.name, topic.topic_id, partition, start, ends[partition])
+    for name, topic in now.items():
+        for partition, start in sorted(starts[name].items()):
+            wanted = Range(name, topic.topic_id, partition, start, ends[name][partition])
             if wanted.start > wanted.end:
                 raise ConfigError(
                     f"{wanted.topic}[{partition}] is to be read from offset {start} ({options.start.option}) to offset "

@@ -3,7 +3,8 @@
 Invariants: a task reads exactly its range, of the topic with the id that the driver saw; no function of ours runs per
 record; rows of a task have the order of their partition, and none across tasks. A stream's offset names each topic's id
 and the start of the next batch by partition, in one canonical order, because Spark compares texts; a repeated batch has
-the same ranges; an added partition is read from its beginning; lost records are an error, unless the user allows it.
+the same ranges; an added topic or partition is read from its beginning, and one that is left out keeps its place; lost
+records are an error, unless the user allows it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import pyarrow as pa
 from confluent_kafka import Message
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
@@ -31,15 +38,19 @@ from exactlyonce.engines.spark.source.ranges import (
     contents_of,
     ranges_between,
     require_same_topic,
-    resolve,
+    resolve_all,
     shares,
     split,
+    subscribed,
 )
 from exactlyonce.engines.spark.source.read_options import ReadOptions, read_schema
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from exactlyonce.checkpoint.clock import Clock
 
 BATCH_RECORDS = 10_000
 """Records of one Arrow batch: more would leave the processor's cache before they become columns."""
@@ -81,10 +92,13 @@ def record_batches(options: ReadOptions, wanted: Range) -> Iterator[pa.RecordBat
         while batch := _next(reader, schema):
             yield batch
         _require_same_topic(topics, wanted)
-    except RangeGone:
+    except (RangeGone, TopicError) as error:
         if options.fail_on_data_loss:
             raise
-        yield from record_batches(options, _left(topics, replace(wanted, start=reader.position)))
+        rest = _left(topics, replace(wanted, start=reader.position))
+        if rest.size and isinstance(error, TopicError):  # the topic is there, and may not be read
+            raise
+        yield from record_batches(options, rest)
     finally:
         reader.close()
         topics.close()
@@ -95,7 +109,9 @@ def _require_same_topic(topics: Topics, wanted: Range) -> None:
 
 
 def _left(topics: Topics, wanted: Range) -> Range:
-    """The rest of *wanted*; nothing of a topic that was made anew."""
+    """The rest of *wanted*; nothing of a topic that was deleted or made anew."""
+    if topics.facts(wanted.topic) is None:
+        return replace(wanted, end=wanted.start)
     now = contents_of(topics, [wanted.topic])[wanted.topic]
     if now.topic_id != wanted.topic_id:
         return replace(wanted, end=wanted.start)
@@ -164,40 +180,53 @@ Offsets = dict[str, TopicOffsets]
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of topics. Spark keeps one on the driver while the query runs, and sends another to the tasks."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, clock: Clock | None = None) -> None:
         require_schema(options, schema)
         self._options = options
+        self._clock = clock or SystemClock()
         self._topics: Topics | None = None
         self._target: Offsets | None = None
         """The end of a query with the trigger `availableNow`."""
+        self._seen: Offsets | None = None
+        """The ends of the topics when a batch was last planned."""
+        self._planned_ms: int | None = None
+        """The time of the last batch with records."""
 
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint."""
         now = self._contents()
-        return _encoded(
-            {
-                name: TopicOffsets(topic.topic_id, resolve(self._options.start, self._connected(), topic))
-                for name, topic in now.items()
-            }
-        )
+        starts = resolve_all(self._options.start, self._connected(), now)
+        return _encoded({name: TopicOffsets(topic.topic_id, starts[name]) for name, topic in now.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.offsets_per_trigger_max
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """The limit of `maxOffsetsPerTrigger`, else of `minOffsetsPerTrigger`; `latestOffset` knows of both."""
+        most, least = self._options.offsets_per_trigger_max, self._options.offsets_per_trigger_min
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadMinRows(least) if least is not None else ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the topics when the last batch was planned, for the progress of the query."""
+        return None if self._seen is None else _encoded(self._seen)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Leave later records for another query."""
         self._target = _ends(self._contents())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the batch that begins at *start*; *start* itself if there is nothing."""
-        now = self._contents()
-        ranges = self._ranges(_decoded(start), self._target or _ends(now), now)
-        offsets: dict[str, dict[int, int]] = {name: {} for name in now}
+        """The end of the batch that begins at *start*; *start* itself if there is nothing, or too little as yet."""
+        begin, now = _decoded(start), self._contents()
+        if self._options.fail_on_data_loss:
+            self._refuse_deleted(begin, now)
+        self._seen = _ends(now)
+        ranges = self._ranges(begin, self._seen if self._target is None else self._target, now)
+        if not isinstance(limit, ReadAllAvailable) and self._waits(sum(whole.size for whole in ranges)):
+            return start
+        offsets: dict[str, dict[int, int]] = {}
         for share in shares(ranges, limit.max_rows if isinstance(limit, ReadMaxRows) else None):
-            offsets[share.topic][share.partition] = share.end
-        ends = {name: TopicOffsets(topic.topic_id, offsets[name]) for name, topic in now.items()}
-        return _encoded(_decoded(start) | ends)  # keeps topics that may be subscribed to again
+            offsets.setdefault(share.topic, {})[share.partition] = share.end
+        ends = {name: _moved(begin.get(name), now[name].topic_id, ends) for name, ends in offsets.items()}
+        return _encoded(begin | ends)  # keeps topics that may be subscribed to again
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task for each range of a batch."""
@@ -210,6 +239,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._topics is not None:
             self._topics.close()
+
+    def _waits(self, waiting: int) -> bool:
+        """Whether *waiting* offsets are too few for a batch, and the last one is not long ago."""
+        least, now_ms = self._options.offsets_per_trigger_min, self._clock.monotonic_ms()
+        if least is None or self._target is not None or not waiting:
+            return False
+        delay_ms = self._options.trigger_delay_max_ms
+        if waiting < least and self._planned_ms is not None and now_ms - self._planned_ms < delay_ms:
+            return True
+        self._planned_ms = now_ms
+        return False
+
+    def _refuse_deleted(self, begin: Offsets, now: Mapping[str, TopicContents]) -> None:
+        """Raise if a topic of the pattern is gone. A missing one that is subscribed to by name raises anyway."""
+        for name in begin:
+            if name not in now and self._options.matches(name):
+                raise RangeGone(
+                    f"Topic {name!r} was deleted, and records of it may not have been read. Set failOnDataLoss to "
+                    f"false to go on without them."
+                )
 
     def _ranges(self, begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> list[Range]:
         """The ranges from *begin* to *end*, as far as the topics still have them."""
@@ -226,6 +275,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif topic.topic_id != end[name].topic_id:  # the batch is gone; present records are the next one's
                 continue
             for partition, until in sorted(end[name].offsets.items()):
+                if partition not in topic.end:  # it is assigned no more
+                    continue
                 start = starts.get(partition, 0)
                 ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))
         return ranges
@@ -243,7 +294,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin.offsets
 
     def _contents(self) -> dict[str, TopicContents]:
-        return contents_of(self._connected(), sorted(self._options.topics))
+        return subscribed(self._options, self._connected())
 
     def _connected(self) -> Topics:
         if self._topics is None:
@@ -254,14 +305,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> None:
-    """Raise if a repeated batch has records of a topic that is no longer read."""
+    """Raise if a repeated batch has records of a topic or a partition that is no longer read."""
     for name, until in end.items():
-        if name not in now and (begin.get(name) is None or begin[name] != until):
+        before = _moved(begin.get(name), until.topic_id, {}).offsets
+        if name not in now:
+            left_out = set(until.offsets)
+        elif now[name].topic_id == until.topic_id:
+            left_out = set(until.offsets) - set(now[name].end)
+        else:
+            left_out = set()
+        if any(before.get(partition) != until.offsets[partition] for partition in left_out):
+            subject = f"Topic {name!r}" if name not in now else f"A partition of {sorted(left_out)} of topic {name!r}"
             raise RangeGone(
-                f"Topic {name!r} is not subscribed to any more, and records of it are in a batch that was planned and "
-                f"is not known to be done. Subscribe to it until that is; or set failOnDataLoss to false to leave them "
-                f"out."
+                f"{subject} is not subscribed to any more, or was deleted, and records of it are in a batch that was "
+                f"planned and is not known to be done. Subscribe to it until that is; or set failOnDataLoss to false "
+                f"to leave them out."
             )
+
+
+def _moved(before: TopicOffsets | None, topic_id: str, ends: Mapping[int, int]) -> TopicOffsets:
+    """The offsets *ends*, with those *before* of partitions that are not read at present."""
+    kept = before.offsets if before is not None and before.topic_id == topic_id else {}
+    return TopicOffsets(topic_id, dict(sorted({**kept, **ends}.items())))
 
 
 def _ends(now: Mapping[str, TopicContents]) -> Offsets:

@@ -35,6 +35,15 @@ def test_create_and_describe(cluster: Any, topic_name: str) -> None:
     assert len(shown) > 20
 
 
+def test_all_topics(cluster: Any, topic: str) -> None:
+    """They are those of users: the brokers' own are left out."""
+    own = Producer({**cluster.config.confluent(), "transactional.id": topic})
+    own.init_transactions(LIMIT_S)  # makes __transaction_state
+    found = cluster.topics.all()
+    assert found[topic] == cluster.topics.describe([topic])[topic]
+    assert not any(name.startswith("__") for name in found)
+
+
 def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
     before = cluster.topics.describe([topic])[topic]
     admin = AdminClient(cluster.config.confluent())

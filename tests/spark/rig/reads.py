@@ -14,9 +14,10 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 def given(kafka: KafkaCluster, topic: str, **options: Any) -> dict[str, str]:
-    """The options of a read, as a user writes them; two underscores in a name are a dot."""
+    """The options of a read, as a user writes them; two underscores in a name are a dot. *topic* may be empty."""
     dotted = {name.replace("__", "."): str(value) for name, value in options.items()}
-    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic, **dotted}
+    topics = {"subscribe": topic} if topic else {}
+    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, **topics, **dotted}
 
 
 def direct(kafka: KafkaCluster, topic: str, **options: Any) -> RangesReader:
