@@ -29,6 +29,12 @@ class Source(ABC, Generic[T_co]):
         """The mistakes in this description, each with its remedy."""
         return iter(())
 
+    def check_services(self) -> None:
+        """Ask the services that its codecs use, such as a schema registry, before anything is read or written.
+
+        Raises `ConfigError`, or `Unavailable` if one does not answer.
+        """
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The identity of the source, as JSON values: part of the graph's fingerprint and of manifests."""

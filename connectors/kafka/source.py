@@ -8,6 +8,8 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from exactlyonce.connectors.registry import check_reading, opened
+from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
@@ -39,7 +41,8 @@ class KafkaSource(Source[T]):
 
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
-    - *key*: the type of `Record.key`: bytes (the default), str, int, float or bool; only seen with *metadata*.
+    - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
+      with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
@@ -74,7 +77,7 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: TypeForm[V] | Codec[V],
-        key: type[Any] = ...,
+        key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[True],
@@ -100,7 +103,7 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: UnionType | type[Any],
-        key: type[Any] = ...,
+        key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[True],
@@ -112,7 +115,7 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: Any,
-        key: type[Any] | None = None,
+        key: type[Any] | Codec[Any] | None = None,
         start: Start = "earliest",
         start_group: str | None = None,
         metadata: bool = False,
@@ -149,7 +152,7 @@ class KafkaSource(Source[T]):
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
         """Decodes a value of Kafka, null included; maps over a batch."""
-        decode: Callable[[Any], Any] = self.value_codec.decode
+        decode: Callable[[Any], Any] = opened(self.value_codec, self.topic, "value").decode
         if not hints.admits_none(self.value_type):
             return decode
         return lambda data: None if data is None else decode(data)
@@ -157,7 +160,7 @@ class KafkaSource(Source[T]):
     @property
     def decode_key(self) -> Callable[[bytes | None], Any]:
         """Decodes a key of Kafka; a null key is None."""
-        decode: Callable[[Any], Any] = self.key_codec.decode
+        decode: Callable[[Any], Any] = opened(self.key_codec, self.topic, "key").decode
         return lambda data: None if data is None else decode(data)
 
     def key_problem(self, error: BaseException) -> str:
@@ -223,6 +226,11 @@ class KafkaSource(Source[T]):
     def decoder(self) -> RecordDecoder:
         return KafkaDecoder(self)
 
+    def check_services(self) -> None:
+        check_reading(self.value_codec)
+        if self.metadata:
+            check_reading(self.key_codec)
+
     def problems(self) -> Iterator[str]:
         if problem := topic_problem(self.topic):
             yield problem
@@ -230,6 +238,8 @@ class KafkaSource(Source[T]):
             yield f'on_error={self.on_error!r} must be "fail" or "skip"'
         if problem := _start_problem(self.start):
             yield problem
+        yield from registry_problems(self.value_codec)
+        yield from registry_problems(self.key_codec)
         if self.start_group is not None and not (isinstance(self.start_group, str) and self.start_group):
             yield f"start_group={self.start_group!r} must be the name of a consumer group"
 
@@ -286,6 +296,9 @@ def _key_problem(key: Any, metadata: bool) -> str | None:
     if not metadata:
         return "key= is only seen with metadata=True, as record.key"
     names = ", ".join(type_.__name__ for type_ in KEY_TYPES)
+    if isinstance(key, Codec):
+        of = schema.type_name(key.type)
+        return None if key.type in KEY_TYPES else f"key= is a codec of {of}, which must be one of {names}"
     return None if key in KEY_TYPES else f"key={schema.type_name(key)} must be one of {names}"
 
 

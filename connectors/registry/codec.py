@@ -1,0 +1,129 @@
+"""A codec with a schema registry, opened: Confluent's wire format, a zero byte and the id of the schema in four bytes.
+
+Invariants: the registry is asked once for an id, never for a record; nothing is asked before the first record. An id
+that the registry does not know counts as an outage at first, since a follower may lag behind its leader.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from exactlyonce.connectors.registry.client import RegistryClient, SchemaRefused, UnknownSchema
+from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.errors import ConfigError, Unavailable
+from exactlyonce.pipeline.registry import Part, PublishedSchema, Registry, SchemaCodec
+
+T = TypeVar("T")
+
+MAGIC = b"\0"
+ID_BYTES = 5
+"""The magic byte, and an id in big-endian."""
+LOOKS = 3
+"""The looks for an unknown id before its record is a bad one; between them the runtime pauses, as in an outage."""
+
+
+def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
+    """*codec* for the keys or values of *topic*: itself, unless it has a registry. To be made where it is used."""
+    if not isinstance(codec, SchemaCodec) or codec.registry is None:
+        return codec
+    wire = _WireFormat(codec, codec.registry, topic, part)
+    return Codec(codec.name, codec.type, wire.encode, wire.decode)
+
+
+def check_reading(codec: Codec[Any]) -> None:
+    """Raise `Unavailable` if the registry of *codec* does not answer."""
+    if isinstance(codec, SchemaCodec) and codec.registry is not None:
+        client = RegistryClient(codec.registry)
+        try:
+            client.ping()
+        finally:
+            client.close()
+
+
+def check_writing(codec: Codec[Any], topic: str, part: Part) -> None:
+    """Look up, or register, the schema of keys or values of *topic*.
+
+    Raises `ConfigError` with the registry's reason, and `Unavailable`.
+    """
+    if isinstance(codec, SchemaCodec) and codec.registry is not None:
+        client = RegistryClient(codec.registry)
+        try:
+            _id_of(codec, codec.registry, client, topic, part)
+        finally:
+            client.close()
+
+
+class _WireFormat:
+    """Encodes and decodes values with the ids of their schemas."""
+
+    def __init__(self, codec: SchemaCodec[Any], registry: Registry, topic: str, part: Part) -> None:
+        self._codec, self._registry, self._topic, self._part = codec, registry, topic, part
+        self._client = RegistryClient(registry)
+        self._readers: dict[bytes, Callable[[bytes], Any]] = {}
+        """By the first bytes of a value."""
+        self._unknown: Counter[bytes] = Counter()
+        self._header = b""
+
+    def decode(self, data: bytes) -> Any:
+        prefix = data[:ID_BYTES]
+        try:
+            read = self._readers[prefix]
+        except KeyError:
+            read = self._readers[prefix] = self._reader(prefix)
+        return read(data[ID_BYTES:])
+
+    def encode(self, value: Any) -> bytes:
+        if not self._header:
+            id = _id_of(self._codec, self._registry, self._client, self._topic, self._part)
+            self._header = MAGIC + id.to_bytes(4, "big") + self._codec.message_indexes
+        return self._header + self._codec.encode(value)
+
+    def _reader(self, prefix: bytes) -> Callable[[bytes], Any]:
+        """The decoder of the bytes after *prefix*. Raises ValueError, `Unavailable`."""
+        if prefix[:1] != MAGIC or len(prefix) < ID_BYTES:
+            raise ValueError(
+                f"it begins with {prefix!r}, and not with a zero byte and the id of a schema in four bytes: it was "
+                f"written without a registry, or with the id in a header, which is not read"
+            )
+        id = int.from_bytes(prefix[1:], "big")
+        try:
+            writer = self._client.schema(id)
+        except UnknownSchema:
+            self._unknown[prefix] += 1
+            why = f"the registry at {self._client.url} has no schema of its id {id}"
+            if self._unknown[prefix] < LOOKS:
+                raise Unavailable(why) from None
+            raise ValueError(f"{why}: was it written with another registry?") from None
+        if writer.kind != self._codec.kind:
+            raise ValueError(f"its schema {id} is one of {writer.kind}, and the codec one of {self._codec.kind}")
+        return self._codec.decoder_of(writer)
+
+
+def _id_of(codec: SchemaCodec[Any], registry: Registry, client: RegistryClient, topic: str, part: Part) -> int:
+    """The id of the schema that *codec* writes. Raises `ConfigError`, which has the remedy, and `Unavailable`."""
+    subject, schema = registry.subject(topic, part, codec.record_name), codec.published
+    at = f"subject {subject!r} of the registry at {client.url}"
+    try:
+        return client.id_of(subject, schema)
+    except SchemaRefused as error:
+        raise ConfigError(
+            f"{at} does not take the schema of the {part}s of topic {topic!r}: {error}. Change the type so that it is "
+            f"compatible, or the compatibility of the subject. Nothing has been written."
+        ) from None
+    except UnknownSchema as error:
+        why = f"{error}{_compatibility(client, subject, schema)}"
+        raise ConfigError(
+            f"{at} lacks the schema of the {part}s of topic {topic!r}: {why}. Register it, or let the sink do so: "
+            f"register=True. Nothing has been written. It is: {schema.text:.1000}"
+        ) from None
+
+
+def _compatibility(client: RegistryClient, subject: str, schema: PublishedSchema) -> str:
+    """Whether *subject* would take *schema*; empty: it has no version, or lacks what the schema refers to."""
+    try:
+        is_compatible = client.is_compatible(subject, schema)
+    except UnknownSchema:
+        return ""
+    return f"; it would {'' if is_compatible else 'not '}be compatible with the newest version"
