@@ -116,3 +116,16 @@ def test_the_function_that_reads_state_runs(spark: Any, kafka_of_the_page: Kafka
     run(kafka, tmp_path, "run", "orders:pipeline", "--until", "latest")
     rows = names["kept"](spark, kafka.bootstrap_servers).collect()
     assert {row.key: row.value for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}
+
+
+def test_the_function_that_reads_typed_records_runs(
+    spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
+) -> None:
+    kafka, module, names = kafka_of_the_page, "orders_of_the_page", dict[str, Any]()
+    (tmp_path / f"{module}.py").write_text(blocks("python")[0])
+    spark.addArtifacts(str(tmp_path / f"{module}.py"), pyfile=True)
+    source = blocks("python")[5].replace("orders:pipeline", f"{module}:pipeline")
+    exec(compile(source, "jobs.py", "exec", dont_inherit=True), names)
+    feed(kafka, 0, 1000)
+    rows = names["spent"](spark, kafka.bootstrap_servers).collect()
+    assert {row[0]: row[1] for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}

@@ -15,9 +15,11 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.ranges import contents_of, resolve
-from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options, read_schema
-from exactlyonce.engines.spark.source.reading import RangesReader, StreamReader
+from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
+from exactlyonce.engines.spark.source.reading import StreamReader
+from exactlyonce.engines.spark.source.record_columns import RecordColumns
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
 from exactlyonce.testing.clock import SimulatedClock
@@ -126,9 +128,9 @@ def test_faults(kafka: Any, mixed: str, options: dict[str, str], message: str) -
 
 
 def test_another_schema(kafka: Any, mixed: str) -> None:
-    parsed = parse_read_options(given(kafka, mixed))
+    source = ExactlyOnceDataSource(given(kafka, mixed))
     with pytest.raises(ConfigError, match=r"The schema is always struct<key:binary,.*Leave \.schema"):
-        RangesReader(parsed, read_schema(parsed).add("more", IntegerType()))
+        source.reader(source.schema().add("more", IntegerType()))
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def stream(kafka: Any, *topics: str, **options: str) -> StreamReader:
 def timed(clock: Clock, kafka: Any, *topics: str, **options: str) -> StreamReader:
     options = {"startingOffsets": "earliest", **options}
     parsed = parse_read_options(given(kafka, ",".join(topics), **options), streaming=True)
-    return StreamReader(parsed, read_schema(parsed), clock)
+    return StreamReader(parsed, None, RecordColumns(parsed, None).schema, clock)
 
 
 def delete(kafka: Any, name: str) -> None:
@@ -297,9 +299,8 @@ class TestOffsets:
             first.partitions(start, done)
         with pytest.raises(ConfigError, match=r"assign names partitions \[7\] of .*, which has \[0, 1\]"):
             stream(kafka, assign=json.dumps({topic: [0, 7]})).initialOffset()
-        whole = given(kafka, "", assign=json.dumps({topic: [1]}), startingOffsets=json.dumps({topic: {"1": 4}}))
-        parsed = parse_read_options(whole, streaming=False)
-        assert places(RangesReader(parsed, read_schema(parsed))) == [(1, offset) for offset in range(4, 11)]
+        part = {"assign": json.dumps({topic: [1]}), "startingOffsets": json.dumps({topic: {"1": 4}})}
+        assert places(direct(kafka, "", **part)) == [(1, offset) for offset in range(4, 11)]
 
     def test_few_offsets_wait(self, kafka: Any, topic: str) -> None:
         """The first batch waits for none, a later one for the least number or the longest delay."""

@@ -9,19 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import msgspec
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -36,7 +27,10 @@ END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 TOPICS = ("subscribe", "subscribePattern", "assign")
 """The options that name topics: one of them is given."""
 BATCH_ONLY, STREAM_ONLY = END, ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-OPTIONS = (*TOPICS, *START, *END, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions")
+TYPES_ONLY = ("params", "mode")
+OPTIONS = (
+    *TOPICS, *START, *END, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions", "types", *TYPES_ONLY
+)  # fmt: skip
 NOT_HERE = {
     "startingOffsetsByTimestampStrategy": (
         "a time after the last record of a partition is its end, as if its value were latest; leave it out"
@@ -56,17 +50,17 @@ IN_TOPIC_ONLY = ("checkpoint", "minPartitions")
 KEY_TYPES = ("bool", "bytes", "date", "datetime", "decimal", "float", "int", "str", "time", "timedelta", "uuid")
 _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 
-_SCHEMA = (
-    StructType()
-    .add("key", BinaryType())
-    .add("value", BinaryType())
-    .add("topic", StringType())
-    .add("partition", IntegerType())
-    .add("offset", LongType())
-    .add("timestamp", TimestampType())
-    .add("timestampType", IntegerType())
-)
-_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+class Mode(Enum):
+    """The treatment of a record that its codec or its column refuses, in Spark's words."""
+
+    FAILFAST = "FAILFAST"
+    """It is an error."""
+    DROPMALFORMED = "DROPMALFORMED"
+    """It is left out."""
+    PERMISSIVE = "PERMISSIVE"
+    """Its refused parts are null, and another column has its bytes."""
+
 
 ByPartition = Mapping[str, Mapping[int, int]]
 """Numbers by topic and partition."""
@@ -100,6 +94,10 @@ class ReadOptions:
     offsets_per_trigger_min: int | None
     trigger_delay_max_ms: int
     """The wait of fewer offsets than the least."""
+    types: str
+    """`module:attribute` of a pipeline whose sources have the types of the topics; empty: keys and values are bytes."""
+    params: Mapping[str, str]
+    mode: Mode
     client_settings: Mapping[str, str] = field(repr=False)
 
     def matches(self, name: str) -> bool:
@@ -111,11 +109,6 @@ class ReadOptions:
     def client(self) -> ClientConfig:
         """The client's configuration, made where it is used, so that no resolved secret travels."""
         return ClientConfig(self.client_settings)
-
-
-def read_schema(options: ReadOptions) -> StructType:
-    """The columns of Spark's own Kafka source."""
-    return StructType([*_SCHEMA, StructField("headers", _HEADERS)] if options.include_headers else [*_SCHEMA])
 
 
 def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -142,10 +135,15 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
         offsets_per_trigger_max=count(options, "maxOffsetsPerTrigger"),
         offsets_per_trigger_min=count(options, "minOffsetsPerTrigger"),
         trigger_delay_max_ms=duration_ms(options.get("maxtriggerdelay", TRIGGER_DELAY_DEFAULT), "maxTriggerDelay"),
+        types=options.get("types", ""),
+        params=_params(options.get("params", "{}")),
+        mode=_mode(options.get("mode", Mode.FAILFAST.value)),
         client_settings=kafka,
     )
     if parsed.offsets_per_trigger_min is None and "maxtriggerdelay" in options:
         raise ConfigError("maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both, or leave it out.")
+    if not parsed.types and (useless := [name for name in TYPES_ONLY if name in options]):
+        raise ConfigError(f"{useless[0]} is for a read by types. Leave it out, or give types.")
     _refuse_impossible(parsed, streaming)
     parsed.client()
     return parsed
@@ -379,6 +377,13 @@ def _key_schema(text: str) -> Any:
             f"several, as 'str, int'."
         )
     return words[0] if len(words) == 1 else {"tuple": words}
+
+
+def _mode(text: str) -> Mode:
+    try:
+        return Mode(text.strip().upper())
+    except ValueError:
+        raise ConfigError(f"mode is {text!r}: write one of {', '.join(mode.value for mode in Mode)}.") from None
 
 
 def _params(text: str) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""Records of Kafka as Arrow columns: the batch read, and the streaming read, journaled in Spark's checkpoint location.
+"""Records of Kafka as rows: the batch read, and the streaming read, journaled in Spark's checkpoint location.
 
-Invariants: a task reads exactly its range, of the topic with the id that the driver saw; no function of ours runs per
-record; rows of a task have the order of their partition, and none across tasks. A stream's offset names each topic's id
-and the start of the next batch by partition, in one canonical order, because Spark compares texts; a repeated batch has
-the same ranges; an added topic or partition is read from its beginning, and one that is left out keeps its place; lost
-records are an error, unless the user allows it.
+Invariants: a task reads exactly its range, of the topic with the id that the driver saw; rows of a task have the order
+of their partition, and none across tasks. A stream's offset names each topic's id and the start of the next batch by
+partition, in one canonical order, because Spark compares texts; a repeated batch has the same ranges; an added topic or
+partition is read from its beginning, and one that is left out keeps its place; lost records are an error, unless the
+user allows it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -43,7 +40,8 @@ from exactlyonce.engines.spark.source.ranges import (
     split,
     subscribed,
 )
-from exactlyonce.engines.spark.source.read_options import ReadOptions, read_schema
+from exactlyonce.engines.spark.source.read_options import ReadOptions
+from exactlyonce.engines.spark.source.record_columns import RecordColumns
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 
@@ -51,15 +49,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from exactlyonce.checkpoint.clock import Clock
+    from exactlyonce.pipeline.loading import Reference
 
 BATCH_RECORDS = 10_000
 """Records of one Arrow batch: more would leave the processor's cache before they become columns."""
 
 
 class RangesReader(DataSourceReader):
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        require_schema(options, schema)
-        self._options = options
+    def __init__(self, options: ReadOptions, reference: Reference | None, schema: StructType) -> None:
+        """*reference* of the pipeline with the types, if any."""
+        require_schema(RecordColumns(options, reference), schema)
+        self._options, self._reference = options, reference
 
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each range; Spark asks on the driver, once for each loaded frame."""
@@ -69,27 +69,26 @@ class RangesReader(DataSourceReader):
             return [InputPartition(wanted) for wanted in ranges_between(self._options, topics)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return record_batches(self._options, partition.value)
+        return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
 
 
-def require_schema(options: ReadOptions, schema: StructType) -> None:
+def require_schema(columns: RecordColumns, schema: StructType) -> None:
     """Raise `ConfigError` if the user gives another schema than ours."""
-    ours = read_schema(options)
+    ours = columns.schema
     if schema != ours:
         raise ConfigError(f"The schema is always {ours.simpleString()}. Leave .schema(...) out, and use select.")
 
 
-def record_batches(options: ReadOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
     if not wanted.size:
         return
     config = options.client()
     topics = Topics(config)
     reader = RangeReader(wanted.topic, wanted.partition, wanted.start, wanted.end, config)
-    schema = to_arrow_schema(read_schema(options), timezone="UTC")
     try:
         _require_same_topic(topics, wanted)
-        while batch := _next(reader, schema):
+        while (batch := _next(reader, columns)) is not None:
             yield batch
         _require_same_topic(topics, wanted)
     except (RangeGone, TopicError) as error:
@@ -98,7 +97,7 @@ def record_batches(options: ReadOptions, wanted: Range) -> Iterator[pa.RecordBat
         rest = _left(topics, replace(wanted, start=reader.position))
         if rest.size and isinstance(error, TopicError):  # the topic is there, and may not be read
             raise
-        yield from record_batches(options, rest)
+        yield from record_batches(options, columns, rest)
     finally:
         reader.close()
         topics.close()
@@ -118,8 +117,8 @@ def _left(topics: Topics, wanted: Range) -> Range:
     return available(wanted, now, fail_on_data_loss=False)
 
 
-def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The next rows; None at the end.
+def _next(reader: RangeReader, columns: RecordColumns) -> pa.RecordBatch | None:
+    """The next rows, maybe none if records are left out; None at the end.
 
     The garbage collector pauses: it would visit the messages of a batch many times, at double the cost, for nothing.
     """
@@ -127,43 +126,10 @@ def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
     gc.disable()
     try:
         messages = reader.read(BATCH_RECORDS)
-        return _record_batch(messages, reader, schema) if messages else None
+        return columns.batch(reader.topic, reader.partition, messages) if messages else None
     finally:
         if collecting:
             gc.enable()
-
-
-def _record_batch(messages: list[Message], reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch:
-    """One array for each column. Milliseconds become Spark's microseconds."""
-    count = len(messages)
-    types, times_ms = zip(*map(Message.timestamp, messages), strict=True)
-    columns = [
-        pa.array(list(map(Message.key, messages)), pa.binary()),
-        pa.array(list(map(Message.value, messages)), pa.binary()),
-        pa.repeat(pa.scalar(reader.topic, pa.string()), count),
-        pa.repeat(pa.scalar(reader.partition, pa.int32()), count),
-        _offsets(messages),
-        pa.array(times_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
-        _timestamp_types(types),
-    ]
-    if len(schema) > len(columns):
-        columns.append(pa.array(list(map(Message.headers, messages)), schema.field("headers").type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _offsets(messages: list[Message]) -> pa.Array:
-    """The offsets; these only grow, so the first and last show whether there is a gap."""
-    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-    if last - first + 1 == len(messages):
-        return pa.array(np.arange(first, last + 1, dtype=np.int64))
-    return pa.array(list(map(Message.offset, messages)), pa.int64())
-
-
-def _timestamp_types(types: tuple[int, ...]) -> pa.Array:
-    """Kafka's numbers: 0 for the producer's time, 1 for the broker's, -1 for none. librdkafka's are one higher."""
-    if types.count(types[0]) == len(types):
-        return pa.repeat(pa.scalar(types[0] - 1, pa.int32()), len(types))
-    return pa.array([type_ - 1 for type_ in types], pa.int32())
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
@@ -180,9 +146,12 @@ Offsets = dict[str, TopicOffsets]
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of topics. Spark keeps one on the driver while the query runs, and sends another to the tasks."""
 
-    def __init__(self, options: ReadOptions, schema: StructType, clock: Clock | None = None) -> None:
-        require_schema(options, schema)
-        self._options = options
+    def __init__(
+        self, options: ReadOptions, reference: Reference | None, schema: StructType, clock: Clock | None = None
+    ) -> None:
+        """*reference* of the pipeline with the types, if any."""
+        require_schema(RecordColumns(options, reference), schema)
+        self._options, self._reference = options, reference
         self._clock = clock or SystemClock()
         self._topics: Topics | None = None
         self._target: Offsets | None = None
@@ -234,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(part) for part in split(ranges, self._options.partitions_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return record_batches(self._options, partition.value)
+        return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
 
     def stop(self) -> None:
         if self._topics is not None:

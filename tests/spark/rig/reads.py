@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import Producer
 from settled import await_readable
 
-from exactlyonce.engines.spark.source.read_options import parse_read_options, read_schema
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.reading import RangesReader
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -21,8 +21,10 @@ def given(kafka: KafkaCluster, topic: str, **options: Any) -> dict[str, str]:
 
 
 def direct(kafka: KafkaCluster, topic: str, **options: Any) -> RangesReader:
-    parsed = parse_read_options(given(kafka, topic, **options), streaming=False)
-    return RangesReader(parsed, read_schema(parsed))
+    source = ExactlyOnceDataSource(given(kafka, topic, **options))
+    reader = source.reader(source.schema())
+    assert isinstance(reader, RangesReader)
+    return reader
 
 
 def places(reader: RangesReader) -> list[tuple[int, int]]:
