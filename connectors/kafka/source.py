@@ -8,7 +8,7 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from exactlyonce.connectors.registry import check_reading, opened
+from exactlyonce.connectors.registry import bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
@@ -252,10 +252,8 @@ class KafkaDecoder:
     """The `RecordDecoder` of a source."""
 
     def __init__(self, source: KafkaSource[Any]) -> None:
-        from confluent_kafka import Message
-
         self._source = source
-        self._value: Callable[[Message], Any] = Message.value
+        self._value, self._key = bytes_of(source.value_codec, "value"), bytes_of(source.key_codec, "key")
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
@@ -264,8 +262,8 @@ class KafkaDecoder:
 
     def _record(self, message: Message) -> Record[Any]:
         return Record(
-            self._decode_value(message.value()),
-            self._decode_key(message.key()),
+            self._decode_value(self._value(message)),
+            self._decode_key(self._key(message)),
             message.timestamp()[1],
             tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
             message.topic() or "",
@@ -275,9 +273,10 @@ class KafkaDecoder:
 
     def problem(self, record: Message, error: BaseException) -> str:
         """The problem of the key, if the value decodes."""
-        if self._source.metadata and self._decodes(record.value()):
+        value = self._value(record)
+        if self._source.metadata and self._decodes(value):
             return self._source.key_problem(error)
-        return self._source.value_problem(record.value(), error)
+        return self._source.value_problem(value, error)
 
     def _decodes(self, value: bytes | None) -> bool:
         try:

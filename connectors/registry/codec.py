@@ -1,19 +1,23 @@
 """A codec with a schema registry, opened: Confluent's wire format, a zero byte and the id of the schema in four bytes.
 
 Invariants: the registry is asked once for an id, never for a record; nothing is asked before the first record. An id
-that the registry does not know counts as an outage at first, since a follower may lag behind its leader.
+that the registry does not know counts as an outage at first, since a follower may lag behind its leader. A value whose
+id is in a header is refused, and never read as if it began with an id.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exactlyonce.connectors.registry.client import RegistryClient, SchemaRefused, UnknownSchema
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ConfigError, Unavailable
 from exactlyonce.pipeline.registry import Part, PublishedSchema, Registry, SchemaCodec
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
 
 T = TypeVar("T")
 
@@ -30,6 +34,25 @@ def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
         return codec
     wire = _WireFormat(codec, codec.registry, topic, part)
     return Codec(codec.name, codec.type, wire.encode, wire.decode)
+
+
+def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]:
+    """What `decode` of *codec*, opened, is given of a message: its bytes, after the id in a header if it has one."""
+    from confluent_kafka import Message
+
+    plain: Callable[[Message], Any] = Message.value if part == "value" else Message.key
+    if not isinstance(codec, SchemaCodec) or codec.registry is None:
+        return plain
+    header = f"__{part}_schema_id"
+
+    def with_id(message: Message) -> bytes | None:
+        data: bytes | None = plain(message)
+        headers: Any = message.headers()
+        if headers is None or data is None:
+            return data
+        return b"".join([id for name, id in headers if name == header and id]) + data
+
+    return with_id
 
 
 def check_reading(codec: Codec[Any]) -> None:
@@ -85,7 +108,8 @@ class _WireFormat:
         if prefix[:1] != MAGIC or len(prefix) < ID_BYTES:
             raise ValueError(
                 f"it begins with {prefix!r}, and not with a zero byte and the id of a schema in four bytes: it was "
-                f"written without a registry, or with the id in a header, which is not read"
+                f"written without a registry, or with the id in a header, which is not read: let its producer write "
+                f"the id before the value"
             )
         id = int.from_bytes(prefix[1:], "big")
         try:
