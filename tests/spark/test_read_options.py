@@ -17,6 +17,7 @@ from exactlyonce.engines.spark.source.ranges import Range, shares, split
 from exactlyonce.engines.spark.source.read_options import (
     KEY_TYPES,
     NOT_HERE,
+    OPTIONS,
     STATE_OPTIONS,
     Bound,
     is_of_state,
@@ -30,6 +31,7 @@ STATE = {"state": "order-totals", "operator": "totals", "kafka.bootstrap.servers
 URL = {"state": "file:///backups/order-totals-1-00", "operator": "totals"}
 CANARY = "canary-90ab"
 SECURITY = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "ann"}
+OF_KAFKA = ("kafka.bootstrap.servers", "kafka.NAME", "kafka.group.id", "kafka.isolation.level")
 SIZES = st.lists(st.integers(0, 10_000) | st.integers(0, 3), max_size=8)
 
 
@@ -212,6 +214,27 @@ def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) 
     assert [row["option of a read of state"].strip("`") for row in described] == [*STATE_OPTIONS, "kafka.NAME"]
     (words,) = [row["values"] for row in described if row["option of a read of state"] == "`keyType`"]
     assert set(KEY_TYPES) <= set(re.findall(r"`(\w+)`", words))
+
+
+def test_every_option_of_sparks_own_source_is_compared(table: Callable[..., list[dict[str, str]]]) -> None:
+    """And the table of this source's options has all of them."""
+    heading = "option of Spark's own Kafka source"
+    compared = [name for row in table("docs/spark.md", heading, "here") for name in names_of(row[heading])]
+    of_topics = set(OPTIONS) - {"types", "params", "mode"}
+    assert sorted(compared) == sorted({*of_topics, *NOT_HERE, *OF_KAFKA})
+    refused = {
+        name
+        for row in table("docs/spark.md", heading, "here")
+        if "refused:" in row["here"]
+        for name in names_of(row[heading])
+    }
+    assert refused == {*NOT_HERE, "kafka.isolation.level"}
+    own = [name for row in table("docs/spark.md", "option", "values", "default") for name in names_of(row["option"])]
+    assert sorted(own) == sorted({*OPTIONS, "kafka.NAME"})
+
+
+def names_of(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
 
 
 def ranges(sizes: list[int]) -> list[Range]:

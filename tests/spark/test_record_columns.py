@@ -7,10 +7,13 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from reads import direct, given
+from registry_pipelines import Order
 from typed_topics import Refund
 
+from exactlyonce.connectors.registry import opened
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError, RecordError, Unavailable
 from exactlyonce.testing.cluster import LIMIT_S
@@ -91,10 +94,12 @@ def test_refused_records(kafka: Any, topic_name: str) -> None:
 
 
 def test_a_codec_that_fails_otherwise(kafka: Any, topic_name: str) -> None:
-    """An outage and a defect are errors in every mode."""
-    topic = kafka.create_topic(f"{topic_name}-numbers", partitions=2)
-    for partition, value in enumerate(("away", "broken")):
+    """An outage that stays and a defect are errors in every mode; one that passes is waited for."""
+    topic = kafka.create_topic(f"{topic_name}-numbers", partitions=3)
+    for partition, value in enumerate(("away", "broken", "unknown")):
         kafka.produce(topic, ["7", value], partition=partition)
+    (kept,) = rows(kafka, "", topic_name, mode="DROPMALFORMED", assign=json.dumps({topic: [2]}))
+    assert kept["value"] == 7
     for partition, error, message in (
         (0, Unavailable, r"met an outage at .*\[0\] offset 1: Unavailable: the registry is away"),
         (1, RecordError, r"failed at .*\[1\] offset 1: RuntimeError: a defect\. .* raise ValueError for a bad record"),
@@ -120,6 +125,18 @@ def test_topics_without_one_type(kafka: Any, topic_name: str, options: dict[str,
     named = {name: value.replace("{}", topic_name) for name, value in options.items()}
     with pytest.raises(ConfigError, match=message):
         direct(kafka, "", **{**typed(topic_name), **named})
+
+
+@pytest.mark.exhaustive
+def test_a_schema_registry(kafka: Any, registry: Any, topic_name: str) -> None:
+    """The codec of the pipeline's source looks up the schema of each value."""
+    topic, orders = kafka.create_topic(f"{topic_name}-in"), [Order(1, "ann", 7), Order(2, "bob", 9)]
+    writer = AvroCodec(Order, registry=registry.url, register=True)
+    kafka.produce(topic, [*map(opened(writer, topic, "value").encode, orders), b"no magic byte"])
+    params = json.dumps({"name": topic_name, "registry": registry.url})
+    reader = direct(kafka, topic, types="registry_pipelines:totals", params=params, mode="DROPMALFORMED")
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert [row["value"] for batch in batches for row in batch.to_pylist()] == list(map(msgspec.structs.asdict, orders))
 
 
 @pytest.mark.spark

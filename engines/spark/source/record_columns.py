@@ -9,6 +9,7 @@ travel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -18,7 +19,7 @@ from confluent_kafka import Message
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from exactlyonce.engines.runtime.outage import is_bad_record, is_outage
+from exactlyonce.engines.runtime.outage import is_bad_record, is_outage, retried
 from exactlyonce.engines.spark.source.read_options import Mode, ReadOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, column
 from exactlyonce.pipeline.codec import Codec
@@ -194,14 +195,14 @@ class TypedTopic:
         return kept, keys, values, corrupt
 
     def _parts(self, message: Message) -> tuple[Any, Any, tuple[str, BaseException] | None]:
-        """Key and value, None for a refused one, and the first problem with its error.
+        """Key and value, None for a refused one, and the first problem with its error. During an outage it waits.
 
         Raises for an error that does not say that the record is bad.
         """
         parts, problem = [], None
         for part, data in ((self._key, message.key()), (self._value, message.value())):
             try:
-                parts.append(part.read(data))
+                parts.append(retried(partial(part.read, data)))
             except USERS_ERRORS as error:
                 if not is_bad_record(error):
                     raise _failure(message, error) from error
