@@ -21,6 +21,7 @@ from exactlyonce.cli.commands import (
     broker,
     cancel,
     checkpoints,
+    dead_letters,
     doctor,
     explain,
     init,
@@ -95,7 +96,7 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, doctor)
+    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
     for module in (init, broker, run, cancel, backfill, replay, audit, *looking, reset):
         module.add(commands)
     return root

@@ -205,6 +205,7 @@ class PipelineConnections(Connections):
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
             skips=self._options.skip,
+            dead_letter_limits=graph.dead_letter_limits,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:

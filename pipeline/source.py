@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -14,6 +16,11 @@ class Source(ABC, Generic[T_co]):
 
     start_group: str | None = None
     """The consumer group at whose offsets it begins, if any."""
+
+    @property
+    def dead_letters(self) -> DeadLetterTarget | None:
+        """The target of records that do not decode, if there is one."""
+        return None
 
     @property
     @abstractmethod

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from exactlyonce.connectors.registry import bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
+from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
@@ -47,7 +48,8 @@ class KafkaSource(Source[T]):
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
-      counts it, logs it and goes on. An outage that a codec meets (`Unavailable`, OSError) is neither.
+      counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
+      outage that a codec meets (`Unavailable`, OSError) is none of these.
     """
 
     topic_name: str
@@ -57,7 +59,7 @@ class KafkaSource(Source[T]):
     metadata: bool
     start: Start
     start_group: str | None
-    on_error: Literal["fail", "skip"]
+    on_error: OnError
 
     @overload
     def __init__(
@@ -68,7 +70,7 @@ class KafkaSource(Source[T]):
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[False] = ...,
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -81,7 +83,7 @@ class KafkaSource(Source[T]):
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[True],
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -94,7 +96,7 @@ class KafkaSource(Source[T]):
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[False] = ...,
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -107,7 +109,7 @@ class KafkaSource(Source[T]):
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[True],
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     def __init__(
@@ -119,7 +121,7 @@ class KafkaSource(Source[T]):
         start: Start = "earliest",
         start_group: str | None = None,
         metadata: bool = False,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: OnError = "fail",
     ) -> None:
         if problem := _key_problem(key, metadata):
             raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {problem}")
@@ -148,6 +150,10 @@ class KafkaSource(Source[T]):
     def type(self) -> Any:
         """The value's type, or `Record` of it with metadata."""
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
+
+    @property
+    def dead_letters(self) -> DeadLetterTarget | None:
+        return self.on_error if isinstance(self.on_error, DeadLetterTarget) else None
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
@@ -234,8 +240,8 @@ class KafkaSource(Source[T]):
     def problems(self) -> Iterator[str]:
         if problem := topic_problem(self.topic):
             yield problem
-        if self.on_error not in ("fail", "skip"):
-            yield f'on_error={self.on_error!r} must be "fail" or "skip"'
+        if self.dead_letters is None and self.on_error not in ("fail", "skip"):
+            yield f'on_error={self.on_error!r} must be "fail", "skip" or DeadLetters("topic")'
         if problem := _start_problem(self.start):
             yield problem
         yield from registry_problems(self.value_codec)
@@ -261,9 +267,15 @@ class KafkaDecoder:
         return records if self._source.metadata else list(map(self._value, records))
 
     def _record(self, message: Message) -> Record[Any]:
+        return self._placed(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
+
+    def letter(self, record: Message) -> DeadLetter:
+        return self._placed(record, record.value(), record.key())
+
+    def _placed(self, message: Message, value: Any, key: Any) -> Record[Any]:
         return Record(
-            self._decode_value(self._value(message)),
-            self._decode_key(self._key(message)),
+            value,
+            key,
             message.timestamp()[1],
             tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
             message.topic() or "",

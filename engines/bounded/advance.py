@@ -29,7 +29,7 @@ from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, RecordError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded
 
@@ -203,7 +203,11 @@ def _decide(connections: PipelineConnections, pending: PendingCheckpoint) -> Man
     """The manifest, once it is durable."""
     for ack in pending.acks.values():
         connections.leader.acknowledged(ack)
-    verdict = connections.drive(connections.leader.decide(pending, (pending.base,)))
+    try:
+        verdict = connections.drive(connections.leader.decide(pending, (pending.base,)))
+    except RecordError:  # too many dead letters, which no reader must wait for
+        _abort_all_but(connections)
+        raise
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
         raise BrokerUnavailable(

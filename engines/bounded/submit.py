@@ -19,7 +19,7 @@ from exactlyonce.engines.bounded.unit.assembly import run_unit
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
-from exactlyonce.engines.runtime.operators import users_traceback
+from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]

@@ -14,9 +14,10 @@ from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, Sending, 
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames, read_outputs
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.operators import SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
 
 MARGIN = 1 << 16
 """Bytes that keys, coordinates and heads add to a frame."""
@@ -115,7 +116,9 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
     values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]
     given = batch(values)
     outputs = Outputs(values, given.keys, [[("n", value[:4])] for value in values])
-    staging.noting(lambda _: staging.write(outputs))(given)
+    staging.output = SinkOutput("out", staging, KafkaSink[bytes]("out").encoder(bytes))
+    staging.output.origins = given.origins
+    staging.write(outputs)
     (file,) = staging.close()
     frames = list(read_frames(file.file))
     found = list(read_outputs(file.file))

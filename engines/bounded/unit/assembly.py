@@ -39,10 +39,10 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.operators import place_of
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.steps import finish
+from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViolation, text_of
 from exactlyonce.pipeline.failpoints import hit
@@ -202,7 +202,8 @@ class Assembly:
     def read(self, node: Node, push: Push) -> None:
         source, unit = cast("Readable", node.source), self.unit
         base = [noted for noted in unit.base.offsets if noted.source == node.id]
-        decoder = SourceDecoder(node.id, source, _drop_note, base, skips=unit.skips)
+        letters = self.operators.dead_letters.get(node.id)
+        decoder = SourceDecoder(node.id, source, _drop_note, base, skips=unit.skips, dead_letters=letters)
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
@@ -254,13 +255,15 @@ class Assembly:
 
     def write(self, node: Node) -> Push:
         sink, graph, partitions = node.sink, self.plan.graph, self.unit.output_partitions.get(node.id)
+        letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if sink.transactional:
             file = self._file(f"output-{node.id}-{{}}")
             staging = Staging(node.id, self.unit.subtask, file, origins=self.unit.origins)
             self.stagings.append(staging)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
-            return staging.noting(sink_output(node, graph, staging, encoder))
+            staging.output = sink_output(node, graph, staging, encoder, dead_letters=letters)
+            return staging.output
         if self.blocks is None:
             return _drop_batch
         opened = self._assembler.open_sink(
@@ -275,7 +278,8 @@ class Assembly:
             note=_refuse,
             partitions=partitions,
         )
-        return sink_output(node, graph, _Waiting(opened.writer, self.blocks.attempt), opened.encoder)
+        waiting = _Waiting(opened.writer, self.blocks.attempt)
+        return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
 
     def _file(self, name: str) -> FrameWriter:
         """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""

@@ -15,9 +15,9 @@ import msgspec
 
 from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BYTES, BatchTime
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, FrameWriter, OutputBatch, OutputFile
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame
-from exactlyonce.engines.runtime.operators import Shuffle
+from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
 from exactlyonce.sinks.kafka.sink import Outputs
 
 WAITING_RECORDS_MAX = 20_000
@@ -111,24 +111,14 @@ class Staging:
 
     def __init__(self, sink: str, subtask: int, writer: FrameWriter, *, origins: bool) -> None:
         self._sink, self._subtask, self._writer, self._keeps_origins = sink, subtask, writer, origins
-        self._origins: Sequence[Origin] = ()
-
-    def noting(self, output: Push) -> Push:
-        """*output*, which writes here; origins are noted if the unit keeps them."""
-        if not self._keeps_origins:
-            return output
-
-        def push(batch: Batch) -> None:
-            self._origins = batch.origins
-            output(batch)
-
-        return push
+        self.output: SinkOutput
+        """The operator that writes here, and knows the origins."""
 
     def write(self, outputs: Outputs) -> None:
         origins = None
         if self._keeps_origins:
             origins = [
-                (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self._origins
+                (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self.output.origins
             ]
         batch = OutputBatch(
             list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps),
