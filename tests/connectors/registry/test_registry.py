@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,17 +27,19 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from login_proxy import asking_for_login
 from registry_server import RegistryServer
-from running import QUICK, Run, run_here, stop, workers_of
+from running import QUICK, Run, no_decision_counts, run_here, stop, workers_of
 
 from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, opened
 from exactlyonce.connectors.registry.codec import LOOKS
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 RIG = Path(__file__).parent / "rig"
+ROOT = Path(__file__).parents[3]
 
 
 class Item(msgspec.Struct):
@@ -334,12 +338,34 @@ def test_a_registry_that_is_away_is_an_outage(registry: RegistryServer, topic_na
                 call()
 
 
-def fed(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, first: int, count: int) -> None:
-    """Write orders *first* and on to NAME-in, by Confluent's serializer."""
-    write = AvroSerializer(confluent, json.dumps(AvroCodec(registry_pipelines.Order).schema))
+def test_a_login_is_a_reference_and_in_no_error(
+    registry: RegistryServer, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asking_for_login(registry, "ann:hunter2-hunter2") as url:
+        settings = {"url": url, "basic.auth.user.info": "env:REGISTRY_LOGIN"}
+        codec = AvroCodec(Total, registry=settings, register=True)
+        monkeypatch.setenv("REGISTRY_LOGIN", "ann:hunter3-hunter3")
+        with pytest.raises(Unavailable, match=r"refuses the login; correct basic\.auth\.user\.info") as error:
+            check_writing(codec, topic_name, "value")
+        assert "hunter" not in str(error.value)
+        monkeypatch.setenv("REGISTRY_LOGIN", "ann:hunter2-hunter2")
+        check_writing(codec, topic_name, "value")
+        ours = opened(codec, topic_name, "value")
+        assert ours.decode(ours.encode(Total("ann", 7))) == Total("ann", 7)
+
+
+def encoded_orders(
+    confluent: SchemaRegistryClient, name: str, first: int, count: int, schema: Any = None
+) -> list[tuple[str, bytes]]:
+    """Orders *first* and on for NAME-in, each with its key, by Confluent's serializer."""
+    schema = schema or AvroCodec(registry_pipelines.Order).schema
+    write = AvroSerializer(confluent, json.dumps(schema))
     orders = [{"id": i, "customer": f"c{i % 17}", "total": i % 90 + 1} for i in range(first, first + count)]
-    values = [write(order, record_in(f"{name}-in")) for order in orders]
-    kafka.produce(f"{name}-in", [(str(place % 5), value) for place, value in enumerate(values)])
+    return [(str(place % 5), write(order, record_in(f"{name}-in"))) for place, order in enumerate(orders)]
+
+
+def fed(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, first: int, count: int) -> None:
+    kafka.produce(f"{name}-in", encoded_orders(confluent, name, first, count))
 
 
 def assert_totals(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, count: int) -> None:
@@ -391,6 +417,43 @@ def test_a_run_and_bounded_work_read_and_write_what_confluents_serializers_do(
 @pytest.mark.broker
 @pytest.mark.exhaustive
 @pytest.mark.slow
+def test_the_example_of_a_schema_that_grows_prints_what_the_page_says(
+    kafka: KafkaCluster, registry: RegistryServer, topic_name: str
+) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--registry", registry.url, "--topic", topic_name)
+    example = [sys.executable, str(ROOT / "examples" / "evolving_schema.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "schema-registry.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_new_incarnation_waits_for_the_registry(
+    start: Callable[..., Run],
+    registry: RegistryServer,
+    kafka: KafkaCluster,
+    confluent: SchemaRegistryClient,
+    topic_name: str,
+) -> None:
+    fed(kafka, confluent, topic_name, 0, 1_000)
+    first = start()
+    first.await_checkpoint()
+    away = re.compile("The schema registry at .* does not answer.* A new incarnation begins")
+    later = encoded_orders(confluent, topic_name, 1_000, 1_000)
+    with registry.away(), no_decision_counts(kafka, topic_name):
+        kafka.produce(f"{topic_name}-in", later)
+        first.await_event(lambda event: away.search(event.get("text", "")) is not None)
+    first.await_checkpoint()
+    stop(first)
+    assert start("--until", "latest").wait() == 0
+    assert_totals(kafka, confluent, topic_name, 2_000)
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_totals_are_exact_after_a_kill_and_an_outage_of_the_registry(
     start: Callable[..., Run],
     registry: RegistryServer,
@@ -410,12 +473,10 @@ def test_totals_are_exact_after_a_kill_and_an_outage_of_the_registry(
     second.await_step("deployed")
     evolved = {**AvroCodec(registry_pipelines.Order).schema, "doc": "evolved"}
     evolved["fields"] = [*evolved["fields"], {"name": "page", "type": ["null", "long"], "default": None}]
-    write = AvroSerializer(confluent, json.dumps(evolved))
-    orders = [{"id": i, "customer": f"c{i % 17}", "total": i % 90 + 1, "page": i} for i in range(4_000, 6_000)]
-    values = [write(order, record_in(f"{topic_name}-in")) for order in orders]
+    later = encoded_orders(confluent, topic_name, 4_000, 2_000, evolved)
     second.await_checkpoint()
     with registry.away():
-        kafka.produce(f"{topic_name}-in", [(str(place % 5), value) for place, value in enumerate(values)])
+        kafka.produce(f"{topic_name}-in", later)
         second.await_event(lambda event: "the codec met an outage" in event.get("text", ""))
         second.await_step("deployed")
     second.await_checkpoint()
