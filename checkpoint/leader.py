@@ -443,6 +443,7 @@ class Leader:
             storage=config.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
+            outputs_by_partition=plan.outputs_by_partition,
         )
         for protocol in self._protocols:
             manifest = protocol.entered(manifest, plan, self.log.history.latest)

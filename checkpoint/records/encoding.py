@@ -171,11 +171,13 @@ _MANIFEST_4 = _with(
 )  # fmt: skip
 _MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=_FLAG))
 _SOURCE_OFFSET_3 = _with(_SOURCE_OFFSET_2, skipped=("long", 0), **_arrays(skipped_at="long"))
+_DISTRIBUTED_SINK = _record("DistributedSink", sink="string", partitions="int")
 _RECORD_PLACE = _record("RecordPlace", topic="string", partition="int", offset="long")
 _MANIFEST_6 = _with(_with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3), **_arrays(skips=_RECORD_PLACE))
+_MANIFEST_7 = _with(_MANIFEST_6, **_arrays(outputs_by_partition=_DISTRIBUTED_SINK))
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6, _MANIFEST_7),
     Finalized: (
         _record(
             "Finalized",
@@ -216,6 +218,7 @@ _TUPLES = {
     "sinks": ("sink", "topic", "partitions"),
     "fates": ("transactional_id", "fate"),
     "ledger": ("sink", "subtask", "checkpoint"),
+    "outputs_by_partition": ("sink", "partitions"),
 }
 """Fields whose elements are plain tuples in Python; Avro knows records only."""
 

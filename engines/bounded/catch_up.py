@@ -7,6 +7,7 @@ a manifest, one record, has no room is refused before anything is read.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -348,8 +349,13 @@ class CatchUp:
             offsets = sum(reading.length for reading in chunk)
             self.progress.advanced(advanced, offsets)
             if self.chunk_records is None:
-                free_bytes = disk_usage(staging).free
-                most = chunk_records(summary.parallelism, advanced.staged_bytes / offsets, free_bytes)
+                most = chunk_records(
+                    summary.parallelism,
+                    offset_bytes=advanced.staged_bytes / offsets,
+                    free_bytes=disk_usage(staging).free,
+                    offset_ms=advanced.publishing_ms / offsets,
+                    timeout_ms=connections.transaction_timeout_ms,
+                )
         return True
 
     def _note_units(self, advanced: Advanced) -> None:
@@ -373,21 +379,29 @@ class CatchUp:
         return readings(topics, starts, self.stop_offsets.ends(inputs, starts))
 
 
-def chunk_records(parallelism: int, offset_bytes: float, free_bytes: int) -> int:
-    """The most records of the next chunk, of which each has staged *offset_bytes* so far.
+def chunk_records(
+    parallelism: int, *, offset_bytes: float, free_bytes: int, offset_ms: float = 0.0, timeout_ms: int = 0
+) -> int:
+    """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
 
-    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes. The
-    room never makes a chunk smaller than CHUNK_RECORDS_MIN.
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, nor
+    than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither makes a chunk
+    smaller than CHUNK_RECORDS_MIN.
 
-    >>> chunk_records(128, offset_bytes=100.0, free_bytes=1 << 40), chunk_records(2, 100.0, 1 << 40)
-    (128000000, 5000000)
-    >>> chunk_records(128, offset_bytes=100.0, free_bytes=2_000_000_000), chunk_records(128, 100.0, 0)
-    (10000000, 100000)
+    >>> tebibyte = 1 << 40
+    >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
+    [128000000, 5000000]
+    >>> [chunk_records(128, offset_bytes=100.0, free_bytes=free) for free in (2_000_000_000, 0)]
+    [10000000, 100000]
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=tebibyte, offset_ms=0.002, timeout_ms=60_000)
+    7500000
     """
-    wanted = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
-    if not offset_bytes:
-        return wanted
-    return min(wanted, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
+    most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
+    if offset_bytes:
+        most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
+    if offset_ms:
+        most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))
+    return most
 
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
@@ -397,8 +411,8 @@ def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
     if physical.parallelism > most:
         raise ConfigError(
             f"Parallelism {physical.parallelism} is more than a checkpoint of this pipeline has room for: its manifest "
-            f"is one record and names what each subtask has written to each output partition. Use --parallelism {most} "
-            f"at most, or output topics with fewer partitions."
+            f"is one record and names the state of each subtask, and all partitions that it reads and writes. Use "
+            f"--parallelism {most} at most, or topics with fewer partitions."
         )
     return most
 
@@ -408,11 +422,16 @@ def subtasks_max(graph: LogicalGraph, sources: Iterable[Counted], sinks: Iterabl
     widest = graph.max_parallelism if graph.shuffles else MANIFEST_SIZE_MAX
     tasks = plan(graph, min(2, widest)).tasks  # at 1 there are fewer, for nothing is shuffled
     fixed_bytes = sum(partitions * (OFFSET_BYTES + len(source) + len(topic)) for source, topic, partitions in sources)
+    outputs = list(sinks)
+    fixed_bytes += sum(partitions * (WRITTEN_BYTES + len(topic)) for _, topic, partitions in outputs)
     subtask_bytes = REFERENCE_BYTES * (len(tasks) + len(graph.stateful))
-    for sink, topic, partitions in sinks:
-        subtask_bytes += COMMITTABLE_BYTES + len(sink) + partitions * (WRITTEN_BYTES + len(topic))
     subtask_bytes += STAGED_BYTES * sum(not node.sink.transactional for node in graph.sinks if node.sink is not None)
-    return min(widest, max(1, (MANIFEST_SIZE_MAX * 9 // 10 - fixed_bytes) // subtask_bytes))
+
+    def size(subtasks: int) -> int:
+        publishers = sum(min(subtasks, partitions) * (COMMITTABLE_BYTES + len(sink)) for sink, _, partitions in outputs)
+        return fixed_bytes + subtasks * subtask_bytes + publishers
+
+    return max(1, bisect_right(range(1, widest + 1), MANIFEST_SIZE_MAX * 9 // 10, key=size))
 
 
 def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:

@@ -404,9 +404,12 @@ class Shuffle(BatchOperator):
         groups = range(self.max_parallelism)
         self._owners = [subtask_of(group, self.parallelism, self.max_parallelism) for group in groups]
 
-    def groups_of(self, subtask: int) -> tuple[int, ...]:
-        """The key groups that were sent to *subtask*, in order."""
-        return tuple(sorted(group for group in self.groups or () if self._owners[group] == subtask))
+    def groups_by_subtask(self) -> dict[int, list[int]]:
+        """The key groups that were sent, by receiving subtask, in order."""
+        sent: dict[int, list[int]] = {}
+        for group in sorted(self.groups or ()):
+            sent.setdefault(self._owners[group], []).append(group)
+        return sent
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None

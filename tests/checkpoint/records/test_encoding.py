@@ -75,7 +75,8 @@ class TestValues:
         known: dict[str, Any] = {each.__name__: each for each in (*KINDS, *nested)}
         for kind in KINDS:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
-                if name not in ("Fate", "SinkPartitions", "LedgerPosition"):  # plain tuples in Python
+                tuples = ("Fate", "SinkPartitions", "LedgerPosition", "DistributedSink")  # plain ones in Python
+                if name not in tuples:
                     assert fields == known[name].__struct_fields__, name
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,15 @@ class TestValues:
         assert value[2:10].hex() == FINGERPRINTS[Manifest][0]
         unknown = tuple(msgspec.structs.replace(each, leader_epoch=-1) for each in offsets)
         assert decode(value, Manifest) == msgspec.structs.replace(written, offsets=unknown)
+
+    def test_a_manifest_of_before_has_outputs_by_subtask(self, monkeypatch: pytest.MonkeyPatch, manifest: Any) -> None:
+        written = msgspec.structs.replace(manifest(1), outputs_by_partition=(("out", 4),))
+        assert decode(encode(written), Manifest).partitions_of("out") == 4
+        monkeypatch.setitem(wire._WRITTEN, Manifest, wire._parse(Manifest, wire.SCHEMAS[Manifest][5]))
+        value = encode(written)
+        monkeypatch.undo()
+        assert decode(value, Manifest) == manifest(1)
+        assert decode(value, Manifest).partitions_of("out") is None
 
     def test_a_manifest_over_its_limit_is_not_written(self, manifest: Any) -> None:
         committables = manifest(1).committables * 6_000
@@ -197,7 +207,7 @@ class TestKeys:
 FINGERPRINTS = {
     Manifest: [
         "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
-        "6ee16d65b769dd95",
+        "6ee16d65b769dd95", "e9ac39fbafffdb88",
     ],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2"],
