@@ -16,7 +16,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import contents_of, resolve
+from exactlyonce.engines.spark.source.ranges import contents_of, resolve, subscribed
 from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
 from exactlyonce.engines.spark.source.reading import StreamReader
 from exactlyonce.engines.spark.source.record_columns import RecordColumns
@@ -275,6 +275,18 @@ class TestOffsets:
         kafka.create_topic(later)
         kafka.produce(later, ["new"])
         assert sizes(lax, again, lax.latestOffset(again, ALL)) == [(0, 0, 1)]
+
+    def test_a_topic_that_is_deleted_after_topics_were_listed(
+        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept, gone = (kafka.create_topic(f"{topic_name}-{number}") for number in (1, 2))
+        options = parse_read_options(given(kafka, "", subscribePattern=f"{topic_name}-."))
+        topics = Topics(options.client())
+        listed = topics.all()
+        delete(kafka, gone)
+        monkeypatch.setattr(topics, "all", lambda: listed)
+        assert list(subscribed(options, topics)) == [kept]
+        topics.close()
 
     def test_no_topic_of_a_pattern(self, kafka: Any, topic_name: str) -> None:
         """A stream waits for one; a batch is refused."""

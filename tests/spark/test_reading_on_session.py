@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 from pyspark.sql.types import StructType
 from reads import given, make_anew, transaction
 from settled import await_readable
+from waiting import until
 
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
@@ -132,6 +133,33 @@ def test_no_broker(spark: Any) -> None:
     with pytest.raises(PySparkException, match=said) as caught:
         frame.count()
     assert CANARY not in plans + str(caught.value)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_query_by_pattern(spark: Any, kafka: Any, topic_name: str) -> None:
+    """Few records wait for more, a topic that matches later comes from its beginning, and a deleted one ends it."""
+    first, later = f"{topic_name}-1", f"{topic_name}-2"
+    kafka.produce(kafka.create_topic(first), ["0", "1", "2"])
+    settings = given(kafka, "", subscribePattern=f"{topic_name}-[0-9]", startingOffsets="earliest")
+    limits = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "24h"}
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", 100)
+    try:
+        rows = spark.readStream.format("exactlyonce").options(**settings, **limits).load().select("topic", "offset")
+        query = rows.writeStream.format("memory").queryName("by_pattern").start()
+        until(lambda: spark.table("by_pattern").count() == 3)
+        kafka.produce(kafka.create_topic(later), ["0", "1", "2", "3"])
+        until(lambda: later in (query.lastProgress or {}).get("sources", [{}])[0].get("latestOffset", ""))
+        kafka.produce(first, ["3"])
+        until(lambda: spark.table("by_pattern").count() == 8)
+        assert [each.numInputRows for each in query.recentProgress if each.numInputRows] == [3, 5]
+        assert [row.offset for row in spark.table("by_pattern").where(f"topic = '{later}'").collect()] == [0, 1, 2, 3]
+        admin = kafka.admin()
+        admin.delete_topics([later])[later].result(LIMIT_S)
+        with pytest.raises(StreamingQueryException, match=f"'{later}' was deleted, and records of it may not"):
+            query.awaitTermination(LIMIT_S)
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
 
 
 @pytest.mark.exhaustive

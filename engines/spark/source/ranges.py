@@ -8,6 +8,7 @@ that no range ends within an open transaction; missing records are an error, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -56,12 +57,13 @@ class TopicContents:
 
 def contents_of(topics: Topics, names: Iterable[str]) -> dict[str, TopicContents]:
     """Each topic at present; `TopicError` for a missing one."""
-    return {name: _contents(topics, topic) for name, topic in topics.describe(names).items()}
+    return _contents(topics, topics.describe(names).values())
 
 
-def _contents(topics: Topics, topic: Topic) -> TopicContents:
-    first, end = topics.start_offsets(topic.name), topics.end_offsets(topic.name, committed=True)
-    return TopicContents(topic.name, topic.topic_id, first, end)
+def _contents(topics: Topics, described: Iterable[Topic]) -> dict[str, TopicContents]:
+    by_name = {topic.name: topic for topic in described}
+    spans = topics.spans(by_name.values())
+    return {name: TopicContents(name, by_name[name].topic_id, span.first, span.end) for name, span in spans.items()}
 
 
 def subscribed(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]:
@@ -75,15 +77,17 @@ def subscribed(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]
 
 
 def _matching(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]:
-    matching = {}
-    for name, topic in sorted(topics.all().items()):
-        if options.matches(name):
-            try:
-                matching[name] = _contents(topics, topic)
-            except TopicError:  # it was deleted after the list was made
-                if options.fail_on_data_loss:
-                    raise
-    return matching
+    matching = [topic for name, topic in sorted(topics.all().items()) if options.matches(name)]
+    with suppress(TopicError):  # one was deleted after the list was made
+        return _contents(topics, matching)
+    left: dict[str, TopicContents] = {}
+    for topic in matching:
+        try:
+            left |= _contents(topics, [topic])
+        except TopicError:
+            if topics.facts(topic.name) is not None:
+                raise
+    return left
 
 
 def resolve_all(bound: Bound, topics: Topics, now: Mapping[str, TopicContents]) -> dict[str, dict[int, int]]:
