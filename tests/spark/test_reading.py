@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import IntegerType
 from reads import direct, given, make_anew, places, transaction
@@ -52,6 +53,17 @@ def test_by_time(kafka: Any, topic_name: str) -> None:
     assert places(direct(kafka, topic, startingOffsetsByTimestamp=start)) == [(0, 8), (0, 9)]
     end = json.dumps({topic: {"0": 1_001, "1": 99_000}})
     assert len(places(direct(kafka, topic, endingOffsetsByTimestamp=end))) == 11
+
+
+def test_times_out_of_order(kafka: Any, topic_name: str) -> None:
+    """A start by time leaves out no record of that time or later; an end by time may leave out an earlier one."""
+    topic = kafka.create_topic(topic_name)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for time_ms in (1_000, 5_000, 2_000, 6_000, 3_000):
+        producer.produce(topic, b"", partition=0, timestamp=time_ms)
+    assert producer.flush(LIMIT_S) == 0
+    assert places(direct(kafka, topic, startingTimestamp=4_000)) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert places(direct(kafka, topic, endingTimestamp=4_000)) == [(0, 0)]
 
 
 def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
