@@ -22,7 +22,7 @@ LOSS_ACCEPTED = "loss accepted"
 """The fate of a committable that the user gives up."""
 
 
-class BlockRef(msgspec.Struct, frozen=True):
+class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """The place of a block in the checkpoint topic, and proof that it is the block that was written.
 
     In other storages key and SHA-256 are its place, and partition and offset the same for all; see

@@ -91,6 +91,7 @@ def test_what_is_refused_before_anybody_is_fenced(
 ) -> None:
     """A width or an end that cannot be is refused before Spark starts, and the other instance goes on."""
     fed.feed(30)
+    monkeypatch.setattr("exactlyonce.engines.bounded.catch_up.COLUMNS_SIZE_MAX", 1 << 20)
     with pytest.raises(ConfigError, match=r"more than a checkpoint .* has room for.* Use --parallelism \d+ at most"):
         judged(fed, load_pipeline("bounded_pipelines", "fine", fed.name), 10_000)
     catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 1, tmp_path)
