@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client, given
+from exactlyonce.cli.text import printable, table
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.sizes import counted
@@ -96,7 +96,7 @@ def _table(topic: str, letters: Iterable[Letter], limit: int) -> Iterator[str]:
     if not rows:
         yield f"There are no dead letters in {topic}."
         return
-    yield from text.table(("place", "operator", "record", "reason"), rows)
+    yield from table(("place", "operator", "record", "reason"), rows)
     shares = ", ".join(f"{operator} {error} {count:,}" for (operator, error), count in by_reason.most_common())
     yield f"{counted(by_reason.total(), 'dead letter')}: {shares}"
 
@@ -116,7 +116,8 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_facts(letter)))
         return 0
-    for name, fact in _facts(letter).items():
+    facts = {name: fact for name, fact in _facts(letter).items() if fact != ""}
+    for name, fact in facts.items():
         lines = str(fact).splitlines() or [""]
         print(f"{name:<10}  {lines[0]}", *(f"{'':<12}{line}" for line in lines[1:]), sep="\n")
     return 0
@@ -125,20 +126,11 @@ def show(args: argparse.Namespace) -> int:
 def _facts(letter: Letter) -> dict[str, Any]:
     """The letter as JSON values: bytes that are no text as Python writes them."""
     record = letter.record
-    headers = {name: _shown(value) for name, value in record.headers}
+    headers = {name: printable(value) for name, value in record.headers}
     return {
         "place": f"{record.partition}:{record.offset}", **msgspec.structs.asdict(letter.reason),
-        "key": _shown(record.key), "value": _shown(record.value), "headers": headers,
+        "key": printable(record.key), "value": printable(record.value), "headers": headers,
     }  # fmt: skip
-
-
-def _shown(data: bytes | None) -> str | None:
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return repr(data)
 
 
 def replay(args: argparse.Namespace) -> int:

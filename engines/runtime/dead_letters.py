@@ -98,7 +98,7 @@ def value_of(record: Any) -> bytes:
     """*record* as the value of a letter: bytes as they are, else JSON, with the text of what JSON has no form for.
 
     >>> value_of({"id": 7, "at": {2, 1}}), value_of(object)
-    (b'{"id":7,"at":[1,2]}', b'"<class \\'object\\'>"')
+    (b'{"at":[1,2],"id":7}', b'"<class \\'object\\'>"')
     """
     if isinstance(record, bytes):
         return record

@@ -12,7 +12,7 @@ import pytest
 
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, take_by_time
-from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, Distribution, Sending, Staging
+from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, ByPartition, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles, read_lane
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
@@ -153,7 +153,7 @@ def test_the_partition_of_an_output_depends_on_no_batch(keyed: Any, chosen: Any,
     count, partitions, subtask, partition_of = 1_700, 3, 2, partitioner({})
 
     def staged(step: int) -> dict[int, list[tuple[bytes | None, Any]]]:
-        distribution = Distribution(partition_of, partitions, subtask)
+        distribution = ByPartition(partition_of, partitions, subtask)
         staging = Staging("out", 0, FrameWriter(tmp_path / str(step), partitions), distribution, origins=True)
         staging.output = SinkOutput("out", staging, KafkaSink[bytes]("out").encoder(bytes))
         for first in range(0, count, step):

@@ -33,7 +33,7 @@ from exactlyonce.engines.bounded.unit.ordering import (
     take_along,
     take_by_time,
 )
-from exactlyonce.engines.bounded.unit.outgoing import Distribution, Sending, Staging
+from exactlyonce.engines.bounded.unit.outgoing import ByPartition, Distribution, LanesByKey, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import Frames, FrameWriter, StagedFiles
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
@@ -282,10 +282,13 @@ class Assembly:
         letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if sink.transactional:
-            distribution, receivers = None, 1
-            if self.stage.by_partition:
+            distribution: Distribution | None = None
+            receivers = 1
+            if self.stage.lanes:
+                receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
+            elif self.stage.by_partition:
                 receivers = self.stage.output_partitions[node.id]
-                distribution = Distribution(partitioner(self._config.settings), receivers, self.unit.subtask)
+                distribution = ByPartition(partitioner(self._config.settings), receivers, self.unit.subtask)
             file = self._file(f"output-{node.id}-{{}}", receivers)
             staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
             self.stagings.append(staging)

@@ -52,6 +52,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     by_partition: bool
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
+    lanes: int = 0
+    """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
     storage: str = ""
     """The storage of blocks; see `Manifest.storage`."""
     drops_fields: bool = False

@@ -8,10 +8,11 @@ replay may have others.
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, overload
+from typing import Protocol, TypeVar, overload
 
 import msgspec
 
@@ -116,7 +117,26 @@ class Sending:
         return [] if file is None else [SentFile(self._edge, self._sender, file)]
 
 
-class Distribution:
+class Distribution(Protocol):
+    """The choice of the receiver of each output."""
+
+    def places(self, outputs: Outputs) -> Sequence[int]:
+        """The receiver of each output."""
+
+
+class LanesByKey:
+    """Outputs of one key in one of so many *lanes*; those without a key by their value."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+
+    def places(self, outputs: Outputs) -> Sequence[int]:
+        keys = outputs.keys or [None] * len(outputs.values)
+        chosen = (value or b"" if key is None else key for key, value in zip(keys, outputs.values, strict=True))
+        return [zlib.crc32(data) % self._lanes for data in chosen]
+
+
+class ByPartition:
     """The choice of an output's partition: the sink's, else the partitioner's by its key, else partitions in turn."""
 
     def __init__(self, partition_of: Partitioner, partitions: int, subtask: int) -> None:
