@@ -312,6 +312,7 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_kills(
 
 
 @pytest.mark.broker
+@pytest.mark.exhaustive
 def test_a_backfill_writes_the_same_letters(job_of: Callable[..., Job]) -> None:
     job = job_of("lettered", "--param", "max_per_checkpoint=200", partitions=1)
     job.feed(300)
