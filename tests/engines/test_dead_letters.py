@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from contextlib import chdir, redirect_stdout
@@ -39,7 +41,7 @@ from exactlyonce.sinks import DeadLetters, KafkaSink
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
-from exactlyonce.testing.cluster import Committed, KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
 
 BAD = b'{"id": 7, "customer": 12, "total": 1}'
 RECORD = 3
@@ -390,3 +392,15 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     assert "no dead letter at" in command("show", topic, "0:999", code=2)
     assert "is no place" in command("show", topic, "17", code=2)
     assert f"{job.name}-nowhere" in command("list", f"{job.name}-nowhere", code=2)
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+def test_the_example(kafka: KafkaCluster) -> None:
+    example = Path(__file__).parents[2] / "examples" / "dead_letters.py"
+    given = [sys.executable, str(example), "--bootstrap-servers", kafka.bootstrap_servers]
+    shown = subprocess.run(given, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.splitlines()
+    assert [line for line in shown if line.startswith("  ")] == [
+        "  books   10.00 EUR", "  tea     23.00 EUR", "  books   60.00 EUR", "  tea     32.00 EUR"
+    ]  # fmt: skip
+    assert "3 dead letters: euros KeyError 2, payments DecodeError 1" in shown
