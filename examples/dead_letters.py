@@ -2,8 +2,8 @@
 
     python examples/dead_letters.py --bootstrap-servers 127.0.0.1:9092
 
-The first version of the code knows no krona, and one payment is no JSON at all. Both become dead letters, and the others
-are summed. The second version knows the krona: the letters are sent back, and it sums those of the krona, too.
+The first version of the code knows no krona, and one payment is no JSON. These become dead letters, and the others are
+summed. The second version knows the krona: the letters are sent back, and it sums those in krona, too.
 """
 
 from __future__ import annotations
