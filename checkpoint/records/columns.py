@@ -1,16 +1,16 @@
 """Lists of records by columns, deflated: what repeats, or grows by steps, takes next to nothing. Pure.
 
 A list of records is written field by field, each over all records; a list of lists as its lengths, then the items of
-all. Numbers are steps from the one before; equal texts in a row are one text and its count. Each column is an Avro
-array. Invariants: what is read is what was written; bytes of any form allocate no more than a small multiple of
-`COLUMNS_SIZE_MAX`.
+all. Numbers are steps from the one before; equal texts in a row are one text and its count. The columns are arrays of
+one Avro record. Invariants: what is read is what was written; bytes of any form allocate no more than a small multiple
+of `COLUMNS_SIZE_MAX`.
 """
 
 from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, groupby, repeat
 from operator import attrgetter, sub
 from typing import Any
@@ -22,16 +22,7 @@ COLUMNS_SIZE_MAX = 16 * 1024 * 1024
 """The most bytes of all columns before they are deflated."""
 _LEVEL = 6
 _LONG_MIN, _LONGS = -(1 << 63), 1 << 64
-_ARRAYS = {
-    name: parse_schema({"type": "array", "items": items})
-    for name, items in {
-        "long": "long",
-        "string": "string",
-        "bytes": "bytes",
-        "boolean": "boolean",
-        "sha256": {"type": "fixed", "name": "Sha256", "size": 32},
-    }.items()
-}
+_SHA256 = {"type": "fixed", "name": "Sha256", "size": 32}
 
 
 class BadColumns(ValueError):
@@ -53,7 +44,36 @@ class RecordOf(msgspec.Struct, frozen=True):
 
 
 Kind = str | ListOf | RecordOf
-"""The kind of a value: a key of `_ARRAYS`, a list, or a record."""
+"""The kind of a value: "long", "string", "boolean", "bytes" or "sha256", a list, or a record."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The fields of a record that are packed together, in order."""
+
+    fields: Mapping[str, Kind]
+    schema: Any
+    """Of their columns, as fastavro has parsed it."""
+
+
+def layout_of(**fields: Kind) -> Layout:
+    columns = [column for kind in fields.values() for column in _columns_of(kind)]
+    types: list[object] = [_SHA256["name"] if column == "sha256" else column for column in columns]
+    if "sha256" in columns:
+        types[columns.index("sha256")] = _SHA256  # it is defined where it comes first
+    arrays = [{"name": f"c{place}", "type": {"type": "array", "items": items}} for place, items in enumerate(types)]
+    return Layout(fields, parse_schema({"type": "record", "name": "Columns", "fields": arrays}))
+
+
+def _columns_of(kind: Kind) -> Iterator[str]:
+    """The columns of a value, as `_split` writes them."""
+    if isinstance(kind, RecordOf):
+        for field in kind.fields.values():
+            yield from _columns_of(field)
+    elif isinstance(kind, ListOf):
+        yield "long"
+        yield from _columns_of(kind.items)
+    else:
+        yield from ("long", "string") if kind == "string" else (kind,)
 
 
 def record_of(struct: type[msgspec.Struct], **fields: Kind) -> RecordOf:
@@ -75,21 +95,24 @@ def tuple_of(**fields: Kind) -> RecordOf:
     )
 
 
-def pack(layout: Mapping[str, Kind], record: msgspec.Struct) -> bytes:
+def pack(layout: Layout, record: msgspec.Struct) -> bytes:
     """The fields of *record* that *layout* names, by columns."""
+    columns: list[Sequence[Any]] = []
+    for name, kind in layout.fields.items():
+        _split(columns, kind, [getattr(record, name)])
     stream = io.BytesIO()
-    for name, kind in layout.items():
-        _write(stream, kind, [getattr(record, name)])
+    schemaless_writer(stream, layout.schema, {f"c{place}": column for place, column in enumerate(columns)})
     return stream.getvalue()
 
 
-def unpack(layout: Mapping[str, Kind], columns: bytes) -> dict[str, Any]:
+def unpack(layout: Layout, packed: bytes) -> dict[str, Any]:
     """The fields that `pack` wrote. Raises `BadColumns`, or an error of Avro's decoder."""
-    stream = io.BytesIO(columns)
-    fields = {name: _read(stream, kind, 1, len(columns))[0] for name, kind in layout.items()}
-    if stream.tell() != len(columns):
-        raise BadColumns(f"its lists have {len(columns) - stream.tell():,} bytes too many")
-    return fields
+    stream = io.BytesIO(packed)
+    record: Any = schemaless_reader(stream, layout.schema, None)
+    if stream.tell() != len(packed):
+        raise BadColumns(f"its lists have {len(packed) - stream.tell():,} bytes too many")
+    columns = iter(record.values())
+    return {name: _joined(columns, kind, 1, len(packed))[0] for name, kind in layout.fields.items()}
 
 
 def deflate(columns: bytes) -> bytes:
@@ -114,58 +137,44 @@ def inflate(body: bytes, size: int) -> bytes:
 # --- columns
 
 
-def _write(stream: io.BytesIO, kind: Kind, values: Sequence[Any]) -> None:
+def _split(columns: list[Sequence[Any]], kind: Kind, values: Sequence[Any]) -> None:
+    """Add the columns of *values* to *columns*."""
     if isinstance(kind, RecordOf):
         for field, column in zip(kind.fields.values(), kind.split(values), strict=True):
-            _write(stream, field, column)
+            _split(columns, field, column)
     elif isinstance(kind, ListOf):
-        _write(stream, "long", list(map(len, values)))
-        _write(stream, kind.items, list(chain.from_iterable(values)))
+        _split(columns, "long", list(map(len, values)))
+        _split(columns, kind.items, list(chain.from_iterable(values)))
     elif kind == "long":
-        _write_array(stream, kind, _wrapped(list(map(sub, values, chain((0,), values)))))
+        columns.append(_wrapped(list(map(sub, values, chain((0,), values)))))
     elif kind == "string":
         runs = [(text, sum(1 for _ in run)) for text, run in groupby(values)]
-        _write_array(stream, "long", [length for _, length in runs])
-        _write_array(stream, kind, [text for text, _ in runs])
+        columns.append([length for _, length in runs])
+        columns.append([text for text, _ in runs])
     else:
-        _write_array(stream, kind, values)
+        columns.append(values)
 
 
-def _read(stream: io.BytesIO, kind: Kind, count: int, items_max: int) -> Sequence[Any]:
+def _joined(columns: Iterator[list[Any]], kind: Kind, count: int, items_max: int) -> Sequence[Any]:
     """*count* values. No list has more than *items_max* items: each takes a byte at least, besides texts."""
     if isinstance(kind, RecordOf):
-        return kind.join([_read(stream, field, count, items_max) for field in kind.fields.values()])
+        return kind.join([_joined(columns, field, count, items_max) for field in kind.fields.values()])
     if isinstance(kind, ListOf):
-        lengths = _read(stream, "long", count, items_max)
+        lengths = _joined(columns, "long", count, items_max)
         total = sum(lengths)
         if min(lengths, default=0) < 0 or total > items_max:
             raise BadColumns("the length of a list cannot be")
-        items = _read(stream, kind.items, total, items_max)
+        items = _joined(columns, kind.items, total, items_max)
         return [tuple(items[end - length : end]) for length, end in zip(lengths, accumulate(lengths), strict=True)]
-    if kind == "long":
-        return _wrapped(list(accumulate(_read_array(stream, kind, count))))
     if kind == "string":
-        lengths = _array_in(stream, "long")
-        if min(lengths, default=1) < 1 or sum(lengths) != count:
+        lengths, texts = next(columns), next(columns)
+        if min(lengths, default=1) < 1 or sum(lengths) != count or len(texts) != len(lengths):
             raise BadColumns("a column of texts has another length")
-        return list(chain.from_iterable(map(repeat, _read_array(stream, kind, len(lengths)), lengths)))
-    return _read_array(stream, kind, count)
-
-
-def _write_array(stream: io.BytesIO, kind: str, values: Sequence[Any]) -> None:
-    schemaless_writer(stream, _ARRAYS[kind], values)
-
-
-def _read_array(stream: io.BytesIO, kind: str, count: int) -> Sequence[Any]:
-    values = _array_in(stream, kind)
+        return list(chain.from_iterable(map(repeat, texts, lengths)))
+    values = next(columns)
     if len(values) != count:
         raise BadColumns("a column has another length")
-    return values
-
-
-def _array_in(stream: io.BytesIO, kind: str) -> list[Any]:
-    values: Any = schemaless_reader(stream, _ARRAYS[kind], None)
-    return list(values)
+    return _wrapped(list(accumulate(values))) if kind == "long" else values
 
 
 def _wrapped(values: list[int]) -> list[int]:

@@ -24,10 +24,12 @@ from exactlyonce.checkpoint.records.columns import (
     COLUMNS_SIZE_MAX,
     BadColumns,
     Kind,
+    Layout,
     ListOf,
     RecordOf,
     deflate,
     inflate,
+    layout_of,
     pack,
     record_of,
     tuple_of,
@@ -233,44 +235,44 @@ _BLOCK_KEY_COLUMNS: dict[str, Kind] = {
 """The parts of a `BlockKey`; a key of another form is text, and no incarnation is below 0."""
 _BLOCK_KEYS = RecordOf(_BLOCK_KEY_COLUMNS, _split_keys, _join_keys)
 _BLOCKS = ListOf(record_of(BlockRef, partition="long", offset="long", key=_BLOCK_KEYS, size="long", sha256="sha256"))
-_MANIFEST_LISTS_1: dict[str, Kind] = {
-    "offsets": ListOf(
+_MANIFEST_LISTS_1 = layout_of(
+    offsets=ListOf(
         record_of(
             SourceOffset, source="string", topic="string", topic_id="string", partition="long", offset="long",
             leader_epoch="long", skipped="long", skipped_at=ListOf("long"),
         )
     ),
-    "operators": ListOf(
+    operators=ListOf(
         record_of(
             OperatorSnapshot, operator="string", parallelism="long", state_bytes="long", index=ListOf(_BLOCKS)
         )
     ),
-    "order_logs": ListOf(record_of(OrderLog, task="string", subtask="long", blocks=_BLOCKS)),
-    "committables": ListOf(
+    order_logs=ListOf(record_of(OrderLog, task="string", subtask="long", blocks=_BLOCKS)),
+    committables=ListOf(
         record_of(
             Committable, transactional_id="string", producer_id="long", epoch="long", transaction_version="long",
             cluster_id="string", sink="string", subtask="long", checkpoint="long",
             written=ListOf(record_of(Written, topic="string", partition="long", first_offset="long", count="long")),
         )
     ),
-    "staged": ListOf(
+    staged=ListOf(
         record_of(
             StoreCommittable, sink="string", subtask="long", checkpoint="long", records="long", kind="string",
             description="string", previous="long", blocks=_BLOCKS, body="bytes",
         )
     ),
-    "ledger": ListOf(tuple_of(sink="string", subtask="long", checkpoint="long")),
-    "channel_logs": ListOf(
+    ledger=ListOf(tuple_of(sink="string", subtask="long", checkpoint="long")),
+    channel_logs=ListOf(
         record_of(ChannelLog, task="string", subtask="long", records="long", blocks=_BLOCKS, indexed="boolean")
     ),
-}  # fmt: skip
-LAYOUTS: dict[type, tuple[Mapping[str, Kind], ...]] = {
+)  # fmt: skip
+LAYOUTS: dict[type, tuple[Layout, ...]] = {
     Manifest: (_MANIFEST_LISTS_1,),
-    Finalized: ({"fates": ListOf(tuple_of(transactional_id="string", fate="string"))},),
+    Finalized: (layout_of(fates=ListOf(tuple_of(transactional_id="string", fate="string"))),),
 }
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
 
-_MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1, parts=_array(_SHA256))
+_MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1.fields, parts=_array(_SHA256))
 _FINALIZED_1 = _record(
     "Finalized",
     checkpoint="long",
@@ -461,7 +463,7 @@ def _packed_fields(record: Manifest | Finalized) -> dict[str, Any]:
     columns = pack(layouts[-1], record)
     if len(columns) > COLUMNS_SIZE_MAX:
         raise _too_large(type(record), len(columns), COLUMNS_SIZE_MAX)
-    fields = _to_avro(msgspec.structs.replace(record, **dict.fromkeys(layouts[-1], ())))
+    fields = _to_avro(msgspec.structs.replace(record, **dict.fromkeys(layouts[-1].fields, ())))
     return {**fields, "layout": len(layouts) - 1, "size": len(columns), "body": deflate(columns)}
 
 

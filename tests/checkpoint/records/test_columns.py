@@ -8,17 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from fastavro import schemaless_writer
+from fastavro import parse_schema, schemaless_writer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.checkpoint.records import columns as wire
 from exactlyonce.checkpoint.records.columns import (
     COLUMNS_SIZE_MAX,
     BadColumns,
     ListOf,
     deflate,
     inflate,
+    layout_of,
     pack,
     record_of,
     tuple_of,
@@ -41,7 +41,7 @@ class Drawing(msgspec.Struct, frozen=True):
 
 
 POINT = record_of(Point, x="long", name="string", path=ListOf(ListOf("long")), seen="boolean", body="bytes")
-LAYOUT = {"points": ListOf(POINT), "sizes": ListOf(tuple_of(name="string", size="long"))}
+LAYOUT = layout_of(points=ListOf(POINT), sizes=ListOf(tuple_of(name="string", size="long")))
 longs = st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.sampled_from((0, 1, (1 << 63) - 1, -(1 << 63))))
 texts = st.one_of(st.sampled_from(("", "a", "totals")), st.text(max_size=5))
 points = st.builds(
@@ -107,12 +107,12 @@ def test_what_does_not_inflate(case: str) -> None:
 def arrays(*columns: tuple[str, list[Any]]) -> bytes:
     stream = io.BytesIO()
     for kind, values in columns:
-        schemaless_writer(stream, wire._ARRAYS[kind], values)
+        schemaless_writer(stream, parse_schema({"type": "array", "items": kind}), values)
     return stream.getvalue()
 
 
-NAMES = {"names": ListOf("string")}
-NUMBERS = {"numbers": ListOf(ListOf("long"))}
+NAMES = layout_of(names=ListOf("string"))
+NUMBERS = layout_of(numbers=ListOf(ListOf("long")))
 HOSTILE: dict[str, tuple[Any, bytes]] = {
     "a list of more items than bytes": (NAMES, arrays(("long", [1 << 40]), ("long", [1 << 40]), ("string", ["a"]))),
     "a list of less than nothing": (NUMBERS, arrays(("long", [2]), ("long", [5, -9]), ("long", [1]))),

@@ -93,7 +93,7 @@ class TestValues:
         known: dict[str, Any] = {each.__name__: each for each in (*KINDS, *nested)}
         for kind in KINDS:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
-                packed = set(wire.LAYOUTS[kind][-1]) if name in ("Manifest", "Finalized") else set()
+                packed = set(wire.LAYOUTS[kind][-1].fields) if name in ("Manifest", "Finalized") else set()
                 packing = {"layout", "size", "parts", "body"} if packed else set()
                 if name not in ("SinkPartitions", "DistributedSink"):  # plain tuples in Python
                     assert {*fields} - packing | packed == {*known[name].__struct_fields__}, name
