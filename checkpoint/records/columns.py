@@ -2,7 +2,7 @@
 
 A list of records is written field by field, each over all records; a list of lists as its lengths, then the items of
 all. Numbers are steps from the one before; equal texts in a row are one text and its count. The columns are arrays of
-one Avro record. Invariants: what is read is what was written; bytes of any form allocate no more than a small multiple
+one Avro record. Invariants: what is read is what was written; bytes of any form allocate no more than a fixed multiple
 of `COLUMNS_SIZE_MAX`.
 """
 
