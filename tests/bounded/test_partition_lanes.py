@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.outgoing import KEYLESS_RUN
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles, read_outputs
 from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
 
 pytestmark = pytest.mark.broker
@@ -172,6 +173,26 @@ def _end_all(fed: Fed, committables: tuple[Committable, ...], lost: Committable)
             transactions.end_until_answered(
                 each.transactional_id, each.producer_id, each.epoch, commit=each is not lost
             )
+
+
+@pytest.mark.exhaustive
+def test_a_staged_file_that_vanishes(fed: Fed, tmp_path: Path) -> None:
+    """The checkpoint never happens, no transaction stays open, and the next command does it all."""
+    fed.feed(300)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+
+    def losing(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        if stage.endswith(", publish"):
+            min(tmp_path.glob("*/output-out-*")).unlink()
+        return in_process(stage, work)
+
+    with pytest.raises(ConfigError, match=r"cannot be read whole: No such file.*the folder of --staging"):
+        catch_up(fed, loaded, 2, tmp_path, submit=losing)
+    assert not fed.open_transactions(), "those of sinks whose files were all there are aborted"
+    assert fed.history().checkpoint_latest == 0
+    catch_up(fed, loaded, 2, tmp_path)
+    fed.assert_output()
+    fed.assert_nothing_left()
 
 
 def test_a_replay_with_other_counts_repairs_nothing(fed: Fed, tmp_path: Path) -> None:
