@@ -132,13 +132,12 @@ class AvroCodec(SchemaCodec[T]):
 
     def decoder_of(self, writer: PublishedSchema) -> Callable[[bytes], T]:
         try:
-            written = _self_contained(writer)
-            own = _self_contained(self.published)
-            if problem := _name_problem(written, own):
-                raise ValueError(problem)
-            return self.decode if written == own else self.decoder_from(written)
+            written, own = _self_contained(writer), _self_contained(self.published)
         except _WRONG_SCHEMA as error:
             raise ValueError(f"its Avro schema cannot be read: {error}") from None
+        if problem := _name_problem(written, own):
+            raise ValueError(problem)
+        return self.decode if written == own else self.decoder_from(written)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "schema": self.schema}
@@ -154,7 +153,7 @@ def schema_kind(schema: Any) -> str:
 
 
 def _name_problem(written: Any, read: Any) -> str | None:
-    """Whether two records differ in their names without namespace, which Avro compares."""
+    """The problem of two records whose names differ without their namespace, which Avro compares."""
     if not (isinstance(written, dict) and isinstance(read, dict) and written["type"] == read["type"] == "record"):
         return None
     was, aliases = written["name"].rpartition(".")[2], [read["name"], *read.get("aliases", ())]

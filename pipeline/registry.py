@@ -58,6 +58,8 @@ def registry_of(
         raise ConfigError("schema_id= is for topics without a registry at hand: leave it out, or leave out registry=.")
     if subjects not in get_args(Subjects):
         raise ConfigError(f"subjects={subjects!r} must be one of {', '.join(map(repr, get_args(Subjects)))}.")
+    if not isinstance(given, str | Mapping):
+        raise ConfigError('registry= must be a URL, or a dict of settings with "url" among them.')
     settings = {"url": given} if isinstance(given, str) else dict(given)
     return Registry(tuple(sorted(settings.items())), subjects, register)
 

@@ -169,6 +169,16 @@ class KafkaSource(Source[T]):
         decode: Callable[[Any], Any] = opened(self.key_codec, self.topic, "key").decode
         return lambda data: None if data is None else decode(data)
 
+    @property
+    def value_of(self) -> Callable[[Message], bytes | None]:
+        """Gives the argument of `decode_value`."""
+        return bytes_of(self.value_codec, "value")
+
+    @property
+    def key_of(self) -> Callable[[Message], bytes | None]:
+        """Gives the argument of `decode_key`."""
+        return bytes_of(self.key_codec, "key")
+
     def key_problem(self, error: BaseException) -> str:
         return f"the key is not {schema.type_name(self.key_codec.type)}: {error}"
 
@@ -259,7 +269,7 @@ class KafkaDecoder:
 
     def __init__(self, source: KafkaSource[Any]) -> None:
         self._source = source
-        self._value, self._key = bytes_of(source.value_codec, "value"), bytes_of(source.key_codec, "key")
+        self._value, self._key = source.value_of, source.key_of
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 

@@ -92,7 +92,11 @@ class RegistryClient:
             with needing("registry", "the client of schema registries", "registry= of a codec"):
                 from confluent_kafka.schema_registry import SchemaRegistryClient
             settings, self._secrets = looked_up(self._registry)
-            self._made = SchemaRegistryClient(settings)
+            try:
+                self._made = SchemaRegistryClient(settings)
+            except (ValueError, TypeError, OSError) as error:  # OSError: of a file with a certificate
+                why = masked(f"{error}", self._secrets).removesuffix(".")
+                raise ConfigError(f"registry= has settings that Confluent's client refuses: {why}.") from None
         return self._made
 
     def _published(self, schema: Schema) -> PublishedSchema:
@@ -129,7 +133,7 @@ class RegistryClient:
             raise
         except Exception as error:  # an error of its HTTP library, or of an answer that is no registry's
             code, status = getattr(error, "error_code", None), getattr(error, "http_status_code", None)
-            text = masked(f"{error}" or type(error).__name__, self._secrets)
+            text = masked(f"{error}" or type(error).__name__, self._secrets).removesuffix(".")
             if code in (_NO_SCHEMA, _NO_SUBJECT, _NO_VERSION):
                 raise UnknownSchema(text) from None
             if status in _INCOMPATIBLE:

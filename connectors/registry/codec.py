@@ -32,8 +32,25 @@ def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
     """*codec* for the keys or values of *topic*: itself, unless it has a registry. To be made where it is used."""
     if not isinstance(codec, SchemaCodec) or codec.registry is None:
         return codec
-    wire = _WireFormat(codec, codec.registry, topic, part)
-    return Codec(codec.name, codec.type, wire.encode, wire.decode)
+    ids = _Ids(codec, codec.registry, topic, part)
+    readers: dict[bytes, Callable[[bytes], T]] = {}
+    encode_value = codec.encode
+    header = b""
+
+    def decode(data: bytes) -> T:
+        prefix = data[:ID_BYTES]
+        read = readers.get(prefix)
+        if read is None:
+            read = readers[prefix] = ids.reader(prefix)
+        return read(data[ID_BYTES:])
+
+    def encode(value: T) -> bytes:
+        nonlocal header
+        if not header:
+            header = ids.header()
+        return header + encode_value(value)
+
+    return Codec(codec.name, codec.type, encode, decode)
 
 
 def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]:
@@ -78,32 +95,20 @@ def check_writing(codec: Codec[Any], topic: str, part: Part) -> None:
             client.close()
 
 
-class _WireFormat:
-    """Encodes and decodes values with the ids of their schemas."""
+class _Ids:
+    """The ids of a codec's schemas, looked up when a value first has them."""
 
     def __init__(self, codec: SchemaCodec[Any], registry: Registry, topic: str, part: Part) -> None:
         self._codec, self._registry, self._topic, self._part = codec, registry, topic, part
         self._client = RegistryClient(registry)
-        self._readers: dict[bytes, Callable[[bytes], Any]] = {}
-        """By the first bytes of a value."""
         self._unknown: Counter[bytes] = Counter()
-        self._header = b""
 
-    def decode(self, data: bytes) -> Any:
-        prefix = data[:ID_BYTES]
-        try:
-            read = self._readers[prefix]
-        except KeyError:
-            read = self._readers[prefix] = self._reader(prefix)
-        return read(data[ID_BYTES:])
+    def header(self) -> bytes:
+        """The bytes before an encoded value. Raises `ConfigError`, `Unavailable`."""
+        id = _id_of(self._codec, self._registry, self._client, self._topic, self._part)
+        return MAGIC + id.to_bytes(4, "big") + self._codec.message_indexes
 
-    def encode(self, value: Any) -> bytes:
-        if not self._header:
-            id = _id_of(self._codec, self._registry, self._client, self._topic, self._part)
-            self._header = MAGIC + id.to_bytes(4, "big") + self._codec.message_indexes
-        return self._header + self._codec.encode(value)
-
-    def _reader(self, prefix: bytes) -> Callable[[bytes], Any]:
+    def reader(self, prefix: bytes) -> Callable[[bytes], Any]:
         """The decoder of the bytes after *prefix*. Raises ValueError, `Unavailable`."""
         if prefix[:1] != MAGIC or len(prefix) < ID_BYTES:
             raise ValueError(

@@ -48,6 +48,10 @@ class TopicSource(Protocol):
     key_codec: Codec[Any]
 
     @property
+    def value_of(self) -> Callable[[Message], bytes | None]: ...
+    @property
+    def key_of(self) -> Callable[[Message], bytes | None]: ...
+    @property
     def decode_value(self) -> Callable[[bytes | None], Any]: ...
     @property
     def decode_key(self) -> Callable[[bytes | None], Any]: ...
@@ -165,7 +169,7 @@ class TypedTopic:
     """The typed records of one topic."""
 
     def __init__(self, source: TopicSource) -> None:
-        key_type = source.key_codec.type
+        self._key_of, self._value_of, key_type = source.key_of, source.value_of, source.key_codec.type
         self._key = RecordPart("key", key_type, source.decode_key, lambda data, error: source.key_problem(error))
         self._value = RecordPart("value", source.value_type, source.decode_value, source.value_problem)
 
@@ -179,7 +183,7 @@ class TypedTopic:
         for message in messages:
             refused = None
             try:
-                key, value = self._key.read(message.key()), self._value.read(message.value())
+                key, value = self._key.read(self._key_of(message)), self._value.read(self._value_of(message))
             except USERS_ERRORS:
                 key, value, problem = self._parts(message)
                 if problem is not None:
@@ -200,7 +204,7 @@ class TypedTopic:
         Raises for an error that does not say that the record is bad.
         """
         parts, problem = [], None
-        for part, data in ((self._key, message.key()), (self._value, message.value())):
+        for part, data in ((self._key, self._key_of(message)), (self._value, self._value_of(message))):
             try:
                 parts.append(retried(partial(part.read, data)))
             except USERS_ERRORS as error:

@@ -9,6 +9,7 @@ import pytest
 
 from exactlyonce import AvroCodec, ConfigError, GraphError, Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.registry import check_reading
 from exactlyonce.connectors.registry.settings import looked_up, problems
 from exactlyonce.sinks import KafkaSink, RedisSink
 
@@ -73,11 +74,30 @@ def test_references_are_looked_up_for_each_client(monkeypatch: pytest.MonkeyPatc
         ({"subjects": "record"}, "give registry="),
         ({"registry": URL, "subjects": "table"}, "must be one of 'topic', 'record', 'topic-record'"),
         ({"registry": URL, "schema_id": 7}, "leave out registry="),
+        ({"registry": 8081}, "must be a URL, or a dict of settings"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         AvroCodec(Order, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"retries": 3}, "Confluent's client refuses: Unrecognized properties: retries"),
+        ({"ssl.ca.location": "/nowhere.pem"}, "No such file"),
+        ({"basic.auth.user.info": "env:LOGIN"}, "must be in the form"),
+    ],
+)
+def test_settings_that_the_client_refuses_are_no_outage(
+    settings: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client needs the extra `registry`")
+    monkeypatch.setenv("LOGIN", "hunter2")
+    with pytest.raises(ConfigError, match=problem) as error:
+        check_reading(AvroCodec(Order, registry={"url": URL, **settings}))
+    assert "hunter2" not in str(error.value)
 
 
 def test_the_description_has_the_schema_and_the_strategy_alone() -> None:
