@@ -445,7 +445,7 @@ def test_a_new_incarnation_waits_for_the_registry(
     with registry.away(), no_decision_counts(kafka, topic_name):
         kafka.produce(f"{topic_name}-in", later)
         first.await_event(lambda event: away.search(event.get("text", "")) is not None)
-    first.await_checkpoint()
+    first.await_step("deployed")  # the decision may have counted all the same: no checkpoint need have records any more
     stop(first)
     assert start("--until", "latest").wait() == 0
     assert_totals(kafka, confluent, topic_name, 2_000)
