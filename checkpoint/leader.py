@@ -391,6 +391,7 @@ class Leader:
         begin = {} if previous is None else {(o.source, o.partition): o.offset for o in previous.offsets}
         ends = (offset for ack in plan.acks.values() for offset in ack.offsets)
         records = sum(end.offset - begin.get((end.source, end.partition), 0) for end in ends)
+        records += 0 if previous is None else previous.records_in_flight
         letters = Counter[str]()
         for precommit in plan.precommits:
             letters[precommit.sink] += precommit.records

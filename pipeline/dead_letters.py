@@ -1,8 +1,8 @@
 """Dead letters: records that could not be processed, each kept with its reason, beside the pipeline's other outputs.
 
 A dead letter is a `Record`, with the reason in headers whose names begin with `PREFIX`. It holds the input record as it
-was, value, key and headers, where that is still at hand: before the first shuffle and the first loop. Behind these its
-value is the record that the operator or sink was given, in JSON, unless it is bytes.
+was, value, key and headers, where that is still at hand and in no state: before the first operator with state and the
+first loop. Behind these its value is the record that the operator or sink was given, in JSON, unless it is bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ DeadLetter = Record[bytes | None]
 INPUT, RECORD = "input", "record"
 SHARE_LETTERS_MIN = 1
 """So many letters of a checkpoint are no share too large: one bad record among few is no flood."""
+
+
+_FIRST, _TRACEBACK = "pipeline", "traceback"
+"""The first header of a reason, and the one that names lines of code."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +74,14 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_input(letter: DeadLetter) -> DeadLetter:
-    """*letter* without the reason among its headers."""
-    kept = tuple((name, value) for name, value in letter.headers if not name.startswith(PREFIX))
-    return msgspec.structs.replace(letter, headers=kept)
+    """*letter* without its reason, the last headers: those before are of the record, even if it is a letter itself."""
+    first = max(place for place, (name, _) in enumerate(letter.headers) if name == PREFIX + _FIRST)
+    return msgspec.structs.replace(letter, headers=letter.headers[:first])
+
+
+def compared(headers: Iterable[tuple[str, bytes | None]]) -> tuple[tuple[str, bytes | None], ...]:
+    """The *headers* that two computations of an output have alike: a traceback changes with any edit of the code."""
+    return tuple(header for header in headers if header[0] != PREFIX + _TRACEBACK)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client, given
 from exactlyonce.cli.text import printable, table
-from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.sizes import counted
 
@@ -34,9 +34,10 @@ examples:
 _REPLAY = """\
 Send the letters in TOPIC back to the topics that their records came from, each once: it is a
 pipeline, whose checkpoints say where the next replay goes on. So a letter is sent back once,
-whatever is killed, and however often the command runs. Everything that a pipeline makes of
-the record is made again. Letters from behind a shuffle or a loop have no input record: they
-are left out.
+whatever is killed, and however often the command runs; a record with several letters once, too.
+The record keeps its partition and gets the time of the replay. A pipeline processes it whole:
+where other branches had taken it before, they take it twice. Letters from behind an operator
+with state or a loop have no input record: they are left out.
 
 examples:
   exactlyonce dead-letters replay orders-dead
@@ -94,7 +95,7 @@ def _table(topic: str, letters: Iterable[Letter], limit: int) -> Iterator[str]:
             source = f"{reason.topic}[{reason.partition}] {reason.offset}"
             rows.append([place, reason.operator, source, f"{reason.error}: {_short(reason.message)}"])
     if not rows:
-        yield f"There are no dead letters in {topic}."
+        yield f"There are no such dead letters in {topic}."
         return
     yield from table(("place", "operator", "record", "reason"), rows)
     shares = ", ".join(f"{operator} {error} {count:,}" for (operator, error), count in by_reason.most_common())
@@ -144,31 +145,43 @@ def replay(args: argparse.Namespace) -> int:
     config, name = client(args), args.name or as_name(f"replay-{args.topic}")
     if problem := name_problem(name):
         raise ConfigError(f"The name {problem}: give another, with --name.")
-    letters = list(letters_in(config, args.topic))
-    topics = sorted({letter.reason.topic for letter in letters if letter.reason.has_input})
-    if not topics:
-        print(f"No dead letter in {args.topic} has an input record to send back.")
-        return 0
-    params = {"name": name, "letters": args.topic, "topics": ",".join(topics)}
     before: dict[int, int] = {}
     with suppress(TopicError):  # the first replay
         before = _positions(read_history(config, name).latest)
+    letters = [
+        letter
+        for letter in letters_in(config, args.topic)
+        if letter.record.offset >= before.get(letter.record.partition, 0)
+    ]
+    topics = sorted({letter.reason.topic for letter in letters if letter.reason.has_input})
+    if not topics:
+        print(f"{args.topic} has no dead letter with an input record that was not sent back before.")
+        return 0
+    params = {"name": name, "letters": args.topic, "topics": ",".join(topics)}
     options = options_from({**given(args), "until": "latest", "inline": True})
     pipeline = load("exactlyonce.sinks.kafka.letter_replay:replay", params)
-    after = _positions(run_loaded(pipeline, options, JsonReporter(level="warning"), Stopper()))
-    new = [
-        letter
-        for letter in letters
-        if before.get(letter.record.partition, 0) <= letter.record.offset < after.get(letter.record.partition, 0)
-    ]
-    sent = Counter(letter.reason.topic for letter in new if letter.reason.has_input)
+    try:
+        after = _positions(run_loaded(pipeline, options, JsonReporter(level="warning"), Stopper()))
+    except Halt as error:
+        raise Halt(
+            f"The replay {name} cannot go on: {error}\n"
+            f"  If retention has removed letters that were not sent back, go on with a replay of another name, by "
+            f"--name. It begins at the first letter that is left, and sends those again that were sent before."
+        ) from error
+    done = [letter for letter in letters if letter.record.offset < after.get(letter.record.partition, 0)]
+    sent = Counter(topic for topic, _, _ in {_place(letter) for letter in done if letter.reason.has_input})
     for topic, count in sorted(sent.items()):
         print(f"{counted(count, 'record')} sent back to {topic}.")
-    if left := len(new) - sent.total():
-        print(f"{counted(left, 'dead letter')} left out: behind a shuffle or a loop, they have no input record.")
-    if not new:
-        print(f"All dead letters in {args.topic} were sent back before: nothing was written.")
+    if left := sum(not letter.reason.has_input for letter in done):
+        print(
+            f"{counted(left, 'dead letter')} left out: behind an operator with state or a loop, they have no input "
+            f"record. docs/pipelines.md, dead letters, says what to do with them."
+        )
     return 0
+
+
+def _place(letter: Letter) -> tuple[str, int, int]:
+    return letter.reason.topic, letter.reason.partition, letter.reason.offset
 
 
 def _positions(manifest: Manifest | None) -> dict[int, int]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _EXAMPLES = f"""\
 Compute the output of two versions of a pipeline over the same real input, and compare it key
 by key: a test of a change before it runs. Both begin with the state of one checkpoint of the
-pipeline, by default the oldest that is retained, and read up to --to. Nothing is written, and
-a running pipeline is not disturbed.
+pipeline, by default its newest savepoint, else the oldest checkpoint that is retained, and
+read up to --to. Nothing is written, and a running pipeline is not disturbed.
 
 examples:
   git show main:orders.py > orders_before.py

@@ -142,7 +142,7 @@ def advance(
     if units_failed:
         connections.known_blocks.expect_own_orphans()
     publications_failed = any(tries_before(published.label) for published in publications)
-    done = Advanced(_decide(connections, pending), receipts, publications)
+    done = Advanced(_decide(connections, pending, receipts), receipts, publications)
     attempt = leader.attempt + (units_failed or publications_failed)
     connections.drive(leader.begin_attempt(attempt, killed=units_failed))
     return done
@@ -223,15 +223,16 @@ def _published(common: Stage, publications: Iterable[Publication], submit: Submi
     return [_published_decoder.decode(answer) for answer in answers]
 
 
-def _decide(connections: PipelineConnections, pending: PendingCheckpoint) -> Manifest:
+def _decide(connections: PipelineConnections, pending: PendingCheckpoint, receipts: Sequence[Receipt]) -> Manifest:
     """The manifest, once it is durable."""
     for ack in pending.acks.values():
         connections.leader.acknowledged(ack)
     try:
         verdict = connections.drive(connections.leader.decide(pending, (pending.base,)))
-    except RecordError:  # too many dead letters, which no reader must wait for
+    except RecordError as error:  # too many dead letters, which no reader must wait for
         _abort_all_but(connections)
-        raise
+        notes = dict.fromkeys(note for receipt in receipts for note in receipt.notes)
+        raise RecordError("\n".join([*notes, str(error)]), **error.facts) from None
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
         raise BrokerUnavailable(

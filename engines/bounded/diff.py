@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -31,7 +31,7 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.fitting import require_readable
-from exactlyonce.engines.surroundings.preflight import Inputs
+from exactlyonce.engines.surroundings.preflight import Inputs, check_operators
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -139,12 +139,18 @@ class Diff:
         to: StopOffsets | None = None,
         shown: int = SHOWN,
     ) -> None:
-        """*checkpoint* None: the oldest one that is retained. *to* is where the input ends; None: at its present end.
-        *shown*: the most differences of a sink."""
+        """*checkpoint* None: the newest savepoint, or else the oldest checkpoint that is retained. *to* is where the
+        input ends; None: at its present end. *shown*: the most differences of a sink."""
         self._versions, self._client, self._shown = (old, new), client, shown
         self._graphs = [version.pipeline.build() for version in self._versions]
         self.name = old.pipeline.name
         self._notes: list[str] = []
+        if old.pipeline.name != new.pipeline.name:
+            raise GraphError(
+                f"These are two pipelines, {old.pipeline.name!r} and {new.pipeline.name!r}, and a diff compares two "
+                f"versions of one: give both its name, which its checkpoints have."
+            )
+        self._history = read_history(client, self.name)
         self._base = self._chosen(checkpoint)
         self._topic = find_topic(client, self.name)
         for graph in self._graphs:
@@ -152,6 +158,8 @@ class Diff:
             self._require_same_sources(graph)
             blocks = block_storage(client, self._topic, self._base.storage)
             require_readable(graph, self._base, blocks, self._notes.append, drops_fields=True)
+            check_operators(graph, self._base)
+        self._require_run_goes_on()
         self._ranges = self._read_ranges(to or StopOffsets())
 
     @property
@@ -160,7 +168,19 @@ class Diff:
         return sum(reading.length for reading in self._ranges)
 
     def run(self, executors: Executors, progress: Progress) -> DiffReport:
-        """Compute both versions, and compare their outputs."""
+        """Compute and compare both versions. Raises `ConfigError` if the checkpoint expires meanwhile."""
+        try:
+            return self._run(executors, progress)
+        except Halt as error:
+            if self._base.checkpoint in read_history(self._client, self.name).manifests:
+                raise
+            raise ConfigError(
+                f"Checkpoint {self._base.checkpoint} of {self.name} has expired while it was read: the pipeline runs, "
+                f"and keeps only its newest ones. Take a savepoint, which stays, by `exactlyonce savepoint "
+                f"{self.name}`: a diff begins there. Or let it run with a larger --num-retained."
+            ) from error
+
+    def _run(self, executors: Executors, progress: Progress) -> DiffReport:
         for note in self._notes:
             progress.note(note)
         progress.began(self._base, 2 * self.offsets)
@@ -185,18 +205,26 @@ class Diff:
         return report
 
     def _chosen(self, checkpoint: int | None) -> Manifest:
-        history = read_history(self._client, self.name)
-        kept = {manifest.checkpoint: manifest for manifest in history.retained}
+        kept = {manifest.checkpoint: manifest for manifest in self._history.retained}
         if not kept:
             raise ConfigError(f"{self.name} has no checkpoint to begin at: let it run until there is one.")
         if checkpoint is None:
-            return kept[min(kept)]
+            savepoints = [number for number, manifest in kept.items() if manifest.is_savepoint]
+            return kept[max(savepoints, default=min((number for number in kept if number), default=0))]
         if checkpoint not in kept:
             raise ConfigError(
                 f"{self.name} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of those "
                 f"that are retained: {', '.join(map(str, sorted(kept)))}."
             )
         return kept[checkpoint]
+
+    def _require_run_goes_on(self) -> None:
+        """Raise what would keep a run of the new version from going on at the newest checkpoint."""
+        newest, graph = self._history.latest, self._graphs[1]
+        if newest is not None and newest is not self._base:
+            check_operators(graph, newest)
+            blocks = block_storage(self._client, self._topic, newest.storage)
+            require_readable(graph, newest, blocks, drops_fields=True)
 
     def _require_same_sources(self, graph: LogicalGraph) -> None:
         """Raise GraphError unless *graph* reads what the checkpoint has offsets of."""
@@ -242,8 +270,15 @@ class Diff:
             lanes=lanes,
             storage=base.storage,
             drops_fields=True,
+            skips=self._skips,
             output_partitions=self._output_partitions(graph),
         )
+
+    @property
+    def _skips(self) -> tuple[RecordPlace, ...]:
+        """The records that the run has left out since the checkpoint."""
+        later = (each for number, each in self._history.manifests.items() if number > self._base.checkpoint)
+        return tuple(dict.fromkeys(place for manifest in later for place in manifest.skips))
 
     def _output_partitions(self, graph: LogicalGraph) -> dict[str, int]:
         """The partitions of each sink's topic; of a missing one those that it would be created with."""
@@ -270,13 +305,15 @@ class Diff:
             work = [_encode(Comparison(lane, old, new, self._shown)) for lane in range(lanes)]
             answers = executors.submit(f"{self.name}: diff, compare {sink}", work)
             done = [_compared_decoder.decode(answer) for answer in answers]
+            keyless = [each for compared in done if (each := compared.keyless_difference) is not None]
+            keyed = [each for compared in done for each in compared.differences]
             yield SinkDiff(
                 sink=sink,
                 old=sum(file.records for file in files[0]),
                 new=sum(file.records for file in files[1]),
-                keys=sum(compared.keys for compared in done),
-                differing=sum(compared.differing for compared in done),
-                differences=[each for compared in done for each in compared.differences][: self._shown],
+                keys=sum(compared.keys for compared in done) + any(compared.keyless for compared in done),
+                differing=sum(compared.differing for compared in done) + any(keyless),
+                differences=[*keyless[:1], *keyed][: self._shown],
             )
 
     def _not_compared(self) -> Iterator[str]:
@@ -287,6 +324,12 @@ class Diff:
             for node in graph.sinks:
                 if node.id not in compared[-1] and graph is self._graphs[0]:
                     yield f"the output of sink {node.id!r}, which does not go to Kafka exactly once"
+        topics = [{node.id: node.sink.topic for node in graph.sinks if node.sink is not None} for graph in self._graphs]
+        for id, topic in topics[0].items():
+            if (now := topics[1].get(id, topic)) != topic:
+                yield f"where the outputs of sink {id!r} go: to {topic} by the old version, to {now} by the new"
+        if not self._base.operators:
+            return
         before = {snapshot.operator for snapshot in self._base.operators}
         for side, graph in zip(("old", "new"), self._graphs, strict=True):
             if missing := sorted({node.id for node in graph.stateful} - before):

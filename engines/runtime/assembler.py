@@ -197,7 +197,7 @@ class Assembler:
         for node in task.nodes:
             if node.dead_letters is not None:
                 kind = node.kind.value if node.kind in (Kind.SOURCE, Kind.SINK) else "operator"
-                inputs = _inputs_at_hand(graph, node)
+                inputs = inputs_at_hand(graph, node)
                 operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.note, inputs)
             operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
@@ -340,15 +340,18 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
     return [ref for before, refs in parts if common_groups(before, groups) for ref in refs]
 
 
-def _inputs_at_hand(graph: LogicalGraph, node: Node) -> dict[str, Callable[[Any], DeadLetter]]:
-    """By topic, what makes a letter of an input record of *node*; empty behind a shuffle or a loop.
+def inputs_at_hand(graph: LogicalGraph, node: Node) -> dict[str, Callable[[Any], DeadLetter]]:
+    """By topic, what makes a letter of an input record of *node*; empty behind an operator with state or a loop.
 
-    A shuffle that a run at this parallelism does not need counts, too, so that letters are the same at any.
+    Such a record is in a state already, or its bytes are elsewhere. A shuffle that a run at this parallelism does not
+    need counts, too, so that letters are the same at any.
     """
-    above = {node.id} | graph.above(node.id)
-    if above & {edge.stateful for edge in graph.shuffles} or above & {loop.id for loop in graph.loops}:
+    above = graph.above(node.id)
+    upto = {node.id} | above
+    shuffled = {edge.stateful for edge in graph.shuffles} | {loop.id for loop in graph.loops}
+    if above & {each.id for each in graph.stateful} or upto & shuffled:
         return {}
-    sources = [cast("Readable", source.source) for source in graph.sources if source.id in above]
+    sources = [cast("Readable", source.source) for source in graph.sources if source.id in upto]
     return {source.topic: source.decoder().letter for source in sources}
 
 

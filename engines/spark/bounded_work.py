@@ -205,9 +205,10 @@ def diff(
 ) -> DiffReport:
     """Compare the outputs that versions *old* and *new* of a pipeline give for the same input.
 
-    Both begin with the state of *checkpoint*, by default the oldest that is retained, and read up to *to*, as for
-    `backfill`. Nothing is written, and a running pipeline runs on. `DiffReport.frame(spark)` has the differences as a
-    DataFrame, at most *shown* of each sink. *options* say which cluster, as for `audit`.
+    Both begin with the state of *checkpoint*, by default the newest savepoint, else the oldest checkpoint that is
+    retained, and read up to *to*, as for `backfill`. Nothing is written, and a running pipeline runs on.
+    `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *options* say which
+    cluster, as for `audit`.
     """
     versions, listener = (_loaded(old), _loaded(new)), Listener(progress)
     work = Diff(*versions, _client(options), checkpoint=checkpoint, to=StopOffsets.parse(to), shown=shown)

@@ -1,4 +1,4 @@
-"""The pipeline that sends dead letters back to the topics that their records came from, each once."""
+"""The pipeline that sends the input records of dead letters back to their topics and partitions, each once."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ def _is_from(topic: str, record: DeadLetter) -> bool:
     return record.topic == topic
 
 
+def _place(record: DeadLetter) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
+
+
+def _once(sent: bool | None, record: DeadLetter) -> tuple[bool, list[DeadLetter]]:
+    """Let an input record pass once: several operators and outputs may have made letters of it."""
+    return True, [] if sent else [record]
+
+
 def replay(name: str, letters: str, topics: str) -> Pipeline:
     """Pipeline *name*, from topic *letters* into *topics*, separated by commas; a letter from elsewhere stops it."""
     known = topics.split(",")
@@ -27,12 +36,17 @@ def replay(name: str, letters: str, topics: str) -> Pipeline:
             return []
         if reason.topic not in known:
             raise ValueError(f"it came while the replay began, from topic {reason.topic}: run the command again")
-        return [msgspec.structs.replace(as_input(letter), topic=reason.topic)]
+        place = {"topic": reason.topic, "partition": reason.partition, "offset": reason.offset}
+        return [msgspec.structs.replace(as_input(letter), **place)]
 
     pipeline = Pipeline(name)
     read = pipeline.source("letters", KafkaSource(letters, value=bytes | None, metadata=True))
-    records = read.flat_map(inputs, id="inputs", output=DeadLetter)
+    records = read.flat_map(inputs, id="inputs", output=DeadLetter).key_by(_place)
+    once = records.stateful_flat_map("once", _once)
     for topic in known:
-        own = records.filter(partial(_is_from, topic), id=as_name(f"from-{topic}"))
-        own.sink(as_name(f"to-{topic}"), KafkaSink(topic, create_partitions=None))
+        own = once.filter(partial(_is_from, topic), id=as_name(f"from-{topic}"))
+        own.sink(
+            as_name(f"to-{topic}"),
+            KafkaSink(topic, partition=lambda record: record.partition, create_partitions=None),
+        )
     return pipeline

@@ -20,6 +20,7 @@ from exactlyonce import Output, Pipeline
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
+from exactlyonce.engines.runtime.assembler import inputs_at_hand
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
@@ -34,10 +35,12 @@ from exactlyonce.engines.runtime.operators import (
     Stateful,
     listeners,
 )
-from exactlyonce.pipeline.dead_letters import DeadLetterLimits, Reason
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, Reason, as_input
 from exactlyonce.pipeline.errors import GraphError, Unavailable
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import DeadLetters, KafkaSink
+from exactlyonce.sinks.kafka import letter_replay
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
@@ -227,6 +230,43 @@ def test_what_is_refused_as_the_pipeline_is_built(on_error: Any, text: str) -> N
         pipeline.build()
 
 
+def test_what_a_letter_holds() -> None:
+    """The input record, unless a state has taken it, whatever the parallelism; and of a letter, only its own reason."""
+    dead = DeadLetters("dead")
+    pipeline = Pipeline("orders")
+    source = pipeline.source("in", KafkaSource("in", value=int, on_error=dead))
+    keyed = source.map(abs, id="early", output=int).key_by(lambda number: number, partitioned=True)
+    kept = keyed.reduce("kept", max)
+    kept.map(abs, id="late", output=int).sink("out", KafkaSink("out"))
+    source.sink("copies", KafkaSink("copies"))
+    graph = pipeline.build()
+    holding = [id for id in ("in", "early", "kept", "late", "out", "copies") if inputs_at_hand(graph, graph.node(id))]
+    assert holding == ["in", "early", "kept", "copies"]
+    inner = DeadLetterOutput(
+        "p", "a", "source", lambda line: None, {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
+    )
+    place = Coordinates("t", 0, 1)
+    letter = inner.undecoded(place, ValueError("first"), "first")
+    outer = DeadLetterOutput("q", "b", "source", lambda line: None, {"t": lambda _: letter})
+    assert as_input(outer.undecoded(place, ValueError("second"), "second")) == letter
+    assert as_input(letter).headers == (("h", b"1"),)
+
+
+def test_a_replay_sends_a_record_with_several_letters_once() -> None:
+    record: DeadLetter = Record(b"1", topic="t", partition=2, offset=7)
+    sent, first = letter_replay._once(None, record)
+    assert (first, letter_replay._once(sent, record)) == ([record], (True, []))
+
+
+def test_where_letters_may_not_go() -> None:
+    for topic, text in (("in", "which the pipeline reads"), ("out", "has the outputs of sink 'out'")):
+        pipeline = Pipeline("orders")
+        numbers = pipeline.source("numbers", KafkaSource("in", value=int, on_error=DeadLetters(topic)))
+        numbers.sink("out", KafkaSink("out"))
+        with pytest.raises(GraphError, match=text):
+            pipeline.build()
+
+
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -382,12 +422,13 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     left = len(letters) + 1 - len(again)
     assert command("replay", topic).splitlines() == [
         f"{len(again)} records sent back to {job.topic}.",
-        f"{left} dead letters left out: behind a shuffle or a loop, they have no input record.",
+        f"{left} dead letters left out: behind an operator with state or a loop, they have no input record. "
+        "docs/pipelines.md, dead letters, says what to do with them.",
     ]
     given = kafka.read_committed(job.topic)
-    whole = [(record.key, record.value, record.headers) for record in given]
+    whole = [(record.key, record.value, record.headers, record.partition) for record in given]
     assert Counter(whole[41:]) == Counter(whole[offset] for offset in again)
-    assert "sent back before" in command("replay", topic)
+    assert "that was not sent back before" in command("replay", topic)
     assert len(kafka.read_committed(job.topic)) == len(given)
     assert "no dead letter at" in command("show", topic, "0:999", code=2)
     assert "is no place" in command("show", topic, "17", code=2)

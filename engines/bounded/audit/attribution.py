@@ -25,6 +25,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible
 from exactlyonce.engines.bounded.audit.compare import PlainRecord, Seen
 from exactlyonce.engines.bounded.replay.recompute import RecomputedOutput
+from exactlyonce.pipeline.dead_letters import compared
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 
@@ -237,7 +238,7 @@ class VisibleRecords:
     def plain(self, record: VisibleRecord | RecomputedOutput, sink: str) -> PlainRecord:
         """The compared part of *record*, of *sink*."""
         time_ms = record.timestamp_ms if sink in self._timed else None
-        return PlainRecord(record.key, record.value, tuple(record.headers or ()), time_ms)
+        return PlainRecord(record.key, record.value, compared(record.headers or ()), time_ms)
 
     def read_again(self, owner: SinkLane, place: Place) -> list[Seen]:
         """The records of a lane in one partition, of which only the digest was kept."""

@@ -180,6 +180,7 @@ class Assembly:
         self.decoders: list[SourceDecoder] = []
         self._sent = _sent_to(unit.subtask, stage, files, {edge.name for edge in plan.into(task)})
         self._config = ClientConfig(client)
+        self._notes: list[str] = []
         self._producers = ThreadPoolExecutor(1, "producers")
         self._staying = set[ReaderInTurn]()
         self._assembler = Assembler(
@@ -190,6 +191,7 @@ class Assembly:
             in_memory(),
             drops_fields=stage.drops_fields,
             skips=stage.skips,
+            note=self._notes.append,
         )
         try:
             self._assembler.assemble(task, self, self.operators)
@@ -211,7 +213,7 @@ class Assembly:
         self._producers.shutdown(wait=False)
         for lane in self.partitions:
             lane.reader.close()
-        return list(self._close_operators())
+        return [*self._notes, *self._close_operators()]
 
     def _close_operators(self) -> Iterator[str]:
         for operator, function in self.operators.functions:

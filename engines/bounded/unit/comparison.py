@@ -1,7 +1,7 @@
 """The comparison of a lane of a sink's outputs as two versions of a pipeline give them: key by key.
 
-Invariants: outputs of a key are compared in order, those without a key as a multiset; memory is bounded by the keys of
-a lane and the shown differences, not by the outputs.
+Invariants: outputs of a key are compared in order, those without a key as a multiset. Memory is bounded by the keys of
+a lane and the outputs of the shown ones; without keys, by a digest for each output of the lane, where these differ.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import zip_longest
 import msgspec
 
 from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFile, StagedFiles, read_lane
+from exactlyonce.pipeline.dead_letters import compared
 
 DIGEST_BYTES = 16
 
@@ -35,7 +36,7 @@ class ComparedOutput(msgspec.Struct, frozen=True):
 
 
 class KeyDifference(msgspec.Struct, frozen=True):
-    """The first difference in the outputs of a key."""
+    """The first difference in the outputs of a key; without a key, an output that each version has more often."""
 
     key: bytes | None
     place: int
@@ -56,13 +57,17 @@ class Comparison(msgspec.Struct, frozen=True, tag="comparison"):
     """The most differences to return."""
 
 
-class Compared(msgspec.Struct, frozen=True):
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
     keys: int
-    """The keys with outputs in either version; outputs without a key count as one."""
+    """The keys with outputs in either version."""
     differing: int
-    """The keys whose outputs differ."""
+    """Those of them whose outputs differ."""
     differences: tuple[KeyDifference, ...]
     """Those of the first such keys."""
+    keyless: bool
+    """Whether there are outputs without a key."""
+    keyless_difference: KeyDifference | None
+    """None: they do not differ."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,35 +80,59 @@ def compare_lane(comparison: bytes, attempt_label: str) -> bytes:
     work = _decoder.decode(comparison)
     with closing(StagedFiles()) as files:
         sides = [_outputs_decoder.decode(files.message(side, 0)) for side in (work.old, work.new)]
-    old, new = (_digests(side, work.lane) for side in sides)
-    differing = sorted((key for key in {*old, *new} if old.get(key) != new.get(key)), key=lambda key: key or b"")
+    (old, old_keyless), (new, new_keyless) = (_digests(side, work.lane) for side in sides)
+    differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     shown = set(differing[: work.shown])
     found = [_of_keys(side, work.lane, shown) for side in sides] if shown else []
-    differences = tuple(difference(key, *(by_key.get(key, ()) for by_key in found)) for key in differing[: work.shown])
-    return _encode(Compared(len({*old, *new}), len(differing), differences))
+    differences = [difference(key, *(by_key.get(key, ()) for by_key in found)) for key in differing[: work.shown]]
+    same = old_keyless == new_keyless
+    return _encode(
+        Compared(
+            keys=len({*old, *new}),
+            differing=len(differing),
+            differences=tuple(differences),
+            keyless=bool(old_keyless or new_keyless),
+            keyless_difference=None if same else _keyless_difference(sides, work.lane),
+        )
+    )
 
 
-def _digests(side: Sequence[OutputFile], lane: int) -> dict[bytes | None, bytes | int]:
-    """By key, a digest of its outputs in order; without a key, the sum of the digests of all."""
-    digests: dict[bytes | None, bytes] = defaultdict(bytes)
+def _digest(before: bytes, output: ComparedOutput) -> bytes:
+    return hashlib.blake2b(before + _encode(output.content), digest_size=DIGEST_BYTES).digest()
+
+
+def _digests(side: Sequence[OutputFile], lane: int) -> tuple[dict[bytes, bytes], int]:
+    """By key, a digest of its outputs in order; and the sum of the digests of outputs without a key."""
+    digests = defaultdict[bytes, bytes](bytes)
     keyless = 0
     for key, output in _outputs(side, lane):
-        content = _encode(output.content)
         if key is None:
-            keyless += int.from_bytes(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), "big")
+            keyless += int.from_bytes(_digest(b"", output), "big")
         else:
-            digests[key] = hashlib.blake2b(digests[key] + content, digest_size=DIGEST_BYTES).digest()
-    return {**digests, **({None: keyless} if keyless else {})}
+            digests[key] = _digest(digests[key], output)
+    return digests, keyless
 
 
-def _of_keys(
-    side: Sequence[OutputFile], lane: int, keys: set[bytes | None]
-) -> dict[bytes | None, list[ComparedOutput]]:
-    found = defaultdict[bytes | None, list[ComparedOutput]](list)
+def _of_keys(side: Sequence[OutputFile], lane: int, keys: set[bytes]) -> dict[bytes, list[ComparedOutput]]:
+    found = defaultdict[bytes, list[ComparedOutput]](list)
     for key, output in _outputs(side, lane):
-        if key in keys:
+        if key is not None and key in keys:
             found[key].append(output)
     return found
+
+
+def _keyless_difference(sides: Sequence[Sequence[OutputFile]], lane: int) -> KeyDifference:
+    surplus = Counter[bytes]()
+    for side, one in zip(sides, (1, -1), strict=True):
+        for key, output in _outputs(side, lane):
+            if key is None:
+                surplus[_digest(b"", output)] += one
+
+    def more(side: Sequence[OutputFile], one: int) -> ComparedOutput | None:
+        keyless = (output for key, output in _outputs(side, lane) if key is None)
+        return next((output for output in keyless if surplus[_digest(b"", output)] * one > 0), None)
+
+    return KeyDifference(None, 0, more(sides[0], 1), more(sides[1], -1))
 
 
 def _outputs(side: Sequence[OutputFile], lane: int) -> Iterator[tuple[bytes | None, ComparedOutput]]:
@@ -112,30 +141,18 @@ def _outputs(side: Sequence[OutputFile], lane: int) -> Iterator[tuple[bytes | No
         columns = (batch.keys or none, batch.values, batch.headers or none, batch.timestamps or none,
                    batch.origins or none)  # fmt: skip
         for key, value, headers, timestamp_ms, origin in zip(*columns, strict=True):
-            yield key, ComparedOutput(value, tuple(headers or ()), timestamp_ms, origin)
+            yield key, ComparedOutput(value, compared(headers or ()), timestamp_ms, origin)
 
 
-def difference(key: bytes | None, old: Sequence[ComparedOutput], new: Sequence[ComparedOutput]) -> KeyDifference:
+def difference(key: bytes, old: Sequence[ComparedOutput], new: Sequence[ComparedOutput]) -> KeyDifference:
     """The first difference between the outputs of *key*, which differ.
 
     >>> one, two = ComparedOutput(b"1"), ComparedOutput(b"2")
     >>> difference(b"k", [one, one], [one, two]).place
     1
     """
-    if key is None:
-        return KeyDifference(None, 0, _surplus(old, new), _surplus(new, old))
     pairs = enumerate(zip_longest(old, new))
     place, (was, now) = next(
         (place, (was, now)) for place, (was, now) in pairs if was is None or now is None or was.content != now.content
     )
     return KeyDifference(key, place, was, now)
-
-
-def _surplus(these: Sequence[ComparedOutput], others: Sequence[ComparedOutput]) -> ComparedOutput | None:
-    """The first of *these* that there are more of than among *others*."""
-    left = Counter(output.content for output in others)
-    for output in these:
-        if not left[output.content]:
-            return output
-        left[output.content] -= 1
-    return None
