@@ -85,7 +85,7 @@ def run_loaded(
     with handling_stop_signals(stop):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            report = Report(graph.pipeline_id, reporter, options.client.redact)
+            report = Report(graph.pipeline_id, reporter, options.client.redact, graph.dead_letter_limits)
             host = LocalHost(physical, loaded.reference, options, workers, report, succession)
             job = Job(physical, options, restart, host, report)
             stopper.attach(job)

@@ -335,8 +335,9 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_kills(
         job.feed(400)
         killed.wait()
     job.kafka.produce(job.topic, [BAD])
-    job.finish(env=failpoint("worker-frozen"))
+    last = job.finish(env=failpoint("worker-frozen"))
     letters = assert_lettered(job)
+    assert 1 <= last.events[-1]["dead_letters"] <= len(letters)
     given = {record.offset: record for record in job.kafka.read_committed(job.topic)}
     for letter, reason in letters:
         assert reason.has_input is (reason.operator in ("orders", "checked"))
