@@ -22,13 +22,13 @@ import shop_messages as shop
 pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client needs the extra `registry`")
 
 from confluent_kafka import Message
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from login_proxy import asking_for_login
-from registry_server import RegistryServer
+from registry_server import ANSWER_S, RegistryServer
 from running import QUICK, Run, no_decision_counts, run_here, stop, workers_of
 
 from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
@@ -39,6 +39,8 @@ from exactlyonce.connectors.registry.codec import LOOKS
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 RIG = Path(__file__).parent / "rig"
+BY_TOPIC = {"subject.name.strategy": topic_subject_name_strategy}
+"""Else Confluent's serializers ask the registry for each record."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -77,7 +79,7 @@ class NewOrder(msgspec.Struct):
 
 @pytest.fixture
 def confluent(registry: RegistryServer) -> SchemaRegistryClient:
-    return SchemaRegistryClient({"url": registry.url})
+    return SchemaRegistryClient({"url": registry.url, "timeout": ANSWER_S})
 
 
 def record_in(topic: str, part: str = "value") -> SerializationContext:
@@ -93,7 +95,7 @@ def test_confluents_avro_serializer_and_deserializer_are_the_other_end(
     assert encoded[0] == 0
     theirs = AvroDeserializer(confluent)(encoded, record_in(topic_name))
     assert theirs == msgspec.to_builtins(ORDER)
-    again = AvroSerializer(confluent, json.dumps(codec.schema))(theirs, record_in(topic_name))
+    again = AvroSerializer(confluent, json.dumps(codec.schema), conf=BY_TOPIC)(theirs, record_in(topic_name))
     assert again == encoded
     assert ours.decode(encoded) == ORDER
 
@@ -192,7 +194,7 @@ def test_a_value_is_read_by_its_writers_schema_and_resolved_to_the_type(
         },
         registry=registry.url,
     )  # fmt: skip
-    write = AvroSerializer(confluent, json.dumps(OLD_ORDER))
+    write = AvroSerializer(confluent, json.dumps(OLD_ORDER), conf=BY_TOPIC)
     old = write({"id": 7, "customer": "ann", "page": 2}, record_in(topic_name))
     first, second = map(opened(codec, topic_name, "value").decode, (old, old))
     assert first == second == NewOrder(7.0, "ann", {"new": 1})
@@ -359,7 +361,7 @@ def encoded_orders(
 ) -> list[tuple[str, bytes]]:
     """Orders *first* and on for NAME-in, each with its key, by Confluent's serializer."""
     schema = schema or AvroCodec(registry_pipelines.Order).schema
-    write = AvroSerializer(confluent, json.dumps(schema))
+    write = AvroSerializer(confluent, json.dumps(schema), conf=BY_TOPIC)
     orders = [{"id": i, "customer": f"c{i % 17}", "total": i % 90 + 1} for i in range(first, first + count)]
     return [(str(place % 5), write(order, record_in(f"{name}-in"))) for place, order in enumerate(orders)]
 
@@ -370,7 +372,7 @@ def fed(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, first: 
 
 def assert_totals(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, count: int) -> None:
     """The running totals of orders 0 and on are in NAME-out, each once and in order, by Confluent's deserializer."""
-    read, topic = AvroDeserializer(confluent), f"{name}-out"
+    read, topic = AvroDeserializer(confluent, conf=BY_TOPIC), f"{name}-out"
     totals: dict[str, list[tuple[int, int]]] = {}
     for record in kafka.read_committed(topic):
         total = read(record.value, record_in(topic))

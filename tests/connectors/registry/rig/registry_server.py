@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -20,6 +20,8 @@ from waiting import until
 from exactlyonce.connectors.embedded.broker import free_port
 
 ARTIFACT, VERSION = "io.apicurio:apicurio-registry-app", "3.3.3"
+ANSWER_S = 20
+"""A request is repeated after so long: one in some ten thousand of Apicurio's answers never comes."""
 FOLDER = Path.home() / ".cache" / "exactlyonce" / f"apicurio-{VERSION}"
 
 
@@ -87,11 +89,13 @@ class RegistryServer:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = Request(f"{self.url}/{path}", data, headers, method="GET" if body is None else method)
-        try:
-            with urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-        except HTTPError as error:
-            raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from None
+        for _ in range(3):
+            try:
+                with suppress(TimeoutError), urlopen(request, timeout=ANSWER_S) as answer:
+                    return json.load(answer)
+            except HTTPError as error:
+                raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from None
+        raise AssertionError(f"{path}: no answer")
 
     def register(self, subject: str, schema: Any, kind: str = "AVRO", references: tuple[Any, ...] = ()) -> int:
         """The id of *schema* under *subject*."""
