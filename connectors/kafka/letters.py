@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
-
-from confluent_kafka import Message
+from typing import NamedTuple
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeReader
+from exactlyonce.connectors.kafka.source import record_of
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.dead_letters import DeadLetter, Reason, as_input
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.records import Record
 
 BATCH_RECORDS = 1_000
 
@@ -52,14 +50,6 @@ def _read(config: ClientConfig, topic: str, partition: int, start: int, end: int
     with closing(RangeReader(topic, partition, start, end, config)) as reader:
         while messages := reader.read(BATCH_RECORDS):
             for message in messages:
-                record = _record(message)
+                record: DeadLetter = record_of(message, message.value(), message.key())
                 if (reason := Reason.of(record.headers)) is not None:
                     yield Letter(as_input(record), reason)
-
-
-def _record(message: Message) -> DeadLetter:
-    headers: Any = tuple(message.headers() or ())
-    return Record(
-        message.value(), message.key(), message.timestamp()[1], headers, message.topic() or "",
-        message.partition() or 0, message.offset() or 0,
-    )  # fmt: skip

@@ -264,6 +264,19 @@ class KafkaSource(Source[T]):
         return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
 
 
+def record_of(message: Message, value: Any, key: Any) -> Record[Any]:
+    """The record of *message* with this value and key: its own bytes, or what they decode to."""
+    return Record(
+        value,
+        key,
+        message.timestamp()[1],
+        tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+    )
+
+
 class KafkaDecoder:
     """The `RecordDecoder` of a source."""
 
@@ -277,21 +290,10 @@ class KafkaDecoder:
         return records if self._source.metadata else list(map(self._value, records))
 
     def _record(self, message: Message) -> Record[Any]:
-        return self._placed(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
+        return record_of(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
 
     def letter(self, record: Message) -> DeadLetter:
-        return self._placed(record, record.value(), record.key())
-
-    def _placed(self, message: Message, value: Any, key: Any) -> Record[Any]:
-        return Record(
-            value,
-            key,
-            message.timestamp()[1],
-            tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
-            message.topic() or "",
-            message.partition() or 0,
-            message.offset() or 0,
-        )
+        return record_of(record, record.value(), record.key())
 
     def problem(self, record: Message, error: BaseException) -> str:
         """The problem of the key, if the value decodes."""

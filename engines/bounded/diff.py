@@ -21,6 +21,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings
@@ -208,15 +209,10 @@ class Diff:
         kept = {manifest.checkpoint: manifest for manifest in self._history.retained}
         if not kept:
             raise ConfigError(f"{self.name} has no checkpoint to begin at: let it run until there is one.")
-        if checkpoint is None:
-            savepoints = [number for number, manifest in kept.items() if manifest.is_savepoint]
-            return kept[max(savepoints, default=min((number for number in kept if number), default=0))]
-        if checkpoint not in kept:
-            raise ConfigError(
-                f"{self.name} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of those "
-                f"that are retained: {', '.join(map(str, sorted(kept)))}."
-            )
-        return kept[checkpoint]
+        if checkpoint is not None:
+            return retained(self._history, checkpoint)
+        savepoints = [number for number, manifest in kept.items() if manifest.is_savepoint]
+        return kept[max(savepoints, default=min((number for number in kept if number), default=0))]
 
     def _require_run_goes_on(self) -> None:
         """Raise what would keep a run of the new version from going on at the newest checkpoint."""
@@ -237,15 +233,10 @@ class Diff:
             )
 
     def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
+        require_same_topics(self._client, self._base)
         sources = {node.id: cast("Readable", node.source) for node in self._graphs[0].sources}
         with closing(Topics(self._client)) as topics:
             described = topics.describe(sorted({source.topic for source in sources.values()}))
-            for read in self._base.offsets:
-                if described[read.topic].topic_id != read.topic_id:
-                    raise Halt(
-                        f"Topic {read.topic!r} was deleted and created again since checkpoint {self._base.checkpoint}: "
-                        f"what was read then is gone."
-                    )
             inputs = Inputs(topics, sources, described, {})
             starts = inputs.offsets_from(self._base)
             ends = to.ends(inputs, starts)

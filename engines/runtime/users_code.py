@@ -12,9 +12,13 @@ _OURS = os.path.dirname(exactlyonce.__file__) + os.sep
 """The folder of stack frames that are not the user's."""
 
 
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+
+
 def place_of(error: BaseException) -> str:
     """The place in the user's code where *error* was raised; empty if it was elsewhere."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    frames = _users_frames(error)
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
@@ -36,5 +40,5 @@ def users_traceback(error: BaseException) -> str:
 
 def portable_traceback(error: BaseException) -> str:
     """The user's frames of *error*, innermost last: the same on any machine, with the names of files alone."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    frames = _users_frames(error)
     return "\n".join(f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line}" for f in frames)

@@ -56,15 +56,21 @@ class CheckpointInterval:
         return sum(reading.length for reading in self.ranges)
 
 
-def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
-    """The interval that *checkpoint* ended; ConfigError if there is none."""
+def retained(history: History, checkpoint: int) -> Manifest:
+    """The manifest of *checkpoint*; ConfigError if there is none."""
     manifest = history.manifests.get(checkpoint)
     if manifest is None:
-        kept = ", ".join(str(retained.checkpoint) for retained in history.retained) or "none"
+        kept = ", ".join(str(each.checkpoint) for each in history.retained) or "none"
         raise ConfigError(
             f"{history.pipeline} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of "
             f"those that are retained: {kept}."
         )
+    return manifest
+
+
+def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
+    """The interval that *checkpoint* ended; ConfigError if there is none."""
+    manifest = retained(history, checkpoint)
     if manifest.kind == RESTORED:
         raise ConfigError(
             f"Checkpoint {checkpoint} of {history.pipeline} was restored from a savepoint: it ended no interval, and "
@@ -170,14 +176,14 @@ def recomputed(
             f"interval can be computed again only by the pipeline as it was then."
         )
     refuse_loops(graph)
-    _require_same_topics(client, manifest)
+    require_same_topics(client, manifest)
     with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
         common = _common(loaded, client, interval, folder, origins=origins)
         physical = plan(graph, manifest.parallelism)
         logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
         settings = {name: str(value) for name, value in client.settings.items()}
         receipts = compute(physical, common, settings, interval.ranges, submit, logs, left)
-        _require_same_topics(client, manifest)
+        require_same_topics(client, manifest)
         skipped = sum(receipt.skipped_count for receipt in receipts)
         yield Recomputed(manifest, outputs_by_sink(receipts), sum(receipt.records for receipt in receipts), skipped)
 
@@ -200,7 +206,8 @@ def partition_counts(client: ClientConfig, history: History, manifest: Manifest,
     return [own, *sorted(counts - {own})]
 
 
-def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
+def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
+    """Raise Halt if an input topic of *manifest* was replaced since then."""
     with closing(Topics(client)) as topics:
         described = topics.describe(sorted({read.topic for read in manifest.offsets}))
     for read in manifest.offsets:
