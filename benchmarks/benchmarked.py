@@ -1,11 +1,12 @@
 """The pipelines that the benchmarks run; `by_hand.py` does the same without the engine."""
 
 import time
+from typing import Any
 
 import msgspec
 from orders import CHEAP, Order, Priced, Total
 
-from exactlyonce import Pipeline
+from exactlyonce import AvroCodec, Pipeline, ProtobufCodec
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
 
@@ -50,6 +51,46 @@ def totals(name: str, source: str, sink: str) -> Pipeline:
         .sink("out", KafkaSink(sink, key=lambda total: total.customer))
     )
     return pipeline
+
+
+def avro_totals(name: str, source: str, sink: str, registry: str) -> Pipeline:
+    """`totals`, in Avro with a schema registry."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=AvroCodec(Order, registry=registry)))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(sink, value=avro_of(Total, registry), key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def avro_of(type_: type[Any], registry: str) -> AvroCodec[Any]:
+    """The codec that writes Avro."""
+    return AvroCodec(type_, registry=registry, register=True)
+
+
+def protobuf_totals(name: str, source: str, sink: str, registry: str) -> Pipeline:
+    """`totals`, in Protobuf with a schema registry: messages are mapped to records that go to other processes."""
+    from messages import OrderMessage, message_of, order_of
+
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", KafkaSource(source, value=ProtobufCodec(OrderMessage, registry=registry)))
+        .map(order_of)
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .map(message_of)
+        .sink("out", KafkaSink(sink, value=protobuf_of(registry), key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def protobuf_of(registry: str) -> ProtobufCodec[Any]:
+    """The codec that writes Protobuf."""
+    from messages import TotalMessage
+
+    return ProtobufCodec(TotalMessage, registry=registry, register=True)
 
 
 SLOW_S = 0.001

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import elsewhere
+import formats
 import keyed_state
 import large_state
 import liveness
@@ -59,10 +60,11 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "redis": store_sinks.redis,
     "parquet": parquet_files.scenario,
     "stores": store_sinks.all_of_them,
+    "formats": formats.scenario,
     "elsewhere": elsewhere.scenario,
 }
-ASKED_FOR = {"stores", "elsewhere"}
-"""Scenarios that run only when named: all stores in one, and the one that downloads other software."""
+ASKED_FOR = {"stores", "formats", "elsewhere"}
+"""Scenarios that run only when named: all stores in one, and those that need or download other software."""
 
 
 @contextmanager

@@ -20,9 +20,16 @@ import msgspec
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import coordinator_id
-from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode
+from exactlyonce.checkpoint.records.encoding import (
+    PART_BYTES,
+    Decision,
+    DecisionKey,
+    ManifestPart,
+    encode,
+    encode_in_parts,
+)
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, StoredBlock
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import tombstones
@@ -80,11 +87,18 @@ class DecisionLog:
     """
 
     def __init__(
-        self, pipeline: str, topic: TopicInfo, clock: Clock, append_timeout_ms: int = APPEND_TIMEOUT_MS
+        self,
+        pipeline: str,
+        topic: TopicInfo,
+        clock: Clock,
+        append_timeout_ms: int = APPEND_TIMEOUT_MS,
+        part_bytes: int = PART_BYTES,
     ) -> None:
+        """*part_bytes*: see `encode_in_parts`."""
         self.pipeline = pipeline
         self.topic = topic
         self.append_timeout_ms = append_timeout_ms
+        self._part_bytes = part_bytes
         self._clock = clock
         self._writer = TransactionalWriter(coordinator_id(pipeline), topic.name, clock)
         self._opened = False
@@ -336,17 +350,29 @@ class DecisionLog:
         return self._staged([*records, *self._due_heartbeat(anyway=anyway)], dropped, blocks)
 
     def _staged(self, records: Sequence[Decision], dropped: list[DecisionKey], blocks: list[StoredBlock]) -> Staged:
-        staged = self._history.copy()
+        staged, written = self._history.copy(), list[tuple[DecisionKey, bytes]]()
         for record in records:
             self._require_own(record)
-            staged.admit(record)
+            values = self._values(record)
+            staged.admit(record, [key for key, _ in values[:-1]])
+            written += values
         staged.forget(dropped)
         needed = staged.references() if blocks else set()
         require(not any(ref.key in needed for _, ref in blocks), "A block that a manifest names must not be dropped")
         newest = next((record for record in records if isinstance(record, Incarnation)), None)
         require(all(ref.partition != DECISIONS for _, ref in blocks), "Blocks do not lie among the decisions")
-        writes = (*_writes(records, dropped), *tombstones(blocks))
+        writes = (*_writes(written, dropped), *tombstones(blocks))
         return Staged(staged, writes, newest, tuple(blocks), self._deadline_ms())
+
+    def _values(self, record: Decision) -> list[tuple[DecisionKey, bytes]]:
+        """What is written for *record*, its own value last."""
+        if not isinstance(record, Manifest):
+            return [(DecisionKey.of(record), encode(record))]
+        *parts, value = encode_in_parts(record, self._part_bytes)
+        numbered = [
+            (DecisionKey(ManifestPart, record.checkpoint, number), part) for number, part in enumerate(parts, 1)
+        ]
+        return [*numbered, (DecisionKey.of(record), value)]
 
     def _due_heartbeat(self, *, anyway: bool) -> list[Incarnation]:
         now_ms = self._clock.now_ms()
@@ -488,9 +514,11 @@ def _frozen(topic: TopicInfo, partitions: int) -> TopicInfo:
     return msgspec.structs.replace(topic, partitions=partitions)
 
 
-def _writes(records: Sequence[Decision], dropped: list[DecisionKey]) -> tuple[Write, ...]:
-    values = [(str(DecisionKey.of(record)), encode(record)) for record in records]
+def _writes(written: Iterable[tuple[DecisionKey, bytes]], dropped: Iterable[DecisionKey]) -> tuple[Write, ...]:
     return (
-        *(Write(DECISIONS, key, value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),)) for key, value in values),
+        *(
+            Write(DECISIONS, str(key), value, ((DIGEST_HEADER, hashlib.sha256(value).digest()),))
+            for key, value in written
+        ),
         *(Write(DECISIONS, str(key), None) for key in dropped),
     )

@@ -222,6 +222,8 @@ class PendingCheckpoint:
     order_logs: list[OrderLog] = field(default_factory=list)
     ages_ms: dict[str, int] = field(default_factory=dict)
     """How long each precommit's transaction has been open, by transactional id."""
+    outputs_by_partition: tuple[tuple[str, int], ...] = ()
+    """See `Manifest.outputs_by_partition`."""
 
     def move(self, state: CheckpointState) -> None:
         """Change state, as the table allows."""

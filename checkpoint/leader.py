@@ -8,7 +8,7 @@ by one. For one thread at a time, except `acknowledged`, which hands over to `de
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -38,7 +38,7 @@ from exactlyonce.checkpoint.requests import Outputs, Procedure, R
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, RecordError, Undetermined
 
 UPKEEP_INTERVAL_S = 10.0
 """Between two calls of `upkeep`; `history.SILENCE_MS` is three times as long."""
@@ -338,7 +338,7 @@ class Leader:
                 self.log,
                 make_manifest=lambda outputs: self._manifest(plan, outputs),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
-                checks=lambda: (self._check_topics(), self._check_blocks(plan)),
+                checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_dead_letters(plan)),
             )
         )
         if isinstance(verdict, Decided):
@@ -382,6 +382,29 @@ class Leader:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
+    def _check_dead_letters(self, plan: PendingCheckpoint) -> Procedure[None]:
+        """Raise RecordError if the checkpoint has more dead letters than a limit allows."""
+        yield from ()
+        if not self.config.dead_letter_limits:
+            return
+        previous = self.log.history.manifests.get(plan.previous)
+        begin = {} if previous is None else {(o.source, o.partition): o.offset for o in previous.offsets}
+        ends = (offset for ack in plan.acks.values() for offset in ack.offsets)
+        records = sum(end.offset - begin.get((end.source, end.partition), 0) for end in ends)
+        records += 0 if previous is None else previous.records_in_flight
+        letters = Counter[str]()
+        for precommit in plan.precommits:
+            letters[precommit.sink] += precommit.records
+        for sink, limits in self.config.dead_letter_limits.items():
+            if limit := limits.exceeded(letters[sink], records):
+                raise RecordError(
+                    f"Checkpoint {plan.checkpoint} has {letters[sink]:,} dead letters for sink {sink!r}, more than "
+                    f"{limit}. The job has stopped before it: none of them is written, and nothing is lost. The lines "
+                    f"above that begin with 'dead letter' name the first. Fix the pipeline or the input, or raise the "
+                    f"limit, then run again.",
+                    operator=sink,
+                )
+
     def _absorb(self) -> list[Precommit]:
         """Take in the acknowledgements since the last time, and return their precommits."""
         precommits, sizes = list[Precommit](), self._written_bytes
@@ -421,6 +444,7 @@ class Leader:
             storage=config.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
+            outputs_by_partition=plan.outputs_by_partition,
         )
         for protocol in self._protocols:
             manifest = protocol.entered(manifest, plan, self.log.history.latest)

@@ -12,6 +12,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manif
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.settings import DELETE
+from exactlyonce.pipeline.dead_letters import DeadLetterLimits
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -79,6 +80,8 @@ class LeaderConfig:
     deletes: bool = False
     """Whether its checkpoints are deleted when it is cancelled."""
     bounded: bool = False
+    dead_letter_limits: Mapping[str, DeadLetterLimits] = field(default_factory=dict)
+    """By the id of the sink that dead letters go to."""
     restores: str = ""
     """The origin of the savepoint to continue from, unless it has done so already; empty: none."""
 

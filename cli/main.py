@@ -21,6 +21,8 @@ from exactlyonce.cli.commands import (
     broker,
     cancel,
     checkpoints,
+    dead_letters,
+    diff,
     doctor,
     explain,
     init,
@@ -61,7 +63,7 @@ _EPILOG = f"""\
 
 exit codes:
   0  a clean end
-  1  an audit, a replay or the doctor has findings; or retries did not help
+  1  an audit, a replay, a diff or the doctor has findings; or retries did not help
   2  something to correct: a setting, a topic, a store's table, the pipeline
   3  a record that cannot be decoded or processed
   4  no broker answers, or no store
@@ -95,8 +97,8 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, doctor)
-    for module in (init, broker, run, cancel, backfill, replay, audit, *looking, reset):
+    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
+    for module in (init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
         module.add(commands)
     return root
 

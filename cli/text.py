@@ -21,6 +21,20 @@ def terminal_width() -> int:
     return min(_WIDTH_MAX, shutil.get_terminal_size().columns)
 
 
+def printable(data: bytes | None) -> str | None:
+    """*data* as text where it is UTF-8, else as Python writes bytes; None stays None.
+
+    >>> printable(b"ann"), printable(b"\\xff")
+    ('ann', "b'\\\\xff'")
+    """
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return repr(data)
+
+
 def table(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
     """A line of headers and one for each row, aligned; a column whose header begins with ``>`` is right-aligned.
 

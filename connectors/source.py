@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
 
 
 class RawRecord(Protocol):
@@ -126,15 +127,22 @@ class RecordDecoder(Protocol):
     def problem(self, record: Any, error: BaseException) -> str:
         """The reason why *record* was refused, without its place."""
 
+    def letter(self, record: Any) -> DeadLetter:
+        """*record* as it is, for the dead letters of a source that has some."""
+
     def time_ms(self, record: Any) -> int:
         """The timestamp of *record*."""
+
+
+OnError = Literal["fail", "skip"] | DeadLetterTarget
+"""The treatment of a record that does not decode."""
 
 
 class Readable(Protocol):
     """The part of a source's description that engines use."""
 
     @property
-    def on_error(self) -> Literal["fail", "skip"]:
+    def on_error(self) -> OnError:
         """The treatment of a record that does not decode."""
 
     @property

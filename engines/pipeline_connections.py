@@ -33,7 +33,7 @@ from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.engines.surroundings.preflight import PipelineTopics
+from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_services
 from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.traces import erase_condemned
 from exactlyonce.pipeline.errors import ConfigError, TopicError
@@ -129,6 +129,7 @@ class PipelineConnections(Connections):
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
         self.answers += [self.surroundings, self.keep(BackgroundStores(stores)), self._answer_own]
         stores.check()
+        check_services(self._plan.graph)
         self._restoring = self._savepoint_to_restore(history)
         config = self._config(stores)
         config.require_same_storage(history.latest)
@@ -204,6 +205,7 @@ class PipelineConnections(Connections):
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
             skips=self._options.skip,
+            dead_letter_limits=graph.dead_letter_limits,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from uuid import UUID
 
 import fastavro
@@ -16,7 +17,7 @@ from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 from msgspec import inspect
 
-from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.schema import UnsupportedType, type_name
 
 if TYPE_CHECKING:
@@ -48,15 +49,31 @@ _SCALARS: dict[type[inspect.Type], Any] = {
 }
 
 
-class AvroCodec(Codec[T]):
+class AvroCodec(SchemaCodec[T]):
     """Avro, as ``AvroCodec(Order)``: the schema is derived from the type, unless *schema* gives one.
 
-    *schema_id* is for topics shared with users of a schema registry: every value begins with a zero byte and this id in
-    four bytes. The registry is not asked, so a value with another id is an error.
+    - *registry*: a schema registry, as a URL or as the settings of Confluent's client. A value begins with the id of
+      its schema, by which it is read; a sink writes the id of this schema, which must be registered.
+    - *subjects*: the subject of a sink's schema: "topic" (`<topic>-value`), "record" or "topic-record".
+    - *register*: whether a sink registers its schema.
+    - *schema_id* is for topics shared with users of a registry that is not at hand: every value begins with a zero byte
+      and this id in four bytes. A value with another id is an error.
     """
 
-    def __init__(self, type_: TypeForm[T], schema: dict[str, Any] | None = None, schema_id: int | None = None) -> None:
+    kind: ClassVar[str] = "AVRO"
+
+    def __init__(
+        self,
+        type_: TypeForm[T],
+        schema: dict[str, Any] | None = None,
+        schema_id: int | None = None,
+        *,
+        registry: str | Mapping[str, Any] | None = None,
+        subjects: Subjects = "topic",
+        register: bool = False,
+    ) -> None:
         self.schema_id = schema_id
+        self.registry = registry_of(registry, subjects, register, schema_id)
         given = avro_schema(type_) if schema is None else schema
         try:
             self.schema: Any = _as_stored(given)
@@ -103,8 +120,78 @@ class AvroCodec(Codec[T]):
         taken = {field.encode_name for field in info.fields} | {getattr(info, "tag_field", None)}
         return [field["name"] for field in self.schema.get("fields", []) if field["name"] not in taken]
 
+    @property
+    def published(self) -> PublishedSchema:
+        return PublishedSchema(self.kind, json.dumps(self.schema))
+
+    @property
+    def record_name(self) -> str:
+        parsed: Any = fastavro.parse_schema(self.schema)
+        name: str = parsed["name"] if isinstance(parsed, dict) and "name" in parsed else schema_kind(parsed)
+        return name
+
+    def decoder_of(self, writer: PublishedSchema) -> Callable[[bytes], T]:
+        try:
+            written, own = _self_contained(writer), _self_contained(self.published)
+        except _WRONG_SCHEMA as error:
+            raise ValueError(f"its Avro schema cannot be read: {error}") from None
+        if problem := _name_problem(written, own):
+            raise ValueError(problem)
+        return self.decode if written == own else self.decoder_from(written)
+
     def describe(self) -> dict[str, Any]:
-        return {"codec": self.name, "schema": self.schema}
+        return {**super().describe(), "schema": self.schema}
+
+
+def schema_kind(schema: Any) -> str:
+    """The kind of a schema without a name.
+
+    >>> schema_kind("string"), schema_kind({"type": "array", "items": "long"})
+    ('string', 'array')
+    """
+    return "union" if isinstance(schema, list) else str(schema["type"] if isinstance(schema, dict) else schema)
+
+
+def _name_problem(written: Any, read: Any) -> str | None:
+    """The problem of two records whose names differ without their namespace, which Avro compares."""
+    if not (isinstance(written, dict) and isinstance(read, dict) and written["type"] == read["type"] == "record"):
+        return None
+    was, aliases = written["name"].rpartition(".")[2], [read["name"], *read.get("aliases", ())]
+    if was in (alias.rpartition(".")[2] for alias in aliases):
+        return None
+    return f"it is a {written['name']}, and {read['name']} is read: give schema= with that name, or with it as an alias"
+
+
+def _self_contained(schema: PublishedSchema) -> Any:
+    """*schema* with full names and without docs, with each schema that it refers to where it is first used."""
+    named: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    for text in dict.fromkeys(_referred(schema)):
+        part: Any = fastavro.parse_schema(json.loads(text), named)
+        parts[part["name"]] = part
+    return _inlined(fastavro.parse_schema(json.loads(schema.text), named), parts)
+
+
+def _referred(schema: PublishedSchema) -> Iterator[str]:
+    """The texts of the schemas that *schema* refers to, each after those that it refers to itself."""
+    for reference in schema.references:
+        yield from _referred(reference.schema)
+        yield reference.schema.text
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """A parsed schema with *parts* in place of the first use of their names. It takes parts out."""
+    if isinstance(schema, str):
+        return _inlined(parts.pop(schema), parts) if schema in parts else schema
+    if isinstance(schema, list):
+        return [_inlined(member, parts) for member in schema]
+    inlined = {name: value for name, value in schema.items() if name != "doc" and not name.startswith("__")}
+    for name in ("type", "items", "values"):
+        if name in inlined:
+            inlined[name] = _inlined(inlined[name], parts)
+    if "fields" in inlined:
+        inlined["fields"] = [_inlined(field, parts) for field in inlined["fields"]]
+    return inlined
 
 
 def _as_stored(schema: Any) -> Any:

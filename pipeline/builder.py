@@ -8,6 +8,7 @@ from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
 from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.functions import Function
@@ -59,9 +60,18 @@ class Builder:
         return node.type if origin.output is None else node.outputs.get(origin.output, UNKNOWN)
 
     def add(
-        self, kind: Kind, id: str | None, inputs: tuple[Input, ...], function: Function | None = None, **rest: Any
+        self,
+        kind: Kind,
+        id: str | None,
+        inputs: tuple[Input, ...],
+        function: Function | None = None,
+        on_error: Any = None,
+        **rest: Any,
     ) -> Input:
-        """Add a node; without an id it gets one from its kind and the nearest id above that the user gave."""
+        """Add a node; without an id it gets one from its kind and the nearest id above that the user gave.
+
+        *on_error* is the target of its dead letters, for which a sink is added; None: it has none.
+        """
         anchor = self._anchors[inputs[0].node] if inputs else ""
         if id is None:
             node_id = self._derived(f"{kind.value}-after-{anchor}")
@@ -69,7 +79,17 @@ class Builder:
             node_id = anchor = self._claimed(id)
         fn, factory = (function.call, function.factory) if function else (None, False)
         self._anchors[node_id] = anchor
-        self._nodes[node_id] = Node(node_id, kind, inputs, fn, factory, location=location(caller()), **rest)
+        target = on_error if isinstance(on_error, DeadLetterTarget) else None
+        self._nodes[node_id] = Node(
+            node_id, kind, inputs, fn, factory, location=location(caller()), dead_letters=target, **rest
+        )
+        if target is not None:
+            for problem in target.limits.problems():
+                self.problem(problem)
+            letters = self._derived(f"{node_id}-dead-letters")
+            self.add(Kind.SINK, letters, (Input(node_id, DEAD_LETTERS),), sink=target.sink())
+        elif on_error is not None:
+            self.problem(f'on_error={on_error!r} must be DeadLetters("topic"), or be left out')
         return Input(node_id)
 
     def key_type(self, origin: Input) -> Any:
@@ -77,14 +97,16 @@ class Builder:
 
     def add_source(self, id: str, source: Any) -> Input:
         if isinstance(source, Source):
-            return self.add(Kind.SOURCE, id, (), type=hints.known(source.type), source=source)
+            return self.add(
+                Kind.SOURCE, id, (), type=hints.known(source.type), source=source, on_error=source.dead_letters
+            )
         self.problem(f"expected a source, as KafkaSource(...), got {source!r}")
         return self.add(Kind.SOURCE, id, ())
 
-    def add_sink(self, id: str, origin: Input, sink: Any) -> None:
+    def add_sink(self, id: str, origin: Input, sink: Any, on_error: Any) -> None:
         if not isinstance(sink, Sink):
             self.problem(f"expected a sink, as KafkaSink(...), got {sink!r}")
-        self.add(Kind.SINK, id, (origin,), sink=sink if isinstance(sink, Sink) else None)
+        self.add(Kind.SINK, id, (origin,), sink=sink if isinstance(sink, Sink) else None, on_error=on_error)
 
     def add_loop(self, id: str, type_: Any, pause: str) -> Input:
         """Add a feedback node; `feed` sets its input."""

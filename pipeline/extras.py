@@ -14,6 +14,8 @@ def install(extra: str) -> str:
 
     >>> install("redis")
     "pip install 'redis>=5.1'"
+    >>> install("a newer one")  # than the installed version says that it has
+    "pip install 'exactlyonce[a newer one]'"
     """
     from importlib import metadata  # workers start without it
 
@@ -21,7 +23,7 @@ def install(extra: str) -> str:
     requirements = [
         match[1].strip() for line in metadata.requires("exactlyonce") or () if (match := listed.fullmatch(line))
     ]
-    return " ".join(["pip install", *(f"'{requirement}'" for requirement in requirements)])
+    return " ".join(["pip install", *(f"'{each}'" for each in requirements or [f"exactlyonce[{extra}]"])])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
@@ -58,7 +59,7 @@ SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP
 
 @dataclass(frozen=True)
 class Input:
-    """An output of a node: *output* names a side output, None is the main one."""
+    """An output of a node: *output* names a side output or `DEAD_LETTERS`, None is the main one."""
 
     node: str
     output: str | None = None
@@ -92,6 +93,8 @@ class Node:
     """On KEY_BY: records of one key are in one partition of the source, so nothing is shuffled."""
     pause_ms: int = 0
     """On FEEDBACK: the pause of a record before it comes round."""
+    dead_letters: DeadLetterTarget | None = None
+    """The target of records that it cannot process; None: such a record stops the job."""
     location: str = ""
     """The file and line of the user's code."""
 
@@ -141,7 +144,19 @@ class LogicalGraph:
 
     def type_of(self, origin: Input) -> Any:
         node = self.node(origin.node)
+        if origin.output == DEAD_LETTERS:
+            return DeadLetter
         return node.type if origin.output is None else node.outputs[origin.output]
+
+    @property
+    def dead_letter_limits(self) -> dict[str, DeadLetterLimits]:
+        """The limits by the id of the sink that dead letters go to."""
+        return {
+            sink.id: target.limits
+            for sink in self.sinks
+            if sink.inputs[0].output == DEAD_LETTERS
+            and (target := self.node(sink.inputs[0].node).dead_letters) is not None
+        }
 
     def consumers(self, node_id: str, output: str | None = None) -> tuple[Node, ...]:
         """The nodes that read this output, once for each input."""

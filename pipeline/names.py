@@ -25,6 +25,15 @@ def topic_problem(topic: object) -> str | None:
     return f"topic {topic!r} must be 1 to 249 letters, digits, ., _ and -"
 
 
+def as_name(text: str) -> str:
+    """A name of an operator made of *text*, say a topic, whose dots no name may have.
+
+    >>> as_name("replay-orders.dead")
+    'replay-orders_dead'
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text)
+
+
 def checkpoint_topic(pipeline: str) -> str:
     return f"{pipeline}.checkpoints"
 

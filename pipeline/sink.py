@@ -45,6 +45,12 @@ class Sink(ABC, Generic[T_contra]):
         """The mistakes in this description for records of this type, each with its remedy."""
         return iter(())
 
+    def check_services(self, type_: Any) -> None:
+        """Ask the services that its codecs use, such as a schema registry, before anything is written.
+
+        Raises `ConfigError`, or `Unavailable` if one does not answer.
+        """
+
     @abstractmethod
     def describe(self, type_: Any) -> dict[str, Any]:
         """The identity of the sink, as JSON values: part of the graph's fingerprint and of manifests."""

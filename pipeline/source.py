@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -14,6 +16,11 @@ class Source(ABC, Generic[T_co]):
 
     start_group: str | None = None
     """The consumer group at whose offsets it begins, if any."""
+
+    @property
+    def dead_letters(self) -> DeadLetterTarget | None:
+        """The target of records that do not decode, if there is one."""
+        return None
 
     @property
     @abstractmethod
@@ -28,6 +35,12 @@ class Source(ABC, Generic[T_co]):
     def problems(self) -> Iterator[str]:
         """The mistakes in this description, each with its remedy."""
         return iter(())
+
+    def check_services(self) -> None:
+        """Ask the services that its codecs use, such as a schema registry, before anything is read or written.
+
+        Raises `ConfigError`, or `Unavailable` if one does not answer.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

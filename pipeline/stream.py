@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, ove
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.builder import Builder
+from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
@@ -123,40 +124,59 @@ class Stream(_Stream[T]):
 
     @overload
     def map(
-        self, fn: _Partial[Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...
-    ) -> Stream[U]: ...
-    @overload
-    def map(self, fn: Callable[[T], U], *, id: str | None = ..., output: TypeForm[U] | None = ...) -> Stream[U]: ...
+        self, fn: _Partial[Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
     @overload
     def map(
-        self, fn: Callable[[], Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...
-    ) -> Stream[U]: ...
-    def map(self, fn: Any, *, id: str | None = None, output: Any = None) -> Stream[Any]:
-        """One output for each record: ``fn(record)``."""
+        self, fn: Callable[[T], U], *, id: str | None = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def map(
+        self, fn: Callable[[], Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    def map(
+        self, fn: Any, *, id: str | None = None, output: Any = None, on_error: DeadLetterTarget | None = None
+    ) -> Stream[Any]:
+        """One output for each record: ``fn(record)``.
+
+        *on_error*, of this and other operators, is where records go on which the function raises, as
+        ``DeadLetters("orders-dead")``; without it they stop the pipeline.
+        """
         function = self._builder.read(fn, ("record",), yields="use flat_map")
-        return self._then(Kind.MAP, id, function, _given(output, function.returns))
+        return self._then(Kind.MAP, id, function, _given(output, function.returns), on_error=on_error)
 
     @overload
-    def filter(self, fn: Callable[[T], object], *, id: str | None = ...) -> Stream[T]: ...
+    def filter(
+        self, fn: Callable[[T], object], *, id: str | None = ..., on_error: DeadLetterTarget | None = ...
+    ) -> Stream[T]: ...
     @overload
-    def filter(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
-    def filter(self, fn: Any, *, id: str | None = None) -> Stream[T]:
+    def filter(
+        self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ..., on_error: DeadLetterTarget | None = ...
+    ) -> Stream[T]: ...
+    def filter(self, fn: Any, *, id: str | None = None, on_error: DeadLetterTarget | None = None) -> Stream[T]:
         """The records for which ``fn(record)`` is true."""
         function = self._builder.read(fn, ("record",))
-        return self._then(Kind.FILTER, id, function, self._type)
+        return self._then(Kind.FILTER, id, function, self._type, on_error=on_error)
 
     @overload
     def flat_map(
-        self, fn: Callable[[T], Iterable[U]], *, id: str | None = ..., output: TypeForm[U] | None = ...
-    ) -> Stream[U]: ...
+        self, fn: Callable[[T], Iterable[U]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
     @overload
     def flat_map(
-        self, fn: Callable[[], Callable[[T], Iterable[U]]], *, id: str | None = ..., output: TypeForm[U] | None = ...
-    ) -> Stream[U]: ...
-    def flat_map(self, fn: Any, *, id: str | None = None, output: Any = None) -> Stream[Any]:
+        self, fn: Callable[[], Callable[[T], Iterable[U]]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    def flat_map(
+        self, fn: Any, *, id: str | None = None, output: Any = None, on_error: DeadLetterTarget | None = None
+    ) -> Stream[Any]:
         """0 to n outputs for each record: what ``fn(record)`` returns or yields. *output* is the type of one."""
         function = self._builder.read(fn, ("record",), yields=None)
-        return self._then(Kind.FLAT_MAP, id, function, _given(output, function.item))
+        return self._then(Kind.FLAT_MAP, id, function, _given(output, function.item), on_error=on_error)
 
     @overload
     def peek(self, fn: Callable[[T], object] = ..., *, id: str | None = ...) -> Stream[T]: ...
@@ -174,6 +194,7 @@ class Stream(_Stream[T]):
         *,
         outputs: Sequence[Output[Any]] = ...,
         output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def process(
@@ -183,15 +204,20 @@ class Stream(_Stream[T]):
         *,
         outputs: Sequence[Output[Any]] = ...,
         output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
-    def process(self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None) -> Stream[Any]:
+    def process(
+        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None,
+        on_error: DeadLetterTarget | None = None,
+    ) -> Stream[Any]:  # fmt: skip
         """Several outputs: ``fn(record, emit)`` calls ``emit(value)``, or ``emit(value, late)`` for one of *outputs*.
 
         The type of the main output comes from ``emit: Emit[U]`` or *output*; `side` gives the other streams.
         """
         function = self._builder.read(fn, ("record", "emit"))
         type_ = _given(output, function.emitted)
-        return self._then(Kind.PROCESS, id, function, type_, outputs=self._builder.sides(outputs))
+        sides = self._builder.sides(outputs)
+        return self._then(Kind.PROCESS, id, function, type_, outputs=sides, on_error=on_error)
 
     def side(self, output: Output[U]) -> Stream[U]:
         """The stream of a side output of the operator that gave this stream."""
@@ -210,7 +236,10 @@ class Stream(_Stream[T]):
         type_ = hints.union(self._builder.type_of(origin) for origin in known)
         return Stream(self._builder, self._builder.add(Kind.UNION, id, tuple(known), type=type_))
 
-    def key_by(self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False) -> KeyedStream[K, T]:
+    def key_by(
+        self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False,
+        on_error: DeadLetterTarget | None = None,
+    ) -> KeyedStream[K, T]:  # fmt: skip
         """The stream by key, for an operator with state: each key has its own.
 
         A key is any value that msgspec encodes; 1, "1" and True are three keys. *partitioned*: all records of a key are
@@ -225,6 +254,7 @@ class Stream(_Stream[T]):
             type=self._type,
             key_type=function.returns,
             partitioned=partitioned,
+            on_error=on_error,
         )
         return KeyedStream(self._builder, origin)
 
@@ -232,9 +262,9 @@ class Stream(_Stream[T]):
         """Feed the records to *loop*, from `Pipeline.feedback`."""
         self._builder.feed(self._origin, loop)
 
-    def sink(self, id: str, sink: Sink[T]) -> None:
-        """Write the records to *sink*."""
-        self._builder.add_sink(id, self._origin, sink)
+    def sink(self, id: str, sink: Sink[T], *, on_error: DeadLetterTarget | None = None) -> None:
+        """Write the records to *sink*. *on_error* gets those that cannot be encoded for it."""
+        self._builder.add_sink(id, self._origin, sink, on_error)
 
     @property
     def _type(self) -> Any:
@@ -268,6 +298,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_map(
@@ -279,6 +310,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_map(
@@ -291,6 +323,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_map(
@@ -303,10 +336,11 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
@@ -322,7 +356,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
-        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs)
+        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error)
 
     @overload
     def stateful_flat_map(
@@ -334,6 +368,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_flat_map(
@@ -345,6 +380,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_flat_map(
@@ -357,6 +393,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
     def stateful_flat_map(
@@ -369,10 +406,11 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
@@ -383,28 +421,31 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
         type_ = _given(output, hints.element(returned))
-        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs)
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error)
 
     @overload
-    def reduce(self, id: str, fn: Callable[[T, T], T]) -> Stream[T]: ...
+    def reduce(self, id: str, fn: Callable[[T, T], T], *, on_error: DeadLetterTarget | None = ...) -> Stream[T]: ...
     @overload
-    def reduce(self, id: str, fn: Callable[[], Callable[[T, T], T]]) -> Stream[T]: ...
-    def reduce(self, id: str, fn: Any) -> Stream[T]:
+    def reduce(
+        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, on_error: DeadLetterTarget | None = ...
+    ) -> Stream[T]: ...
+    def reduce(self, id: str, fn: Any, *, on_error: DeadLetterTarget | None = None) -> Stream[T]:
         """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
         type_ = self._builder.type_of(self._origin)
         function = self._builder.read(fn, ("reduced", "record"))
-        return self._keep(Kind.REDUCE, id, function, VersionedState(hints.without_none(type_)), type_)
+        kept = VersionedState(hints.without_none(type_))
+        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
 
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
-        outputs: Sequence[Output[Any]] = (),
+        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         for problem in kept.problems:
             self._builder.problem(problem)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
-            outputs=self._builder.sides(outputs),
+            outputs=self._builder.sides(outputs), on_error=on_error,
         )  # fmt: skip
         return Stream(self._builder, origin)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -95,8 +96,19 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield _unknown(graph, node.inputs[0], "the sink encodes them by it")
     if node.sink.topic == checkpoint_topic(graph.pipeline_id):
         yield f"topic {node.sink.topic!r} holds the checkpoints: write to another"
+    if node.inputs[0].output == DEAD_LETTERS:
+        yield from _letters(graph, node.sink.topic)
     yield from delivery_problems(node.sink.delivery)
     yield from node.sink.problems(type_)
+
+
+def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
+    """The mistakes in the *topic* of dead letters: these would be read as input, or as outputs."""
+    if any(node.source is not None and node.source.topic == topic for node in graph.sources):
+        yield f"topic {topic!r} gets dead letters, which the pipeline reads: write them to another"
+    for node in graph.sinks:
+        if node.sink is not None and node.sink.topic == topic and node.inputs[0].output != DEAD_LETTERS:
+            yield f"topic {topic!r} has the outputs of sink {node.id!r}: write dead letters to another"
 
 
 def _state(node: Node) -> Iterator[str]:

@@ -75,8 +75,8 @@ class VersionedState:
     @property
     def problems(self) -> list[str]:
         problems = []
-        if self.codec is not None and self.codec.schema_id is not None:
-            problems.append("state= is an AvroCodec with a schema_id, which is for topics: leave it out")
+        if self.codec is not None and (self.codec.schema_id is not None or self.codec.registry is not None):
+            problems.append("state= is an AvroCodec with schema_id= or registry=, which are for topics: leave them out")
         if self.codec is not None and (lost := self.codec.dropped):
             problems.append(
                 f"the schema of state= has fields that {self.name} lacks, {', '.join(lost)}, which the next write "

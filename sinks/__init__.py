@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from exactlyonce.sinks.files.sink import FileSink
+    from exactlyonce.sinks.kafka.dead_letters import DeadLetters
     from exactlyonce.sinks.kafka.sink import KafkaSink
     from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
     from exactlyonce.sinks.mysql.sink import MySQLSink
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 __all__ = [
+    "DeadLetters",
     "FileSink",
     "ForeignLedger",
     "KafkaSink",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "DeadLetters": "kafka.dead_letters",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
     "KafkaSink": "kafka.sink",

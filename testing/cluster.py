@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -48,6 +48,7 @@ class Committed(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class KafkaCluster:
@@ -213,7 +214,9 @@ def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
             if message.error() or offset + 1 >= ends[partition]:
                 unread.discard(partition)
             if not message.error() and offset < ends[partition]:
-                records.append(Committed(message.key(), message.value(), partition, offset, message.timestamp()[1]))
+                headers: Any = tuple(message.headers() or ())
+                time_ms = message.timestamp()[1]
+                records.append(Committed(message.key(), message.value(), partition, offset, time_ms, headers))
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 

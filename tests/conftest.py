@@ -169,6 +169,16 @@ def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A schema registry, started once for all tests of a process; a test that stops it starts it again."""
+    pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client needs the extra `registry`")
+    from registry_server import RegistryServer
+
+    with closing(RegistryServer(tmp_path_factory.mktemp("registry"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def _second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EmbeddedBroker]]:
     """One, on a folder of its own."""
     brokers = [EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0, lifetime="process")]

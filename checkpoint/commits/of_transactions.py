@@ -7,7 +7,8 @@ repair, never before. Each procedure can be stopped between any two requests and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ TIME_LEFT_MARGIN_MS = 5_000
 REPAIRS_MAX = 5
 """Repairs of one transaction by one run, before it halts."""
 TRIES_AGAIN = "tries it again"
+ByWriter = Mapping[tuple[int, int], Sequence[ProducerState]]
+"""Producers by their id and epoch: a wide pipeline has thousands in each of hundreds of partitions."""
 
 
 @dataclass(kw_only=True)
@@ -143,14 +146,14 @@ class TransactionCommits(CommitProtocol):
         and checks the others again, in all partitions that the broker knows of.
         """
         wanted = [precommit for precommit in precommits if precommit.records]
-        places = {precommit.sink: list[tuple[str, int]]() for precommit in wanted}
+        places = {precommit.sink: set[tuple[str, int]]() for precommit in wanted}
         for sink, topic, partitions in outputs:
             if sink in places:
-                places[sink] += [(topic, partition) for partition in range(partitions)]
+                places[sink].update((topic, partition) for partition in range(partitions))
         asked = {place for some in places.values() for place in some}
         if not asked:
             return {}
-        producers = yield ask.DescribeProducers(tuple(sorted(asked)))
+        producers = _by_writer((yield ask.DescribeProducers(tuple(sorted(asked)))))
         pairs = ((precommit, self._committable(precommit, places[precommit.sink], producers)) for precommit in wanted)
         return {committable.transactional_id: committable for one, committable in pairs if _is_whole(committable, one)}
 
@@ -192,10 +195,10 @@ class TransactionCommits(CommitProtocol):
             return []
         touched = {precommit: states[precommit.transactional_id].partitions for precommit in wanted}
         places = {place for partitions in touched.values() for place in partitions}
-        producers = yield ask.DescribeProducers(tuple(sorted(places)))
+        producers = _by_writer((yield ask.DescribeProducers(tuple(sorted(places)))))
         committables = []
         for precommit, partitions in touched.items():
-            committable = self._committable(precommit, partitions, producers)
+            committable = self._committable(precommit, set(partitions), producers)
             if not _is_whole(committable, precommit):
                 return Refuse(
                     f"transaction {precommit.transactional_id} holds {committable.records} records on the broker, "
@@ -250,9 +253,7 @@ class TransactionCommits(CommitProtocol):
                 return Refuse(problem)
         return states
 
-    def _committable(
-        self, precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState]
-    ) -> Committable:
+    def _committable(self, precommit: Precommit, partitions: Set[tuple[str, int]], producers: ByWriter) -> Committable:
         return Committable(
             transactional_id=precommit.transactional_id,
             producer_id=precommit.producer_id,
@@ -317,16 +318,19 @@ def _why_not(precommit: Precommit, state: TransactionState | None, timeout_ms: i
     return None
 
 
-def _written(
-    precommit: Precommit, partitions: Iterable[tuple[str, int]], producers: list[ProducerState]
-) -> list[Written]:
+def _by_writer(producers: Iterable[ProducerState]) -> ByWriter:
+    by_writer = defaultdict[tuple[int, int], list[ProducerState]](list)
+    for producer in producers:
+        by_writer[producer.producer_id, producer.epoch].append(producer)
+    return by_writer
+
+
+def _written(precommit: Precommit, partitions: Set[tuple[str, int]], producers: ByWriter) -> list[Written]:
     """The records of *precommit* as the broker counts them. Its epoch is fresh, so its sequences began at 0."""
-    wanted = set(partitions)
     return [
         Written(producer.topic, producer.partition, producer.transaction_start_offset, producer.last_sequence + 1)
-        for producer in producers
-        if (producer.producer_id, producer.epoch) == (precommit.producer_id, precommit.epoch)
-        and (producer.topic, producer.partition) in wanted
+        for producer in producers.get((precommit.producer_id, precommit.epoch), ())
+        if (producer.topic, producer.partition) in partitions
         and producer.transaction_start_offset is not None
         and producer.last_sequence >= 0
     ]

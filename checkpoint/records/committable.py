@@ -80,7 +80,7 @@ def transaction_prefix(pipeline: str) -> str:
     return f"eo:{pipeline}:"
 
 
-class Written(msgspec.Struct, frozen=True):
+class Written(msgspec.Struct, frozen=True, gc=False):
     """The records that a transaction wrote to one partition, in the broker's own words."""
 
     topic: str

@@ -2,33 +2,63 @@
 
 A value is 0xC3 0x01, the CRC-64-AVRO fingerprint of the schema it was written with (little endian), and Avro binary.
 A schema in use never changes: a new version is appended to its table. The last version is written, and all are read,
-resolved to the last. Sizes are bounded before anything is decoded, and whatever is wrong
-with a value raises `DamagedRecord`.
+resolved to the last. The long lists of a record are packed: by columns, deflated, in one field (see `columns`). A
+manifest that is larger than a record has its lists in further records, the *parts*, which are written before it in the
+same transaction; it names their digests. Sizes are bounded before anything is decoded or inflated, and whatever is
+wrong with a value raises `DamagedRecord`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
+from exactlyonce.checkpoint.records.columns import (
+    COLUMNS_SIZE_MAX,
+    BadColumns,
+    Kind,
+    Layout,
+    ListOf,
+    RecordOf,
+    deflate,
+    inflate,
+    layout_of,
+    pack,
+    record_of,
+    tuple_of,
+    unpack,
+)
+from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LOSS_ACCEPTED,
     MANIFEST_SIZE_MAX,
+    BlockRef,
+    ChannelLog,
     Finalized,
     Incarnation,
     Manifest,
+    OperatorSnapshot,
+    OrderLog,
     Repair,
+    SourceOffset,
+    StoreCommittable,
 )
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 MAGIC = b"\xc3\x01"
 _HEADER_SIZE = 10
+_LENGTH_SIZE_MAX = 5
+"""Bytes of the length of a field."""
+PART_BYTES = MANIFEST_SIZE_MAX - 64
+"""The bytes of a manifest's lists in one record: beside them a part has its numbers."""
 
 
 class DamagedRecord(Halt):
@@ -52,10 +82,20 @@ class Block(msgspec.Struct, frozen=True):
     body: bytes
 
 
-Decision = Incarnation | Manifest | Finalized | Repair
-"""A record of partition 0. Only the coordinator's transactional producer writes these."""
+class ManifestPart(msgspec.Struct, frozen=True):
+    """Some bytes of the lists of a manifest that is larger than a record."""
 
-T = TypeVar("T", bound=Decision | Block)
+    checkpoint: int
+    incarnation: int
+    part: int
+    """From 1."""
+    body: bytes
+
+
+Decision = Incarnation | Manifest | Finalized | Repair
+"""A record of partition 0. Only the coordinator's transactional producer writes these, and parts of manifests."""
+
+T = TypeVar("T", bound=Decision | ManifestPart | Block)
 
 
 def _record(_name: str, **fields: object) -> dict[str, Any]:
@@ -75,6 +115,13 @@ def _with_items(record: dict[str, Any], **items: object) -> dict[str, Any]:
     return {**record, "fields": fields}
 
 
+def _packed(record: dict[str, Any], names: Collection[str], **added: object) -> dict[str, Any]:
+    """The next version of *record*: with one field of bytes for the lists *names*, and others for their parts."""
+    fields = [field for field in record["fields"] if field["name"] not in names]
+    packed = {"layout": "int", "size": "long", **added, "body": "bytes"}
+    return {**record, "fields": [*fields, *({"name": name, "type": of} for name, of in packed.items())]}
+
+
 def _array(items: object) -> dict[str, object]:
     return {"type": "array", "items": items}
 
@@ -84,14 +131,8 @@ def _arrays(**items: object) -> dict[str, tuple[object, object]]:
     return {name: (_array(of), []) for name, of in items.items()}
 
 
-_BLOCK_REF = _record(
-    "BlockRef",
-    partition="int",
-    offset="long",
-    key="string",
-    size="int",
-    sha256={"type": "fixed", "name": "Sha256", "size": 32},
-)
+_SHA256 = {"type": "fixed", "name": "Sha256", "size": 32}
+_BLOCK_REF = _record("BlockRef", partition="int", offset="long", key="string", size="int", sha256=_SHA256)
 _SOURCE_OFFSET_1 = _record(
     "SourceOffset", source="string", topic="string", topic_id="string", partition="int", offset="long"
 )
@@ -171,20 +212,83 @@ _MANIFEST_4 = _with(
 )  # fmt: skip
 _MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=_FLAG))
 _SOURCE_OFFSET_3 = _with(_SOURCE_OFFSET_2, skipped=("long", 0), **_arrays(skipped_at="long"))
+_DISTRIBUTED_SINK = _record("DistributedSink", sink="string", partitions="int")
 _RECORD_PLACE = _record("RecordPlace", topic="string", partition="int", offset="long")
 _MANIFEST_6 = _with(_with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3), **_arrays(skips=_RECORD_PLACE))
+_MANIFEST_7 = _with(_MANIFEST_6, **_arrays(outputs_by_partition=_DISTRIBUTED_SINK))
+
+
+def _split_keys(keys: Sequence[str]) -> list[Sequence[Any]]:
+    parsed = [(BlockKey.parse(text), text) for text in keys]
+    rows = [(*msgspec.structs.astuple(key or _NO_KEY), "" if key else text) for key, text in parsed]
+    return list(zip(*rows, strict=True)) or [()] * len(_BLOCK_KEY_COLUMNS)
+
+
+def _join_keys(columns: Sequence[Sequence[Any]]) -> list[str]:
+    return [foreign if parts[0] < 0 else str(BlockKey(*parts)) for *parts, foreign in zip(*columns, strict=True)]
+
+
+_BLOCK_KEY_COLUMNS: dict[str, Kind] = {
+    "incarnation": "long", "checkpoint": "long", "operator": "string", "key_group": "long", "part": "long",
+    "attempt": "long", "nonce": "string", "foreign": "string",
+}  # fmt: skip
+"""The parts of a `BlockKey`; a key of another form is text, and no incarnation is below 0."""
+_BLOCK_KEYS = RecordOf(_BLOCK_KEY_COLUMNS, _split_keys, _join_keys)
+_BLOCKS = ListOf(record_of(BlockRef, partition="long", offset="long", key=_BLOCK_KEYS, size="long", sha256="sha256"))
+_MANIFEST_LISTS_1 = layout_of(
+    offsets=ListOf(
+        record_of(
+            SourceOffset, source="string", topic="string", topic_id="string", partition="long", offset="long",
+            leader_epoch="long", skipped="long", skipped_at=ListOf("long"),
+        )
+    ),
+    operators=ListOf(
+        record_of(
+            OperatorSnapshot, operator="string", parallelism="long", state_bytes="long", index=ListOf(_BLOCKS)
+        )
+    ),
+    order_logs=ListOf(record_of(OrderLog, task="string", subtask="long", blocks=_BLOCKS)),
+    committables=ListOf(
+        record_of(
+            Committable, transactional_id="string", producer_id="long", epoch="long", transaction_version="long",
+            cluster_id="string", sink="string", subtask="long", checkpoint="long",
+            written=ListOf(record_of(Written, topic="string", partition="long", first_offset="long", count="long")),
+        )
+    ),
+    staged=ListOf(
+        record_of(
+            StoreCommittable, sink="string", subtask="long", checkpoint="long", records="long", kind="string",
+            description="string", previous="long", blocks=_BLOCKS, body="bytes",
+        )
+    ),
+    ledger=ListOf(tuple_of(sink="string", subtask="long", checkpoint="long")),
+    channel_logs=ListOf(
+        record_of(ChannelLog, task="string", subtask="long", records="long", blocks=_BLOCKS, indexed="boolean")
+    ),
+)  # fmt: skip
+LAYOUTS: dict[type, tuple[Layout, ...]] = {
+    Manifest: (_MANIFEST_LISTS_1,),
+    Finalized: (layout_of(fates=ListOf(tuple_of(transactional_id="string", fate="string"))),),
+}
+"""Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
+
+_MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1.fields, parts=_array(_SHA256))
+_FINALIZED_1 = _record(
+    "Finalized",
+    checkpoint="long",
+    incarnation="long",
+    at_ms="long",
+    fates=_array(_record("Fate", transactional_id="string", fate="string")),
+)
+_FINALIZED_2 = _packed(_FINALIZED_1, ("fates",))
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6),
-    Finalized: (
-        _record(
-            "Finalized",
-            checkpoint="long",
-            incarnation="long",
-            at_ms="long",
-            fates=_array(_record("Fate", transactional_id="string", fate="string")),
-        ),
+    Manifest: (
+        *(_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6, _MANIFEST_7),
+        _MANIFEST_8,
     ),
+    ManifestPart: (_record("ManifestPart", checkpoint="long", incarnation="long", part="int", body="bytes"),),
+    Finalized: (_FINALIZED_1, _FINALIZED_2),
     Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4),
     Repair: (
         _record(
@@ -206,16 +310,19 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
 
 SIZE_MAX: dict[type, int] = {
     Manifest: MANIFEST_SIZE_MAX,
-    Finalized: MANIFEST_SIZE_MAX,
+    ManifestPart: MANIFEST_SIZE_MAX,
+    Finalized: BLOCK_SIZE_MAX,
     Incarnation: MANIFEST_SIZE_MAX,
-    Repair: MANIFEST_SIZE_MAX,
+    Repair: BLOCK_SIZE_MAX,
     Block: BLOCK_SIZE_MAX,
 }
+"""A mark and a repair have room for four times as much as a manifest was taken for: see `_require_room_after`."""
 
 _TUPLES = {
     "sinks": ("sink", "topic", "partitions"),
     "fates": ("transactional_id", "fate"),
     "ledger": ("sink", "subtask", "checkpoint"),
+    "outputs_by_partition": ("sink", "partitions"),
 }
 """Fields whose elements are plain tuples in Python; Avro knows records only."""
 
@@ -226,6 +333,10 @@ class _Schema(msgspec.Struct, frozen=True):
     fingerprint: bytes
     """CRC-64-AVRO of the canonical form, little endian."""
 
+    @property
+    def is_packed(self) -> bool:
+        return any(field["name"] == "layout" for field in self.parsed["fields"])
+
 
 def _parse(kind: type, schema: Mapping[str, object]) -> _Schema:
     parsed = parse_schema(dict(schema))
@@ -233,29 +344,90 @@ def _parse(kind: type, schema: Mapping[str, object]) -> _Schema:
     return _Schema(kind, parsed, bytes.fromhex(digest))
 
 
-_WRITTEN = {kind: _parse(kind, versions[-1]) for kind, versions in SCHEMAS.items()}
-_KNOWN = {
-    schema.fingerprint: schema
-    for schema in (_parse(kind, version) for kind, versions in SCHEMAS.items() for version in versions)
-}
+_VERSIONS = {kind: [_parse(kind, version) for version in versions] for kind, versions in SCHEMAS.items()}
+_WRITTEN = {kind: versions[-1] for kind, versions in _VERSIONS.items()}
+_KNOWN = {schema.fingerprint: schema for versions in _VERSIONS.values() for schema in versions}
+_READ_AS = {(kind, schema.is_packed): schema for kind, versions in _VERSIONS.items() for schema in versions}
+"""The newest version of each form: the others are resolved to it."""
 
 
-def encode(record: Decision | Block) -> bytes:
-    """The value that stands for *record* in the topic."""
-    schema = _WRITTEN[type(record)]
-    fields = msgspec.structs.asdict(record) if isinstance(record, Block) else _to_avro(record)
-    stream = io.BytesIO()
-    stream.write(MAGIC + schema.fingerprint)
-    schemaless_writer(stream, schema.parsed, fields)
-    value = stream.getvalue()
-    limit = SIZE_MAX[type(record)]
-    if len(value) > limit:
-        raise TooLarge(f"{_kind(type(record))} of {len(value):,} bytes is over the limit of {limit:,}")
-    return value
+def encode(record: Decision | ManifestPart | Block) -> bytes:
+    """The value that stands for *record* in the topic. Raises `TooLarge`, also for a manifest that needs parts."""
+    if isinstance(record, Manifest):
+        *parts, value = encode_in_parts(record)
+        if parts:
+            raise _too_large(Manifest, sum(map(len, parts)) + len(value), MANIFEST_SIZE_MAX)
+        return value
+    if isinstance(record, Finalized):
+        return _value(Finalized, _packed_fields(record))
+    if isinstance(record, Block | ManifestPart):
+        return _value(type(record), msgspec.structs.asdict(record))
+    return _value(type(record), _to_avro(record))
 
 
-def decode(value: bytes, expected: type[T]) -> T:
-    """The record of class *expected* that *value* stands for, or `DamagedRecord`."""
+def encode_in_parts(manifest: Manifest, part_bytes: int = PART_BYTES) -> tuple[bytes, ...]:
+    """The values that stand for *manifest*: those of its parts in order, then its own, the only one if it has room.
+
+    Each has *part_bytes* of its lists at most. Raises `TooLarge`, also if it could never be finalized or repaired.
+    """
+    _require_room_after(manifest)
+    fields = {**_packed_fields(manifest), "parts": ()}
+    body = fields["body"]
+    own = _value(Manifest, {**fields, "body": b""})
+    if len(body) <= min(part_bytes, MANIFEST_SIZE_MAX - len(own) - _LENGTH_SIZE_MAX):
+        return (_value(Manifest, fields),)
+    pieces = [body[start : start + part_bytes] for start in range(0, len(body), part_bytes)]
+    parts = [
+        encode(ManifestPart(manifest.checkpoint, manifest.incarnation, number, piece))
+        for number, piece in enumerate(pieces, 1)
+    ]
+    digests = [hashlib.sha256(part).digest() for part in parts]
+    return (*parts, _value(Manifest, {**fields, "body": b"", "parts": digests}))
+
+
+def _require_room_after(manifest: Manifest) -> None:
+    """Raise `TooLarge` unless the mark of *manifest*, and a repair of each committable, are a quarter of what may be.
+
+    The fates may differ, and a repair has other offsets.
+    """
+    fates = tuple((name, LOSS_ACCEPTED) for name in sorted(manifest.decided))
+    records: list[Finalized | Repair] = [Finalized(manifest.checkpoint, manifest.incarnation, 0, fates)]
+    if manifest.committables:
+        widest = max(manifest.committables, key=lambda committable: len(committable.written))
+        records.append(Repair(manifest.checkpoint, 1, manifest.incarnation, widest.transactional_id, widest))
+    for record in records:
+        size, limit = len(encode(record)), SIZE_MAX[type(record)] // 4
+        if size > limit:
+            raise _too_large(type(record), size, limit)
+
+
+def decode(value: bytes, expected: type[T], parts: Iterable[bytes] = ()) -> T:
+    """The record of class *expected* that *value* stands for, or `DamagedRecord`.
+
+    *parts* are the values of a manifest's parts, in any order, and maybe more.
+    """
+    fields = _decoded(value, expected)
+    layout = fields.pop("layout", None)
+    try:
+        if layout is None:
+            return msgspec.convert(_from_avro(fields), expected)
+        body, size = fields.pop("body"), fields.pop("size")
+        if digests := fields.pop("parts", ()):
+            body = _joined(digests, parts)
+        layouts = LAYOUTS[expected]
+        if not 0 <= layout < len(layouts):
+            raise BadColumns(f"layout {layout} of its lists is unknown: written by a newer exactlyonce, or damaged")
+        lists = unpack(layouts[layout], inflate(body, size))
+        others = msgspec.convert(_from_avro({**fields, **dict.fromkeys(lists, ())}), expected)
+        return msgspec.structs.replace(others, **lists)
+    except DamagedRecord:
+        raise
+    except Exception as error:  # damaged bytes make the Avro decoder raise nearly anything
+        raise _undecodable(expected, error) from error
+
+
+def _decoded(value: bytes, expected: type) -> dict[str, Any]:
+    """The fields of *value*, as Avro has them."""
     if len(value) > SIZE_MAX[expected]:
         raise DamagedRecord(f"{_kind(expected)} of {len(value):,} bytes is over the limit of {SIZE_MAX[expected]:,}.")
     schema = _schema_of(value)
@@ -264,13 +436,50 @@ def decode(value: bytes, expected: type[T]) -> T:
     stream = io.BytesIO(value)
     stream.seek(_HEADER_SIZE)
     try:
-        fields = schemaless_reader(stream, schema.parsed, _WRITTEN[expected].parsed)
-        record = msgspec.convert(_from_avro(fields), expected)
+        fields: Any = schemaless_reader(stream, schema.parsed, _READ_AS[expected, schema.is_packed].parsed)
     except Exception as error:  # damaged bytes make the Avro decoder raise nearly anything
-        raise DamagedRecord(f"{_kind(expected)} cannot be decoded: {type(error).__name__}: {error}.") from error
+        raise _undecodable(expected, error) from error
     if stream.tell() != len(value):
         raise DamagedRecord(f"{_kind(expected)} has {len(value) - stream.tell()} bytes too many.")
-    return record
+    return dict(fields)
+
+
+def _joined(digests: Sequence[bytes], parts: Iterable[bytes]) -> bytes:
+    """The lists in the parts with these *digests*."""
+    by_digest = {hashlib.sha256(part).digest(): part for part in parts}
+    for number, digest in enumerate(digests, 1):
+        if digest not in by_digest:
+            raise DamagedRecord(f"Part {number} of {len(digests)} is missing, or it is another.")
+    return b"".join(decode(by_digest[digest], ManifestPart).body for digest in digests)
+
+
+def _undecodable(kind: type, error: Exception) -> DamagedRecord:
+    return DamagedRecord(f"{_kind(kind)} cannot be decoded: {type(error).__name__}: {error}.")
+
+
+def _packed_fields(record: Manifest | Finalized) -> dict[str, Any]:
+    """The fields of *record* for Avro, its lists in one."""
+    layouts = LAYOUTS[type(record)]
+    columns = pack(layouts[-1], record)
+    if len(columns) > COLUMNS_SIZE_MAX:
+        raise _too_large(type(record), len(columns), COLUMNS_SIZE_MAX)
+    fields = _to_avro(msgspec.structs.replace(record, **dict.fromkeys(layouts[-1].fields, ())))
+    return {**fields, "layout": len(layouts) - 1, "size": len(columns), "body": deflate(columns)}
+
+
+def _value(kind: type, fields: Mapping[str, Any]) -> bytes:
+    schema = _WRITTEN[kind]
+    stream = io.BytesIO()
+    stream.write(MAGIC + schema.fingerprint)
+    schemaless_writer(stream, schema.parsed, fields)
+    value = stream.getvalue()
+    if len(value) > SIZE_MAX[kind]:
+        raise _too_large(kind, len(value), SIZE_MAX[kind])
+    return value
+
+
+def _too_large(kind: type, size: int, limit: int) -> TooLarge:
+    return TooLarge(f"{_kind(kind)} of {size:,} bytes is over the limit of {limit:,}")
 
 
 def _schema_of(value: bytes) -> _Schema:
@@ -337,23 +546,32 @@ _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _BLOCK_KEY = re.compile(rf"block/{_NUMBER}/{_NUMBER}/([A-Za-z0-9_-]+)/{_NUMBER}/{_NUMBER}/{_NUMBER}-([a-z0-9]+)\Z")
 
 
-class DecisionKey(msgspec.Struct, frozen=True):
-    """The key of a record in partition 0: `manifest/<n>`, `finalized/<n>`, `incarnation/<i>`, `repair/<n>/<k>`."""
+_NO_KEY = BlockKey(-1, 0, "", 0, 0, 0, "")
 
-    kind: type[Incarnation] | type[Manifest] | type[Finalized] | type[Repair]
+
+class DecisionKey(msgspec.Struct, frozen=True):
+    """The key of a record in partition 0.
+
+    `manifest/<n>`, `manifest/<n>/<part>`, `finalized/<n>`, `incarnation/<i>`, or `repair/<n>/<k>`.
+    """
+
+    kind: type[Incarnation] | type[Manifest] | type[ManifestPart] | type[Finalized] | type[Repair]
     number: int
     """The checkpoint, or the incarnation."""
-    repair: int = 0
+    ordinal: int = 0
+    """The number of the repair, or of the manifest's part."""
 
     def __str__(self) -> str:
-        name = f"{_kind(self.kind)}/{self.number}"
-        return f"{name}/{self.repair}" if self.kind is Repair else name
+        name = f"{_KEY_NAMES[self.kind]}/{self.number}"
+        return f"{name}/{self.ordinal}" if self.kind in (ManifestPart, Repair) else name
 
     @classmethod
-    def of(cls, record: Decision) -> DecisionKey:
+    def of(cls, record: Decision | ManifestPart) -> DecisionKey:
         """The key under which *record* is written."""
         if isinstance(record, Incarnation):
             return cls(Incarnation, record.incarnation)
+        if isinstance(record, ManifestPart):
+            return cls(ManifestPart, record.checkpoint, record.part)
         return cls(type(record), record.checkpoint, record.number if isinstance(record, Repair) else 0)
 
     @classmethod
@@ -362,17 +580,20 @@ class DecisionKey(msgspec.Struct, frozen=True):
 
         >>> str(DecisionKey.parse("repair/7/2"))
         'repair/7/2'
+        >>> DecisionKey.parse("manifest/7/2").kind.__name__
+        'ManifestPart'
         >>> DecisionKey.parse("manifest/07") is None
         True
         """
         match = _DECISION_KEY.match(text)
         if match is None:
             return None
-        kind, number, repair_of, repair = match.groups()
+        kind, number, numbered, of, ordinal = match.groups()
         if kind is None:
-            return cls(Repair, int(repair_of), int(repair))
+            return cls(ManifestPart if numbered == "manifest" else Repair, int(of), int(ordinal))
         return cls(_DECISIONS[kind], int(number))
 
 
-_DECISION_KEY = re.compile(rf"(?:(incarnation|manifest|finalized)/{_NUMBER}|repair/{_NUMBER}/{_NUMBER})\Z")
+_DECISION_KEY = re.compile(rf"(?:(incarnation|manifest|finalized)/{_NUMBER}|(manifest|repair)/{_NUMBER}/{_NUMBER})\Z")
 _DECISIONS: dict[str, Any] = {_kind(kind): kind for kind in (Incarnation, Manifest, Finalized, Repair)}
+_KEY_NAMES: dict[type, str] = {**{kind: name for name, kind in _DECISIONS.items()}, ManifestPart: _kind(Manifest)}

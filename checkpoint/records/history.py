@@ -4,14 +4,19 @@
 manifest per id, and at most the newest manifest is not finalized; `admit` and `forget` raise `InvariantViolation`
 before a record that breaks this could be written. Damaged records are kept in `damaged` by key, never skipped:
 `halt_if_damaged` raises if recovery needs one of them.
+
+The parts of a manifest come before it in its transaction. Compaction may have removed them from a log whose later
+tombstones are still to come, so a manifest without one of its parts is damaged only until its own tombstone.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from exactlyonce.checkpoint.records.encoding import DamagedRecord, Decision, DecisionKey, decode
+from exactlyonce.checkpoint.records.encoding import DamagedRecord, Decision, DecisionKey, ManifestPart, decode
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.references import named_by
@@ -30,6 +35,8 @@ class History:
         self.manifests: dict[int, Manifest] = {}
         self.finalized: dict[int, Finalized] = {}
         self.repairs: dict[int, dict[int, Repair]] = {}
+        self.parts: dict[int, tuple[int, ...]] = {}
+        """The numbers of the parts of manifests, by checkpoint."""
         self.damaged: dict[str, str] = {}
         """The reasons why records cannot be trusted, by key."""
         self.incarnation_latest = 0
@@ -37,6 +44,8 @@ class History:
         self.checkpoint_latest = -1
         """The highest checkpoint ever decided, readable or not; -1 before manifest 0."""
         self._seen: dict[int, bytes] = {}
+        self._parts_seen = defaultdict[int, list[bytes]](list)
+        """Their values, by checkpoint; a tombstone does not matter, for the manifest names their digests."""
         self._hiding: dict[str, None] = {}
         """Damaged places in the log with no newer manifest after them: they may hide one."""
 
@@ -111,8 +120,9 @@ class History:
 
     def keys_of(self, checkpoint: int) -> list[DecisionKey]:
         """The keys that are tombstoned together when *checkpoint* is dropped."""
+        parts = [DecisionKey(ManifestPart, checkpoint, number) for number in self.parts.get(checkpoint, ())]
         repairs = [DecisionKey(Repair, checkpoint, number) for number in sorted(self.repairs.get(checkpoint, {}))]
-        return [DecisionKey(Manifest, checkpoint), DecisionKey(Finalized, checkpoint), *repairs]
+        return [DecisionKey(Manifest, checkpoint), *parts, DecisionKey(Finalized, checkpoint), *repairs]
 
     def references(self) -> set[str]:
         """The keys of all blocks that the manifests name."""
@@ -161,7 +171,12 @@ class History:
         if value is None:
             return
         try:
-            record = _checked(parsed, value, digest)
+            if parsed.kind is ManifestPart:
+                self._add_parts([parsed])
+                _checked(parsed, value, digest)
+                self._parts_seen[parsed.number].append(value)
+                return
+            record = _checked(parsed, value, digest, tuple(self._parts_seen.get(parsed.number, ())))
             if isinstance(record, Manifest) and self._seen.setdefault(record.checkpoint, value) != value:
                 raise DamagedRecord(f"There are two different manifests of checkpoint {record.checkpoint}.")
             self._keep(record)
@@ -180,6 +195,7 @@ class History:
     def finish_reading(self) -> None:
         """Note missing manifests, once the last record has been taken in."""
         self._seen.clear()
+        self._parts_seen.clear()
         for checkpoint in self.finalized.keys() - self.manifests.keys():
             self.damaged.setdefault(f"manifest/{checkpoint}", "it is finalized, but its manifest is gone")
 
@@ -197,6 +213,10 @@ class History:
         self.incarnation_latest = max(self.incarnation_latest, record.incarnation)  # its first record may be damaged
         self._count(DecisionKey.of(record))
 
+    def _add_parts(self, keys: Iterable[DecisionKey]) -> None:
+        for key in keys:
+            self.parts[key.number] = (*self.parts.get(key.number, ()), key.ordinal)
+
     def _count(self, key: DecisionKey) -> None:
         if key.kind is Incarnation:
             self.incarnation_latest = max(self.incarnation_latest, key.number)
@@ -206,7 +226,10 @@ class History:
     def _discard(self, key: DecisionKey) -> None:
         self.damaged.pop(str(key), None)
         if key.kind is Repair:
-            self.repairs.get(key.number, {}).pop(key.repair, None)
+            self.repairs.get(key.number, {}).pop(key.ordinal, None)
+        elif key.kind is ManifestPart:
+            left = tuple(number for number in self.parts.pop(key.number, ()) if number != key.ordinal)
+            self.parts.update({key.number: left} if left else {})
         elif key.kind is Incarnation:
             self.incarnations.pop(key.number, None)
         elif key.kind is Manifest:
@@ -216,8 +239,11 @@ class History:
 
     # --- writing
 
-    def admit(self, record: Decision) -> None:
-        """Add *record*, which is about to be written; raise `InvariantViolation` if it must not be."""
+    def admit(self, record: Decision, parts: Sequence[DecisionKey] = ()) -> None:
+        """Add *record*, which is about to be written; raise `InvariantViolation` if it must not be.
+
+        *parts* are the keys of a manifest's parts.
+        """
         if isinstance(record, Manifest):
             self._require_next(record)
         elif isinstance(record, Finalized):
@@ -233,6 +259,7 @@ class History:
                 f"repair/{record.checkpoint}/{record.number} is written already",
             )
         self._keep(record)
+        self._add_parts(parts)
 
     def forget(self, keys: Iterable[DecisionKey]) -> None:
         """Drop *keys*, which are about to be tombstoned; raise `InvariantViolation` if one is still needed."""
@@ -266,12 +293,13 @@ class History:
         require(not missing, f"Checkpoint {mark.checkpoint} cannot be final: the fate of {missing} is open")
 
 
-def _checked(key: DecisionKey, value: bytes, digest: bytes | None) -> Decision:
+def _checked(key: DecisionKey, value: bytes, digest: bytes | None, parts: tuple[bytes, ...] = ()) -> Any:
+    """The record under *key*; *parts* are the values of the parts that a manifest may have."""
     if digest is None:
         raise DamagedRecord("The SHA-256 beside the value is missing: exactlyonce did not write this.")
     if hashlib.sha256(value).digest() != digest:
         raise DamagedRecord("The value does not have the SHA-256 that was written beside it.")
-    record: Decision = decode(value, key.kind)
+    record = decode(value, key.kind, parts)
     if DecisionKey.of(record) != key:
         raise DamagedRecord(f"The value belongs to {DecisionKey.of(record)}.")
     return record

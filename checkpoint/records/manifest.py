@@ -22,7 +22,7 @@ LOSS_ACCEPTED = "loss accepted"
 """The fate of a committable that the user gives up."""
 
 
-class BlockRef(msgspec.Struct, frozen=True):
+class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """The place of a block in the checkpoint topic, and proof that it is the block that was written.
 
     In other storages key and SHA-256 are its place, and partition and offset the same for all; see
@@ -192,6 +192,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The savepoint that this run began from; empty: none."""
     skips: tuple[RecordPlace, ...] = ()
     """The records that its interval left out at the user's request; a replay leaves them out, too."""
+    outputs_by_partition: tuple[tuple[str, int], ...] = ()
+    """(sink id, partitions): the sinks whose outputs were distributed over so many partitions before they were written.
+
+    A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
+    number. Of other sinks the client has distributed each subtask's outputs."""
+
+    def partitions_of(self, sink: str) -> int | None:
+        """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""
+        return dict(self.outputs_by_partition).get(sink)
 
     @property
     def is_savepoint(self) -> bool:

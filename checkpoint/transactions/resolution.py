@@ -108,9 +108,10 @@ class Resolution:
     def explain(self, lost: Committable, why: str) -> str:
         """The text of a halt: the lost records, and the choices."""
         checkpoint, pipeline = self.manifest.checkpoint, self.manifest.pipeline
+        subtask = f" subtask {lost.subtask}" if self.manifest.partitions_of(lost.sink) is None else ""
         return (
-            f"Checkpoint {checkpoint} was decided, but the output of sink {lost.sink!r} subtask {lost.subtask} "
-            f"for it is not visible to readers: {why}.\n"
+            f"Checkpoint {checkpoint} was decided, but the output of sink {lost.sink!r}{subtask} for it is not visible "
+            f"to readers: {why}.\n"
             f"  Affected: {places_of(lost)} (transaction {lost.transactional_id}).\n"
             f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
             f"(2) `exactlyonce reset {pipeline}` and recompute the output from the input into a new topic; "

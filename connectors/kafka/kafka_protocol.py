@@ -327,9 +327,9 @@ class Wire:
         return error
 
 
-def metadata_request(topics: Iterable[str], *, operations: bool = False) -> MetadataRequest:
-    """The question for *topics* and all brokers; *operations*: also what we may do with each topic."""
-    wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+def metadata_request(topics: Iterable[str] | None, *, operations: bool = False) -> MetadataRequest:
+    """The question for *topics* (None: all) and all brokers; *operations*: also what we may do with each topic."""
+    wanted = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(
         topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=operations
     )

@@ -8,9 +8,12 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
+from exactlyonce.connectors.registry import bytes_of, check_reading, opened
+from exactlyonce.connectors.registry import problems as registry_problems
+from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
@@ -39,12 +42,14 @@ class KafkaSource(Source[T]):
 
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
-    - *key*: the type of `Record.key`: bytes (the default), str, int, float or bool; only seen with *metadata*.
+    - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
+      with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
-      counts it, logs it and goes on. An outage that a codec meets (`Unavailable`, OSError) is neither.
+      counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
+      outage that a codec meets (`Unavailable`, OSError) is none of these.
     """
 
     topic_name: str
@@ -54,7 +59,7 @@ class KafkaSource(Source[T]):
     metadata: bool
     start: Start
     start_group: str | None
-    on_error: Literal["fail", "skip"]
+    on_error: OnError
 
     @overload
     def __init__(
@@ -65,7 +70,7 @@ class KafkaSource(Source[T]):
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[False] = ...,
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -74,11 +79,11 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: TypeForm[V] | Codec[V],
-        key: type[Any] = ...,
+        key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[True],
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -91,7 +96,7 @@ class KafkaSource(Source[T]):
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[False] = ...,
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -100,11 +105,11 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: UnionType | type[Any],
-        key: type[Any] = ...,
+        key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
         metadata: Literal[True],
-        on_error: Literal["fail", "skip"] = ...,
+        on_error: OnError = ...,
     ) -> None: ...
 
     def __init__(
@@ -112,11 +117,11 @@ class KafkaSource(Source[T]):
         topic: str,
         *,
         value: Any,
-        key: type[Any] | None = None,
+        key: type[Any] | Codec[Any] | None = None,
         start: Start = "earliest",
         start_group: str | None = None,
         metadata: bool = False,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: OnError = "fail",
     ) -> None:
         if problem := _key_problem(key, metadata):
             raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {problem}")
@@ -147,9 +152,13 @@ class KafkaSource(Source[T]):
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
 
     @property
+    def dead_letters(self) -> DeadLetterTarget | None:
+        return self.on_error if isinstance(self.on_error, DeadLetterTarget) else None
+
+    @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
         """Decodes a value of Kafka, null included; maps over a batch."""
-        decode: Callable[[Any], Any] = self.value_codec.decode
+        decode: Callable[[Any], Any] = opened(self.value_codec, self.topic, "value").decode
         if not hints.admits_none(self.value_type):
             return decode
         return lambda data: None if data is None else decode(data)
@@ -157,8 +166,18 @@ class KafkaSource(Source[T]):
     @property
     def decode_key(self) -> Callable[[bytes | None], Any]:
         """Decodes a key of Kafka; a null key is None."""
-        decode: Callable[[Any], Any] = self.key_codec.decode
+        decode: Callable[[Any], Any] = opened(self.key_codec, self.topic, "key").decode
         return lambda data: None if data is None else decode(data)
+
+    @property
+    def value_of(self) -> Callable[[Message], bytes | None]:
+        """Gives the argument of `decode_value`."""
+        return bytes_of(self.value_codec, "value")
+
+    @property
+    def key_of(self) -> Callable[[Message], bytes | None]:
+        """Gives the argument of `decode_key`."""
+        return bytes_of(self.key_codec, "key")
 
     def key_problem(self, error: BaseException) -> str:
         return f"the key is not {schema.type_name(self.key_codec.type)}: {error}"
@@ -223,13 +242,20 @@ class KafkaSource(Source[T]):
     def decoder(self) -> RecordDecoder:
         return KafkaDecoder(self)
 
+    def check_services(self) -> None:
+        check_reading(self.value_codec)
+        if self.metadata:
+            check_reading(self.key_codec)
+
     def problems(self) -> Iterator[str]:
         if problem := topic_problem(self.topic):
             yield problem
-        if self.on_error not in ("fail", "skip"):
-            yield f'on_error={self.on_error!r} must be "fail" or "skip"'
+        if self.dead_letters is None and self.on_error not in ("fail", "skip"):
+            yield f'on_error={self.on_error!r} must be "fail", "skip" or DeadLetters("topic")'
         if problem := _start_problem(self.start):
             yield problem
+        yield from registry_problems(self.value_codec)
+        yield from registry_problems(self.key_codec)
         if self.start_group is not None and not (isinstance(self.start_group, str) and self.start_group):
             yield f"start_group={self.start_group!r} must be the name of a consumer group"
 
@@ -238,14 +264,25 @@ class KafkaSource(Source[T]):
         return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
 
 
+def record_of(message: Message, value: Any, key: Any) -> Record[Any]:
+    """The record of *message* with this value and key: its own bytes, or what they decode to."""
+    return Record(
+        value,
+        key,
+        message.timestamp()[1],
+        tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+    )
+
+
 class KafkaDecoder:
     """The `RecordDecoder` of a source."""
 
     def __init__(self, source: KafkaSource[Any]) -> None:
-        from confluent_kafka import Message
-
         self._source = source
-        self._value: Callable[[Message], Any] = Message.value
+        self._value, self._key = source.value_of, source.key_of
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
@@ -253,21 +290,17 @@ class KafkaDecoder:
         return records if self._source.metadata else list(map(self._value, records))
 
     def _record(self, message: Message) -> Record[Any]:
-        return Record(
-            self._decode_value(message.value()),
-            self._decode_key(message.key()),
-            message.timestamp()[1],
-            tuple(message.headers() or ()),  # type: ignore[arg-type]  # a consumed message has pairs of text and bytes
-            message.topic() or "",
-            message.partition() or 0,
-            message.offset() or 0,
-        )
+        return record_of(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
+
+    def letter(self, record: Message) -> DeadLetter:
+        return record_of(record, record.value(), record.key())
 
     def problem(self, record: Message, error: BaseException) -> str:
         """The problem of the key, if the value decodes."""
-        if self._source.metadata and self._decodes(record.value()):
+        value = self._value(record)
+        if self._source.metadata and self._decodes(value):
             return self._source.key_problem(error)
-        return self._source.value_problem(record.value(), error)
+        return self._source.value_problem(value, error)
 
     def _decodes(self, value: bytes | None) -> bool:
         try:
@@ -286,6 +319,9 @@ def _key_problem(key: Any, metadata: bool) -> str | None:
     if not metadata:
         return "key= is only seen with metadata=True, as record.key"
     names = ", ".join(type_.__name__ for type_ in KEY_TYPES)
+    if isinstance(key, Codec):
+        of = schema.type_name(key.type)
+        return None if key.type in KEY_TYPES else f"key= is a codec of {of}, which must be one of {names}"
     return None if key in KEY_TYPES else f"key={schema.type_name(key)} must be one of {names}"
 
 

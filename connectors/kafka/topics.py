@@ -37,6 +37,8 @@ REFUSED = {17: "name", 37: "partition count", 38: "replication factor", 39: "ass
 """The errors of CreateTopics that only another request can fix."""
 REQUEST_TIMEOUT_MS, SETTLED_TIMEOUT_MS = 5_000, 60_000
 """The timeouts of a creation or deletion: at the controller, and until the brokers know of it."""
+NAMED_MAX = 5
+"""The topics that the text about a request names."""
 SERVER_DEFAULT = -1
 CONSUMER = -1  # in place of a replica's id
 SET = 0  # IncrementalAlterConfigs' number for the operation
@@ -49,6 +51,15 @@ class Topic(msgspec.Struct, frozen=True):
     topic_id: str
     """A UUID as text."""
     partitions: int
+
+
+class TopicSpan(msgspec.Struct, frozen=True):
+    """The offsets of a topic for readers of committed records, by partition."""
+
+    first: Mapping[int, int]
+    """Of the first remaining record."""
+    end: Mapping[int, int]
+    """The last stable offset."""
 
 
 class TopicFacts(msgspec.Struct, frozen=True):
@@ -98,6 +109,10 @@ class Topics:
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
         wanted = list(dict.fromkeys(names))
         return self._wire.retrying(lambda: self._describe(wanted), f"Asking for {', '.join(wanted)}")
+
+    def all(self) -> dict[str, Topic]:
+        """Every topic that we may describe, by its name, without the brokers' internal ones."""
+        return self._wire.retrying(self._all, "Asking for all topics")
 
     def facts(self, name: str) -> TopicFacts | None:
         """A topic with its replicas and our rights on it; None if it does not exist."""
@@ -155,6 +170,12 @@ class Topics:
         """The offset after the last record, by partition (None: all); *committed*: the last stable offset."""
         return self._offsets(name, LATEST, READ_COMMITTED if committed else READ_UNCOMMITTED, partitions)
 
+    def spans(self, topics: Iterable[Topic]) -> dict[str, TopicSpan]:
+        """The offsets of each topic, by its name: two requests to each leader, however many topics there are."""
+        wanted = {topic.name: range(topic.partitions) for topic in topics}
+        shown = ", ".join(wanted) if len(wanted) <= NAMED_MAX else f"{len(wanted)} topics"
+        return self._wire.retrying(lambda: self._spans(wanted), f"Asking for the offsets of {shown}")
+
     def offsets_at(self, name: str, timestamp_ms: int) -> dict[int, int]:
         """The offset by partition of the first record of that time or later, else the last stable offset."""
         ends = self.end_offsets(name, committed=True)
@@ -188,6 +209,12 @@ class Topics:
     def _describe(self, names: Iterable[str]) -> dict[str, Topic]:
         topics = self._wire.topics(names).items()
         return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in topics}
+
+    def _all(self) -> dict[str, Topic]:
+        topics = [topic for topic in self._wire.ask(metadata_request(None)).topics if not topic.is_internal]
+        for topic in topics:
+            refuse(topic.error_code, f"Asking for topic {topic.name}")
+        return {topic.name: Topic(topic.name, str(topic.topic_id), len(topic.partitions)) for topic in topics}
 
     def _facts(self, name: str) -> TopicFacts | None:
         topic = self._wire.ask(metadata_request([name], operations=True)).topics[0]
@@ -245,33 +272,46 @@ class Topics:
 
         def attempt() -> dict[int, int]:
             asked = range(len(self._wire.topics([name])[name].partitions)) if wanted is None else wanted
-            by_node = self._by_leader(name, asked)
-            questions = [
-                Request(_offsets_request(name, indexes, timestamp_ms, isolation), node)
-                for node, indexes in by_node.items()
-            ]
-            return _offsets(name, self._wire.ask_all(questions))
+            return self._offsets_of(self._leaders({name: asked}), timestamp_ms, isolation).get(name, {})
 
         return self._wire.retrying(attempt, f"Asking for the offsets of {name}")
+
+    def _spans(self, wanted: Mapping[str, Iterable[int]]) -> dict[str, TopicSpan]:
+        leaders = self._leaders(wanted)
+        first = self._offsets_of(leaders, EARLIEST, READ_UNCOMMITTED)
+        end = self._offsets_of(leaders, LATEST, READ_COMMITTED)
+        return {name: TopicSpan(first[name], end[name]) for name in wanted}
+
+    def _leaders(self, wanted: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], PartitionLeader]:
+        return self._wire.leaders(
+            [(name, partition) for name, partitions in wanted.items() for partition in partitions]
+        )
+
+    def _offsets_of(
+        self, leaders: Mapping[tuple[str, int], PartitionLeader], timestamp_ms: int, isolation: int
+    ) -> dict[str, dict[int, int]]:
+        """By topic and partition."""
+        questions = [
+            Request(_offsets_request(partitions, timestamp_ms, isolation), node)
+            for node, partitions in _by_node(leaders).items()
+        ]
+        return _offsets(self._wire.ask_all(questions)) if questions else {}
 
     def _first_offsets(self, topic: Topic) -> dict[int, int] | None:
         leaders = self._wire.leaders_remembered([(topic.name, partition) for partition in range(topic.partitions)])
         questions = [
-            Request(_offsets_request(topic.name, partitions, EARLIEST, READ_UNCOMMITTED), node)
+            Request(_offsets_request(partitions, EARLIEST, READ_UNCOMMITTED), node)
             for node, partitions in _by_node(leaders).items()
         ]
         described, *answers = self._wire.ask_all([Request(metadata_request([topic.name])), *questions])
         now = described.topics[0]
         refuse(now.error_code, f"Asking for topic {topic.name}")
-        return _offsets(topic.name, answers) if str(now.topic_id) == topic.topic_id else None
-
-    def _by_leader(self, name: str, partitions: Iterable[int]) -> dict[int, list[int]]:
-        return _by_node(self._wire.leaders([(name, partition) for partition in partitions]))
+        return _offsets(answers)[topic.name] if str(now.topic_id) == topic.topic_id else None
 
     def _epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
-        by_node = self._by_leader(name, epochs)
         questions = [
-            Request(_epochs_request(name, {p: epochs[p] for p in partitions}), n) for n, partitions in by_node.items()
+            Request(_epochs_request(name, {p: epochs[p] for p in partitions[name]}), node)
+            for node, partitions in _by_node(self._leaders({name: epochs})).items()
         ]
         ends = {}
         for answer in self._wire.ask_all(questions) if questions else []:
@@ -281,20 +321,23 @@ class Topics:
         return ends
 
 
-def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, list[int]]:
-    by_node: dict[int, list[int]] = {}
-    for (_, partition), leader in leaders.items():
-        by_node.setdefault(leader.node_id, []).append(partition)
+def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, dict[str, list[int]]]:
+    """The partitions of each topic, by their leader."""
+    by_node: dict[int, dict[str, list[int]]] = {}
+    for (name, partition), leader in leaders.items():
+        by_node.setdefault(leader.node_id, {}).setdefault(name, []).append(partition)
     return by_node
 
 
-def _offsets(name: str, answers: Iterable[Any]) -> dict[int, int]:
-    offsets = {}
+def _offsets(answers: Iterable[Any]) -> dict[str, dict[int, int]]:
+    """By topic and partition, in the order of partitions."""
+    offsets: dict[str, dict[int, int]] = {}
     for answer in answers:
-        for partition in answer.topics[0].partitions:
-            refuse(partition.error_code, f"Asking for the offset of {name}-{partition.partition_index}")
-            offsets[partition.partition_index] = partition.offset
-    return dict(sorted(offsets.items()))
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                refuse(partition.error_code, f"Asking for the offset of {topic.name}-{partition.partition_index}")
+                offsets.setdefault(topic.name, {})[partition.partition_index] = partition.offset
+    return {name: dict(sorted(by_partition.items())) for name, by_partition in offsets.items()}
 
 
 def _seen(name: str, topic: Any) -> Topic | None:
@@ -325,10 +368,13 @@ def _create_request(name: str, partitions: int, replicas: int, settings: Mapping
     return CreateTopicsRequest(topics=[topic], timeout_ms=REQUEST_TIMEOUT_MS, validate_only=False)
 
 
-def _offsets_request(name: str, partitions: list[int], timestamp_ms: int, isolation: int) -> ListOffsetsRequest:
+def _offsets_request(partitions: Mapping[str, list[int]], timestamp_ms: int, isolation: int) -> ListOffsetsRequest:
     entry = ListOffsetsRequest.ListOffsetsTopic
-    wanted = [entry.ListOffsetsPartition(partition_index=partition, timestamp=timestamp_ms) for partition in partitions]
-    return ListOffsetsRequest(isolation_level=isolation, topics=[entry(name=name, partitions=wanted)])
+    partition, wanted = entry.ListOffsetsPartition, []
+    for name, indexes in partitions.items():
+        asked = [partition(partition_index=index, timestamp=timestamp_ms) for index in indexes]
+        wanted.append(entry(name=name, partitions=asked))
+    return ListOffsetsRequest(isolation_level=isolation, topics=wanted)
 
 
 def _epochs_request(name: str, epochs: Mapping[int, int]) -> OffsetForLeaderEpochRequest:

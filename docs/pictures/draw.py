@@ -243,7 +243,7 @@ def _manifest(drawing: Drawing, x: float) -> None:
     """What a manifest holds."""
     drawing.path([(x, 126), (x, 164)])
     drawing.box(20, 164, 560, 30 + 20 * len(KEPT), "green")
-    drawing.text(32, 183, "a manifest holds references, never state (at most 256 KiB)", "strong")
+    drawing.text(32, 183, "a manifest holds references, never state (256 KiB a record)", "strong")
     for number, (field, words) in enumerate(KEPT.items()):
         drawing.text(32, 204 + 20 * number, field, "mono")
         drawing.text(180, 204 + 20 * number, words)

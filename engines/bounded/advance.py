@@ -1,7 +1,8 @@
 """`advance`: from one checkpoint to the next, by reading exact ranges; the one function of bounded work that publishes.
 
-Invariants: units run first, then publications, then the decision, so that transactions are open only shortly; without a
-receipt, an attempt's transactions are aborted before the manifest and swept again after it, its blocks are tombstoned.
+Invariants: units run first, then publications, then the decision, so that transactions are open only shortly; a
+publication has whole output partitions, so there are no more transactions than partitions; without a receipt, an
+attempt's transactions are aborted before the manifest and swept again after it, its blocks are tombstoned.
 
 Transactional ids carry the leader's attempt, and the next checkpoint uses them again. The attempt grows only after a
 retry, because a failed try may come back at any time. A sweep aborts the open transactions of older attempts.
@@ -9,7 +10,7 @@ retry, because a failed try may come back at any time. A sweep aborts the open t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +21,23 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.bounded.stages import compute
+from exactlyonce.engines.bounded.stages import compute, outputs_by_sink
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.bounded.unit.messages import Publication, Published, Reading, Receipt, Unit, tries_before
+from exactlyonce.engines.bounded.unit.messages import Publication, Published, Reading, Receipt, Stage, tries_before
+from exactlyonce.engines.bounded.unit.staging import stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, RecordError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded
+
+PUBLISHER_RECORDS = 20_000
+PUBLISHER_BYTES = 16 << 20
+"""A publication with less output takes longer to begin than to write."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _published_decoder = msgspec.msgpack.Decoder(Published)
@@ -64,8 +70,13 @@ class Advanced:
     @property
     def staged_bytes(self) -> int:
         """The size of all staged files."""
-        channels = sum(channel.file.size for receipt in self.receipts for channel in receipt.channels)
-        return channels + sum(output.file.size for receipt in self.receipts for output in receipt.outputs)
+        sent = sum(file.file.size for receipt in self.receipts for file in receipt.sent)
+        return sent + sum(file.file.size for receipt in self.receipts for file in receipt.outputs)
+
+    @property
+    def publishing_ms(self) -> int:
+        """The time of the longest publication."""
+        return max((published.ended_ms - published.began_ms for published in self.publications), default=0)
 
     @property
     def elapsed_ms(self) -> int:
@@ -95,12 +106,14 @@ def advance(
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
         common = _common(loaded, options, connections, manifest, physical, folder)
-        receipts = compute(physical, common, ranges, submit)
+        client = {name: str(value) for name, value in options.client.settings.items()}
+        receipts = compute(physical, common, client, ranges, submit)
         hit("advance-computed")
         connections.drive(leader.upkeep())  # a fenced driver opens no transactions
         opened_ms = clock.monotonic_ms()
         try:
-            publications = _publish(common, physical, connections.transaction_timeout_ms, receipts, submit)
+            work = _publications(common, client, physical, connections.transaction_timeout_ms, receipts)
+            publications = _published(common, work, submit)
         except Exception:  # readers need not wait until the open transactions, which no record names, time out
             with suppress(ExactlyOnceError):
                 _abort_all_but(connections)
@@ -121,6 +134,7 @@ def advance(
         staged=[staged for ack in acks for staged in ack.staged],
         precommits=precommits,
         ages_ms={precommit.transactional_id: open_ms for precommit in precommits},
+        outputs_by_partition=tuple(sorted((id, common.output_partitions[id]) for id in _topics(physical))),
     )
     if publications:
         _abort_all_but(connections, {precommit.transactional_id for precommit in precommits})
@@ -128,7 +142,7 @@ def advance(
     if units_failed:
         connections.known_blocks.expect_own_orphans()
     publications_failed = any(tries_before(published.label) for published in publications)
-    done = Advanced(_decide(connections, pending), receipts, publications)
+    done = Advanced(_decide(connections, pending, receipts), receipts, publications)
     attempt = leader.attempt + (units_failed or publications_failed)
     connections.drive(leader.begin_attempt(attempt, killed=units_failed))
     return done
@@ -141,13 +155,10 @@ def _common(
     manifest: Manifest,
     physical: Plan,
     folder: Path,
-) -> Unit:
-    return Unit(
+) -> Stage:
+    return Stage(
         reference=loaded.reference,
         fingerprint=physical.graph.fingerprint(),
-        client={name: str(value) for name, value in options.client.settings.items()},
-        task="",
-        subtask=0,
         parallelism=physical.parallelism,
         checkpoint=manifest.checkpoint + 1,
         base=msgspec.structs.replace(manifest, order_logs=(), committables=()),
@@ -155,11 +166,9 @@ def _common(
         attempt=connections.leader.attempt,
         topic=connections.log.topic,
         topic_ids=connections.surroundings.inputs.topic_ids,
-        readings=(),
-        channels=(),
-        order=None,
         write_state=True,
         origins=False,
+        by_partition=True,
         folder=str(folder),
         storage=options.checkpoint.storage,
         drops_fields=options.allow_dropped_fields,
@@ -174,36 +183,56 @@ def _abort_all_but(connections: PipelineConnections, winners: Collection[str] = 
     connections.drive(connections.leader.transactions.abort_all_but(winners))
 
 
-def _publish(
-    common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit
-) -> list[Published]:
-    files = sorted((file for done in receipts for file in done.outputs), key=lambda file: (file.sink, file.subtask))
-    topics = {node.id: node.sink.topic or "" for node in physical.graph.sinks if node.sink is not None}
-    work = [
-        Publication(
-            client=common.client,
-            pipeline=physical.graph.pipeline_id,
-            sink=file.sink,
-            subtask=file.subtask,
-            topic=topics[file.sink],
-            checkpoint=common.checkpoint,
-            incarnation=common.incarnation,
-            attempt=common.attempt,
-            transaction_timeout_ms=timeout_ms,
-            files=(file,),
-        )
-        for file in files
-    ]
+def _topics(physical: Plan) -> dict[str, str]:
+    """The topic by sink, of the sinks whose outputs are staged for publication."""
+    sinks = {node.id: node.sink for node in physical.graph.sinks if node.sink is not None}
+    return {id: sink.topic or "" for id, sink in sinks.items() if sink.transactional}
+
+
+def _publications(
+    common: Stage, client: dict[str, str], physical: Plan, timeout_ms: int, receipts: Sequence[Receipt]
+) -> Iterator[Publication]:
+    """The publications of each sink, no more than there are subtasks: each has some whole partitions."""
+    topics = _topics(physical)
+    for sink, staged in sorted(outputs_by_sink(receipts).items()):
+        partitions = sorted({partition for file in staged for partition in file.counts})
+        outputs = stage_messages(Path(common.folder, f"publish-{sink}"), [staged])
+        records, size = sum(file.records for file in staged), sum(file.file.size for file in staged)
+        worthwhile = max(-(-records // PUBLISHER_RECORDS), -(-size // PUBLISHER_BYTES))
+        publishers = min(physical.parallelism, len(partitions), worthwhile)
+        for publisher in range(publishers):
+            yield Publication(
+                client=client,
+                pipeline=physical.graph.pipeline_id,
+                sink=sink,
+                publisher=publisher,
+                partitions=tuple(partitions[publisher::publishers]),
+                topic=topics[sink],
+                checkpoint=common.checkpoint,
+                incarnation=common.incarnation,
+                attempt=common.attempt,
+                transaction_timeout_ms=timeout_ms,
+                outputs=outputs,
+            )
+
+
+def _published(common: Stage, publications: Iterable[Publication], submit: Submit) -> list[Published]:
     description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, publish"
-    answers = submit(description, [_encode(publication) for publication in work]) if work else []
+    work = [_encode(publication) for publication in publications]
+    answers = submit(description, work) if work else []
     return [_published_decoder.decode(answer) for answer in answers]
 
 
-def _decide(connections: PipelineConnections, pending: PendingCheckpoint) -> Manifest:
+def _decide(connections: PipelineConnections, pending: PendingCheckpoint, receipts: Sequence[Receipt]) -> Manifest:
     """The manifest, once it is durable."""
     for ack in pending.acks.values():
         connections.leader.acknowledged(ack)
-    verdict = connections.drive(connections.leader.decide(pending, (pending.base,)))
+    try:
+        verdict = connections.drive(connections.leader.decide(pending, (pending.base,)))
+    except RecordError as error:  # too many dead letters, which no reader must wait for
+        _abort_all_but(connections)
+        notes = dict.fromkeys(note for receipt in receipts for note in receipt.notes)
+        raise RecordError("\n".join([*notes, str(error)]), **error.facts) from None
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
         raise BrokerUnavailable(

@@ -1,12 +1,13 @@
 """The way from the newest checkpoint to stop offsets, in checkpoints: backfill, catch-up, and following the input.
 
 Invariants: each chunk is a complete checkpoint, from which a later run of any engine continues; a parallelism for which
-a manifest, one record, has no room is refused before anything is read.
+a manifest has no room is refused before anything is read.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -17,8 +18,9 @@ from shutil import disk_usage
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
+from exactlyonce.checkpoint.records.columns import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
@@ -51,15 +53,15 @@ CHUNK_RECORDS_MIN = 100_000
 """The size of a chunk that is tried even if it may not fit into the staging room."""
 Counted = tuple[str, str, int]
 """(id of a source or a sink, topic, partitions) by now."""
-REFERENCE_BYTES = 110
-"""The size of a reference to a block in a manifest, with a key of usual length."""
+REFERENCE_BYTES = 90
+"""The size of a reference to a block in the lists of a manifest, before they are deflated; so of the others."""
 COMMITTABLE_BYTES = 150
-WRITTEN_BYTES = 8
-"""The size of one partition in a committable, without the topic's name."""
-STAGED_BYTES = 600
-"""The size of a staged committable, with its blocks and its place in the ledger."""
+WRITTEN_BYTES = 16
+"""One partition in a committable; the topic's name is there once."""
+STAGED_BYTES = 400
+"""A staged committable, with its blocks and its place in the ledger."""
 OFFSET_BYTES = 90
-"""The size of an Sn with the offsets of skipped records, without its names."""
+"""An Sn with the offsets of skipped records."""
 
 
 def refuse_if_running(history: History) -> None:
@@ -348,8 +350,13 @@ class CatchUp:
             offsets = sum(reading.length for reading in chunk)
             self.progress.advanced(advanced, offsets)
             if self.chunk_records is None:
-                free_bytes = disk_usage(staging).free
-                most = chunk_records(summary.parallelism, advanced.staged_bytes / offsets, free_bytes)
+                most = chunk_records(
+                    summary.parallelism,
+                    offset_bytes=advanced.staged_bytes / offsets,
+                    free_bytes=disk_usage(staging).free,
+                    offset_ms=advanced.publishing_ms / offsets,
+                    timeout_ms=connections.transaction_timeout_ms,
+                )
         return True
 
     def _note_units(self, advanced: Advanced) -> None:
@@ -373,21 +380,29 @@ class CatchUp:
         return readings(topics, starts, self.stop_offsets.ends(inputs, starts))
 
 
-def chunk_records(parallelism: int, offset_bytes: float, free_bytes: int) -> int:
-    """The most records of the next chunk, of which each has staged *offset_bytes* so far.
+def chunk_records(
+    parallelism: int, *, offset_bytes: float, free_bytes: int, offset_ms: float = 0.0, timeout_ms: int = 0
+) -> int:
+    """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
 
-    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes. The
-    room never makes a chunk smaller than CHUNK_RECORDS_MIN.
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, nor
+    than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither makes a chunk
+    smaller than CHUNK_RECORDS_MIN.
 
-    >>> chunk_records(128, offset_bytes=100.0, free_bytes=1 << 40), chunk_records(2, 100.0, 1 << 40)
-    (128000000, 5000000)
-    >>> chunk_records(128, offset_bytes=100.0, free_bytes=2_000_000_000), chunk_records(128, 100.0, 0)
-    (10000000, 100000)
+    >>> tebibyte = 1 << 40
+    >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
+    [128000000, 5000000]
+    >>> [chunk_records(128, offset_bytes=100.0, free_bytes=free) for free in (2_000_000_000, 0)]
+    [10000000, 100000]
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=tebibyte, offset_ms=0.002, timeout_ms=60_000)
+    7500000
     """
-    wanted = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
-    if not offset_bytes:
-        return wanted
-    return min(wanted, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
+    most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
+    if offset_bytes:
+        most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
+    if offset_ms:
+        most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))
+    return most
 
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
@@ -397,22 +412,30 @@ def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
     if physical.parallelism > most:
         raise ConfigError(
             f"Parallelism {physical.parallelism} is more than a checkpoint of this pipeline has room for: its manifest "
-            f"is one record and names what each subtask has written to each output partition. Use --parallelism {most} "
-            f"at most, or output topics with fewer partitions."
+            f"names the state of each subtask, and all partitions that it reads and writes. Use --parallelism {most} "
+            f"at most, or topics with fewer partitions."
         )
     return most
 
 
 def subtasks_max(graph: LogicalGraph, sources: Iterable[Counted], sinks: Iterable[Counted]) -> int:
     """The most subtasks of *graph* over which its state can be distributed, and for which a manifest has room."""
-    widest = graph.max_parallelism if graph.shuffles else MANIFEST_SIZE_MAX
+    widest = graph.max_parallelism if graph.shuffles else COLUMNS_SIZE_MAX
     tasks = plan(graph, min(2, widest)).tasks  # at 1 there are fewer, for nothing is shuffled
-    fixed_bytes = sum(partitions * (OFFSET_BYTES + len(source) + len(topic)) for source, topic, partitions in sources)
+    outputs = list(sinks)
+    fixed_bytes = sum(partitions * OFFSET_BYTES + len(source) + len(topic) for source, topic, partitions in sources)
+    fixed_bytes += WRITTEN_BYTES * sum(partitions for _, _, partitions in outputs)
     subtask_bytes = REFERENCE_BYTES * (len(tasks) + len(graph.stateful))
-    for sink, topic, partitions in sinks:
-        subtask_bytes += COMMITTABLE_BYTES + len(sink) + partitions * (WRITTEN_BYTES + len(topic))
     subtask_bytes += STAGED_BYTES * sum(not node.sink.transactional for node in graph.sinks if node.sink is not None)
-    return min(widest, max(1, (MANIFEST_SIZE_MAX * 9 // 10 - fixed_bytes) // subtask_bytes))
+
+    def size(subtasks: int) -> int:
+        publishers = sum(
+            min(subtasks, partitions) * (COMMITTABLE_BYTES + len(sink) + len(topic))
+            for sink, topic, partitions in outputs
+        )
+        return fixed_bytes + subtasks * subtask_bytes + publishers
+
+    return max(1, bisect_right(range(1, widest + 1), COLUMNS_SIZE_MAX * 9 // 10, key=size))
 
 
 def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:

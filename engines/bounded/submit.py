@@ -16,10 +16,11 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.unit.assembly import run_unit
+from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
-from exactlyonce.engines.runtime.operators import users_traceback
+from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]
@@ -51,7 +52,11 @@ class Executors(NamedTuple):
     """The number of units that run at the same time."""
 
 
-_KINDS: dict[str, Callable[[bytes, str], bytes]] = {"unit": run_unit, "publication": publish}
+_KINDS: dict[str, Callable[[bytes, str], bytes]] = {
+    "unit": run_unit,
+    "publication": publish,
+    "comparison": compare_lane,
+}
 _inline_number = itertools.count(1)
 
 

@@ -118,6 +118,7 @@ class _Builder:
             drops_fields=start.drops_fields,
             skips=start.skips,
             activity=parts.activity,
+            note=parts.notes.append,
         )
         graph = plan.graph
         self.loops = {
@@ -241,7 +242,9 @@ class _Builder:
             targets=start.targets.get(node.id, {}),
             clients=self.clients,
         )
-        decoder = SourceDecoder(node.id, source, self.parts.notes.append, before, skips=start.skips)
+        letters = self.operators.dead_letters.get(node.id)
+        notes = self.parts.notes
+        decoder = SourceDecoder(node.id, source, notes.append, before, skips=start.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, push, self.parts.activity, slices)
         self.inputs.append(read)
@@ -262,4 +265,5 @@ class _Builder:
             note=self.parts.notes.append,
             partitions=start.output_partitions.get(node.id),
         )
-        return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity)
+        letters = self.operators.dead_letters.get(node.id)
+        return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)

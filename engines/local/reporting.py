@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TextIO
 
 from exactlyonce.checkpoint.coordinator import Coordinator
@@ -97,6 +97,8 @@ class TerminalReporter(Reporter):
             f"{figures['records_per_s']:>9,} records/s   lag {figures['lag']:,}   "
             f"open transactions {figures['open_transactions']}"
         )
+        if figures.get("dead_letters"):
+            line += f"   dead letters {figures['dead_letters']:,}"
         if self._last:
             last = self._last
             line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {shown_bytes(last['bytes'])}"
@@ -113,12 +115,17 @@ class TerminalReporter(Reporter):
 
 
 class Report:
-    """Gathers the workers' figures for the reporter. *redact* removes secrets from a text."""
+    """Gathers the workers' figures for the reporter. *redact* removes secrets from a text; *dead_letters* are the ids
+    of the sinks that dead letters go to."""
 
-    def __init__(self, pipeline: str, reporter: Reporter, redact: Callable[[str], str]) -> None:
+    def __init__(
+        self, pipeline: str, reporter: Reporter, redact: Callable[[str], str], dead_letters: Collection[str] = ()
+    ) -> None:
         self._pipeline = pipeline
         self._reporter = reporter
         self._redact = redact
+        self._letters = dict.fromkeys(dead_letters, 0)
+        """The letters of finalized checkpoints, by sink."""
         self._workers: dict[int, Progress] = {}
         self._acks: dict[int, list[Acknowledge]] = {}
         self._live_at = 0.0
@@ -158,6 +165,9 @@ class Report:
         """A checkpoint is finalized."""
         acks = [ack for n in list(self._acks) if n <= plan.checkpoint for ack in self._acks.pop(n)]
         gap_ms, self._gap_ms = self._gap_ms, 0.0
+        for committable in manifest.committables:
+            if committable.sink in self._letters:
+                self._letters[committable.sink] += committable.records
         self._event(
             "checkpoint",
             checkpoint=plan.checkpoint,
@@ -189,10 +199,11 @@ class Report:
     def figures(self) -> dict[str, int]:
         """Totals of the current attempt."""
         workers = self._workers.values()
-        return {
+        totals = {
             name: sum(getattr(worker, name) for worker in workers)
             for name in ("records_in", "records_out", "skipped", "lag", "going_round", "open_transactions")
         }
+        return totals | ({"dead_letters": sum(self._letters.values())} if self._letters else {})
 
     def live(self, core: Coordinator) -> None:
         """Report live figures now and then. Called in every turn of the loop."""

@@ -1,8 +1,8 @@
 """Runs a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
 
-If the broker is away or an outcome is unknown, the next incarnation fences the last one and reads what is true. Any
-other end of an incarnation ends the run. All share one restart strategy and one clock, so that any completed checkpoint
-counts as progress.
+If the broker or a schema registry is away, or an outcome is unknown, the next incarnation fences the last one and reads
+what is true. Any other end of an incarnation ends the run. All share one restart strategy and one clock, so that any
+completed checkpoint counts as progress.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exactlyonce.engines.plan import plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Unavailable, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
 PAUSE_S = 0.1
@@ -85,7 +85,7 @@ def run_loaded(
     with handling_stop_signals(stop):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            report = Report(graph.pipeline_id, reporter, options.client.redact)
+            report = Report(graph.pipeline_id, reporter, options.client.redact, graph.dead_letter_limits)
             host = LocalHost(physical, loaded.reference, options, workers, report, succession)
             job = Job(physical, options, restart, host, report)
             stopper.attach(job)
@@ -101,7 +101,7 @@ def run_loaded(
                         "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or "
                         "lost: run it again."
                     ) from None
-            except (BrokerUnavailable, Undetermined) as error:
+            except (BrokerUnavailable, Unavailable, Undetermined) as error:
                 recovered = recovered or job.recovered
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
                 if not recovered or delay_ms is None or options.inline:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
+from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime import operators as ops
@@ -21,9 +22,12 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import StagedBlocks, SubtaskBlocks, WorkerBlocks, whole_or_halt
 from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
+from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation, text_of
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
@@ -33,6 +37,7 @@ from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, 
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import restore
+from exactlyonce.state.state_type import StateType
 
 STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
@@ -97,6 +102,8 @@ class TaskOperators:
     by_id: dict[str, Any] = field(default_factory=dict)
     """The receiver of the records of each node."""
     tables: list[Table[Any]] = field(default_factory=list)
+    dead_letters: dict[str, DeadLetterOutput] = field(default_factory=dict)
+    """Those of each node that has some."""
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
@@ -173,6 +180,8 @@ class Assembler:
     skips: Sequence[RecordPlace] = ()
     """The records of the inputs to leave out."""
     activity: Activity = field(default_factory=Activity)
+    note: Callable[[str], None] = field(default=lambda line: None)
+    """Called with a line about each of the first dead letters."""
 
     @cached_property
     def in_flight(self) -> list[InFlightFrame]:
@@ -186,12 +195,18 @@ class Assembler:
         """Add the operators of *task* to *operators*, wired to *ends*. If this raises, those made before are there."""
         graph, ids = self.plan.graph, {node.id for node in task.nodes}
         for node in task.nodes:
+            if node.dead_letters is not None:
+                kind = node.kind.value if node.kind in (Kind.SOURCE, Kind.SINK) else "operator"
+                inputs = inputs_at_hand(graph, node)
+                operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.note, inputs)
             operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
             for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
                 edge = self.plan.shuffle_into(node, read)
-                if edge is None:
+                if read.output == DEAD_LETTERS:
+                    operators.dead_letters[read.node].listeners.append(push)
+                elif edge is None:
                     ops.listeners(operators.by_id[read.node], read.output).append(push)
                 else:
                     ends.receive(edge, BatchCodec(graph.type_of(read)), push)
@@ -227,7 +242,10 @@ class Assembler:
             flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
             sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
             operator = ops.Stateful(node.id, function, table, flat, reduces, sides)
-        operator.activity = self.activity
+            if node.dead_letters is not None:
+                state_type = StateType[Any](node.id, node.kept)
+                operator.clone = state_type.clone if state_type.mutable else None
+        operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
         return operator
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
@@ -322,6 +340,21 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
     return [ref for before, refs in parts if common_groups(before, groups) for ref in refs]
 
 
+def inputs_at_hand(graph: LogicalGraph, node: Node) -> dict[str, Callable[[Any], DeadLetter]]:
+    """By topic, what makes a letter of an input record of *node*; empty behind an operator with state or a loop.
+
+    Such a record is in a state already, or its bytes are elsewhere. A shuffle that a run at this parallelism does not
+    need counts, too, so that letters are the same at any.
+    """
+    above = graph.above(node.id)
+    upto = {node.id} | above
+    shuffled = {edge.stateful for edge in graph.shuffles} | {loop.id for loop in graph.loops}
+    if above & {each.id for each in graph.stateful} or upto & shuffled:
+        return {}
+    sources = [cast("Readable", source.source) for source in graph.sources if source.id in upto]
+    return {source.topic: source.decoder().letter for source in sources}
+
+
 def close_function(function: Any) -> None:
     """Call the user's `close`, if there is one."""
     if hasattr(function, "close"):
@@ -329,15 +362,22 @@ def close_function(function: Any) -> None:
 
 
 def sink_output(
-    node: Node, graph: LogicalGraph, writer: ops.Writer, encoder: SinkEncoder, activity: Activity | None = None
+    node: Node,
+    graph: LogicalGraph,
+    writer: ops.Writer,
+    encoder: SinkEncoder,
+    activity: Activity | None = None,
+    dead_letters: DeadLetterOutput | None = None,
 ) -> ops.SinkOutput:
     """The operator that encodes the records of sink *node* for *writer*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
     while producer.kind in (Kind.FILTER, Kind.PEEK):
         producer = graph.node(producer.inputs[0].node)
     known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source's records were decoded as their type
+    known = known and node.inputs[0].output != DEAD_LETTERS
     declared = ops.Declared(producer.id, type_) if known else None
-    return ops.SinkOutput(node.id, writer, encoder, declared=declared, activity=activity or Activity())
+    activity = activity or Activity()
+    return ops.SinkOutput(node.id, writer, encoder, declared=declared, activity=activity, dead_letters=dead_letters)
 
 
 class OpenFailed(ExactlyOnceError):
@@ -351,7 +391,7 @@ def _open(node: Node, function: Any, context: Context) -> None:
         raise
     except USERS_ERRORS as error:
         raise OpenFailed(
-            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{ops.place_of(error)}."
+            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}."
         ) from error
 
 

@@ -11,9 +11,8 @@ snapshot, which would see state in the middle of a batch.
 
 from __future__ import annotations
 
-import os
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -21,18 +20,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-import exactlyonce
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
+from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
+    ExactlyOnceError,
     Facts,
     RecordError,
     Unavailable,
     UserError,
     require_whole,
-    sendable,
     text_of,
 )
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -42,31 +42,6 @@ from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.key_groups import subtask_of
-
-_OURS = os.path.dirname(exactlyonce.__file__) + os.sep
-"""The folder of stack frames that are not the user's."""
-
-
-def place_of(error: BaseException) -> str:
-    """The place in the user's code where *error* was raised; empty if it was elsewhere."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-
-
-def users_traceback(error: BaseException) -> str:
-    """The traceback of the user's exception that *error* stems from, without frames of this package; empty if none.
-
-    The exception is a cause of *error* that was raised in other code.
-    """
-    cause = error.__cause__
-    while cause is not None:
-        trace = traceback.TracebackException.from_exception(cause)
-        theirs = [place for place, frame in enumerate(trace.stack) if not frame.filename.startswith(_OURS)]
-        if theirs:
-            trace.stack = traceback.StackSummary.from_list(trace.stack[theirs[0] :])
-            return sendable("".join(trace.format()))
-        cause = cause.__cause__
-    return ""
 
 
 def facts_of(operator: str, origin: Origin | None) -> Facts:
@@ -128,6 +103,8 @@ class BatchOperator:
     id: str
     downstream: list[Push] = field(default_factory=list, kw_only=True)
     activity: Activity = field(default_factory=Activity, kw_only=True)
+    dead_letters: DeadLetterOutput | None = field(default=None, kw_only=True)
+    """Takes the records on which the user's function raises; None: the job stops before such a record."""
 
     def __call__(self, batch: Batch) -> None:
         raise NotImplementedError
@@ -141,23 +118,41 @@ class BatchOperator:
         """The *error* that the user's function raised on the record at *origin*."""
         return record_error(f"Operator {self.id!r}", self.id, origin, error)
 
-    def apply(self, fn: Callable[[Any], Any], batch: Batch, *, again: bool = False) -> list[Any]:
-        """*fn* over all records. *again*: the operator has counted these records before."""
+    def survives(self, error: BaseException) -> bool:
+        """Whether a record on which the user's function raised *error* becomes a dead letter."""
+        of_the_record = isinstance(error, Exception) and not isinstance(error, ExactlyOnceError | MemoryError)
+        return self.dead_letters is not None and of_the_record and not is_outage(error)
+
+    def apply(self, fn: Callable[[Any], Any], batch: Batch, *, again: bool = False) -> tuple[Batch, list[Any]]:
+        """*batch*, without dead letters, and *fn* of each of its records. *again*: these were counted before."""
         done: list[Any] = []
+        failed: list[tuple[int, BaseException]] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
             end = min(chunk.stop, len(batch.records))
             records = iter(batch.records[chunk])
-            try:
-                done += map(fn, records)
-                require_whole(done, end)
-            except USERS_ERRORS as error:
-                if isinstance(error, UserError) and not isinstance(error, Unavailable):
-                    raise
-                raise self.error(batch.origins[end - length_hint(records) - 1], error) from error
+            while len(done) + len(failed) < end:
+                try:
+                    done += map(fn, records)  # keeps the results before an error
+                    require_whole(done, end - len(failed))
+                except USERS_ERRORS as error:
+                    place = end - length_hint(records) - 1
+                    if self.survives(error):
+                        failed.append((place, error))
+                    elif isinstance(error, UserError) and not isinstance(error, Unavailable):
+                        raise
+                    else:
+                        raise self.error(batch.origins[place], error) from error
             self.activity.breathe()
-        self.activity.leave(self.id, entered_s, 0 if again else len(done))
-        return done
+        self.activity.leave(self.id, entered_s, 0 if again else len(batch.records))
+        return self._without(batch, failed), done
+
+    def _without(self, batch: Batch, failed: Sequence[tuple[int, BaseException]]) -> Batch:
+        """*batch* without the records at the places of *failed*, which are dead letters."""
+        if not failed:
+            return batch
+        assert self.dead_letters is not None, "else the first would have raised"
+        return self.dead_letters.add(batch, failed)
 
 
 def _chunks(records: int) -> Iterator[slice]:
@@ -169,7 +164,8 @@ class Map(BatchOperator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
-        self.push(batch.of(self.apply(self.fn, batch)))
+        batch, done = self.apply(self.fn, batch)
+        self.push(batch.of(done))
 
 
 @dataclass(slots=True)
@@ -186,7 +182,11 @@ class Filter(BatchOperator):
     fn: Callable[[Any], bool]
 
     def __call__(self, batch: Batch) -> None:
-        self.push(batch.where(self.apply(bool, batch.of(self.apply(self.fn, batch)), again=True)))
+        if self.dead_letters is not None:  # in one call, so that a record fails as a whole
+            batch, kept = self.apply(lambda record: bool(self.fn(record)), batch)
+        else:
+            _, kept = self.apply(bool, batch.of(self.apply(self.fn, batch)[1]), again=True)
+        self.push(batch.where(kept))
 
 
 @dataclass(slots=True)
@@ -195,7 +195,8 @@ class FlatMap(BatchOperator):
 
     def __call__(self, batch: Batch) -> None:
         fn = self.fn
-        self.push(batch.expanded(self.apply(lambda record: list(fn(record)), batch)))
+        batch, lists = self.apply(lambda record: list(fn(record)), batch)
+        self.push(batch.expanded(lists))
 
 
 @dataclass(slots=True)
@@ -213,10 +214,17 @@ class KeyBy(BatchOperator):
     """Brings points in time to UTC, as a shuffle would, whether there is one or not."""
 
     def __call__(self, batch: Batch) -> None:
-        keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)), again=True)
+        if self.dead_letters is not None:  # in one call, so that a record fails as a whole
+            batch, pairs = self.apply(self._keyed, batch)
+            self.push(batch.of([record for _, record in pairs]).keyed([key for key, _ in pairs]))
+            return
+        _, keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)[1]), again=True)
         if self.in_utc is not None:
-            batch = batch.of(self.apply(self.in_utc, batch, again=True))
+            batch = batch.of(self.apply(self.in_utc, batch, again=True)[1])
         self.push(batch.keyed(keys))
+
+    def _keyed(self, record: Any) -> tuple[bytes, Any]:
+        return canonical_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
 
 
 class Emitted:
@@ -248,6 +256,13 @@ class Emitted:
             return f"emit(value) names no output ({declared}): return what goes to the main one"
         return f"emit(value, output) got {getattr(output, 'name', output)!r:.100}, and outputs= declares {declared}"
 
+    def take_back(self) -> None:
+        """Forget what the function has emitted on the record at `place`, where it has failed."""
+        for records, places in self._noted.values():
+            while places and places[-1] == self.place:
+                records.pop()
+                places.pop()
+
     def push(self) -> None:
         """Give the records of each output to its receivers."""
         for name, (records, places) in self._noted.items():
@@ -265,14 +280,19 @@ class Stateful(BatchOperator):
     reduces: bool = False
     sides: dict[str, list[Push]] = field(default_factory=dict)
     """The receivers by side output. If there are any, the function gets `emit`."""
+    clone: Callable[[Any], Any] | None = None
+    """Copies a state that the function may change in place; None: it cannot, or there are no dead letters."""
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
-        run = self.table.reduce if self.reduces else self.table.apply
+        run = self.table.reduce if self.reduces and self.dead_letters is None else self.table.apply
         fn = self._listed if self.flat else self.fn
         emitted = Emitted(batch, self.sides) if self.sides else None
         if emitted is not None:
             fn = self._emitting(emitted)
+        dead: list[tuple[int, BaseException]] = []
+        if self.dead_letters is not None:
+            fn = self._surviving(self._reduced if self.reduces else fn, dead, emitted)
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
@@ -283,9 +303,13 @@ class Stateful(BatchOperator):
                 raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
+        taken = self._without(batch, dead)
+        if dead:
+            places = {place for place, _ in dead}
+            outputs = [output for place, output in enumerate(outputs) if place not in places]
         if emitted is not None:
             outputs = [returned[0] for returned in outputs]
-        self.push(batch.expanded(outputs) if self.flat else batch.unkeyed(outputs))
+        self.push(taken.expanded(outputs) if self.flat else taken.unkeyed(outputs))
         if emitted is not None:
             emitted.push()
 
@@ -293,6 +317,31 @@ class Stateful(BatchOperator):
         """The function with its outputs as a tuple: they may be a list that changes, or a generator."""
         state, outputs = self.fn(state, record)
         return state, tuple(outputs)
+
+    def _reduced(self, state: Any, record: Any) -> tuple[Any, Any]:
+        reduced = record if state is None else self.fn(state, record)
+        return reduced, reduced
+
+    def _surviving(
+        self, fn: Callable[[Any, Any], Any], dead: list[tuple[int, BaseException]], emitted: Emitted | None
+    ) -> Callable[[Any, Any], Any]:
+        """*fn*, which leaves a key's state as it was where it raises, and adds the place of the record to *dead*."""
+        places = itertools.count()
+
+        def run(state: Any, record: Any) -> Any:
+            place = next(places)
+            before = state if self.clone is None or state is None else self.clone(state)
+            try:
+                return fn(state, record)
+            except USERS_ERRORS as error:
+                if not self.survives(error):
+                    raise
+                dead.append((place, error))
+                if emitted is not None:
+                    emitted.take_back()
+                return before, None
+
+        return run
 
     def _emitting(self, emitted: Emitted) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The function with `emit`. Its output is its result, then everything emitted: each may share the state."""
@@ -322,15 +371,20 @@ class Process(BatchOperator):
     def __call__(self, batch: Batch) -> None:
         emitted = Emitted(batch, self.sides, main=self.downstream)
         fn, emit = self.fn, emitted.emit
+        failed: list[tuple[int, BaseException]] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
             for emitted.place, record in enumerate(batch.records[chunk], chunk.start):
                 try:
                     fn(record, emit)
                 except USERS_ERRORS as error:
-                    raise self.error(batch.origins[emitted.place], error) from error
+                    if not self.survives(error):
+                        raise self.error(batch.origins[emitted.place], error) from error
+                    emitted.take_back()
+                    failed.append((emitted.place, error))
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
+        self._without(batch, failed)
         emitted.push()
 
 
@@ -350,9 +404,12 @@ class Shuffle(BatchOperator):
         groups = range(self.max_parallelism)
         self._owners = [subtask_of(group, self.parallelism, self.max_parallelism) for group in groups]
 
-    def groups_of(self, subtask: int) -> tuple[int, ...]:
-        """The key groups that were sent to *subtask*, in order."""
-        return tuple(sorted(group for group in self.groups or () if self._owners[group] == subtask))
+    def groups_by_subtask(self) -> dict[int, list[int]]:
+        """The key groups that were sent, by receiving subtask, in order."""
+        sent: dict[int, list[int]] = {}
+        for group in sorted(self.groups or ()):
+            sent.setdefault(self._owners[group], []).append(group)
+        return sent
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
@@ -415,17 +472,36 @@ class SinkOutput(BatchOperator):
     declared: Declared | None = field(default=None, kw_only=True)
     """The type of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
+    origins: Sequence[Origin] = field(default=(), init=False)
+    """Those of the outputs that are being written."""
 
     def __call__(self, batch: Batch) -> None:
-        if not batch.records:
-            return
         entered_s = self.activity.enter(self.id)
-        try:
-            outputs = retried(partial(self.encoder.encode, batch.records), self.sleep)
-        except USERS_ERRORS as error:
-            raise self._refused(batch, error) from error
+        outputs = None
+        while batch.records and outputs is None:
+            try:
+                outputs = retried(partial(self.encoder.encode, batch.records), self.sleep)
+            except USERS_ERRORS as error:
+                rest = self._encodable(batch) if self.survives(error) else batch
+                if len(rest.records) == len(batch.records):
+                    raise self._refused(batch, error) from error
+                batch = rest
         self.activity.leave(self.id, entered_s, len(batch.records))
-        self.writer.write(outputs)
+        if batch.records:
+            self.origins = batch.origins
+            self.writer.write(outputs)
+
+    def _encodable(self, batch: Batch) -> Batch:
+        """*batch* without the records that cannot be encoded, which become dead letters."""
+        failed: list[tuple[int, BaseException]] = []
+        for place, record in enumerate(batch.records):
+            try:
+                retried(partial(self.encoder.encode, [record]), self.sleep)
+            except USERS_ERRORS as error:
+                if not self.survives(error):
+                    raise self._refused(batch.part(place, place + 1), error) from error
+                failed.append((place, error.__cause__ or error if isinstance(error, FunctionRaised) else error))
+        return self._without(batch, failed)
 
     def _refused(self, batch: Batch, error: BaseException) -> RecordError | Unavailable:
         """The error of the first record that cannot be encoded. Encoding has no effects, so each record is tried again,

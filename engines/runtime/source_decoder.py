@@ -18,8 +18,11 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import facts_of, place_of, skip_option
+from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.operators import facts_of, skip_option
 from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
+from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.pipeline.dead_letters import DeadLetter
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
 NAMED_MAX = 5
@@ -56,9 +59,10 @@ class SourceDecoder:
         before: Iterable[SourceOffset] = (),
         sleep: Callable[[float], None] = pause,
         skips: Iterable[RecordPlace] = (),
+        dead_letters: DeadLetterOutput | None = None,
     ) -> None:
         """*before*: the starts of its partitions, with the records skipped before them. *skips*: records of any topic
-        that are left out undecoded."""
+        that are left out undecoded. *dead_letters* takes bad records, where the source says so."""
         self.id = id
         self.skipped: dict[int, Skipped] = {}
         """The records skipped since the start, by partition."""
@@ -74,7 +78,7 @@ class SourceDecoder:
         """The place of the last of them."""
         self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.topic}
         self._sleep = sleep
-        self._on_error = source.on_error
+        self._on_error, self._dead_letters = source.on_error, dead_letters
         self._decoder = source.decoder()
 
     @property
@@ -98,9 +102,10 @@ class SourceDecoder:
         self._named = self._unnamed = 0
 
     def decode(self, messages: list[Any]) -> Batch:
-        """The batch of *messages*. A bad one is an error or is skipped, as the source says.
+        """The batch of *messages*. A bad one is an error, is skipped or becomes a dead letter, as the source says.
 
-        Raises `Unavailable` if the codec still meets an outage after `RETRY_PAUSES_S`.
+        Dead letters have left when this returns. Raises `Unavailable` if the codec still meets an outage after
+        `RETRY_PAUSES_S`.
         """
         if self._skips:
             messages = self._without_skips(messages)
@@ -108,6 +113,7 @@ class SourceDecoder:
         values = iter(parts)
         records: list[Any] = []
         bad: list[int] = []
+        letters: list[DeadLetter] = []
         retried, retries = -1, 0
         while True:
             try:
@@ -122,12 +128,15 @@ class SourceDecoder:
                     self._sleep(RETRY_PAUSES_S[retries])
                     retried, values = place, iter(parts[place:])
                 else:
-                    self._skip(messages[place], error)
+                    if (letter := self._left_out(messages[place], error)) is not None:
+                        letters.append(letter)
                     bad.append(place)
             else:
                 break
         if not bad:
             return Batch(records, messages)
+        if self._dead_letters is not None:
+            self._dead_letters.push(letters, [messages[place] for place in bad])
         left_out = set(bad)
         return Batch(records, [message for place, message in enumerate(messages) if place not in left_out])
 
@@ -147,23 +156,27 @@ class SourceDecoder:
     def time_ms(self, message: Any) -> int:
         return self._decoder.time_ms(message)
 
-    def _skip(self, message: Any, error: BaseException) -> None:
-        """Count *message* as skipped; or raise."""
+    def _left_out(self, message: Any, error: BaseException) -> DeadLetter | None:
+        """The letter of *message*; without dead letters it is counted as skipped; or raise."""
         if not is_bad_record(error):
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
-                f'away, so on_error="skip" does not skip it. Fix the codec: let it raise ValueError for a bad record, '
+                f"away, so on_error= does not leave it out. Fix the codec: let it raise ValueError for a bad record, "
                 f"and exactlyonce.Unavailable for an outage; or leave the record out: {skip_option(message)}."
             ) from error
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
-                f'the producer, or let the source skip such records: on_error="skip"; or leave this one out: '
-                f"{skip_option(message)}.",
+                f'the producer, or let the source keep such records elsewhere: on_error=DeadLetters("topic"), or skip '
+                f'them: on_error="skip"; or leave this one out: {skip_option(message)}.',
                 **facts_of(self.id, message),
             ) from error
+        if self._dead_letters is not None:
+            problem = sendable(self._decoder.problem(message, error))
+            return self._dead_letters.undecoded(message, error, problem)
         self._count(message, lambda: self._undecodable(message, error))
+        return None
 
     def _count(self, message: Any, why: Callable[[], str]) -> None:
         """Count *message* as skipped, and name it unless enough are named."""

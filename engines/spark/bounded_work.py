@@ -1,4 +1,4 @@
-"""Bounded work on a program's Spark session: backfill, catch-up, audit and replay, as the commands do them.
+"""Bounded work on a program's Spark session: backfill, catch-up, audit, replay and diff, as the commands do them.
 
 Invariant: options are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
 """
@@ -15,6 +15,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
+from exactlyonce.engines.bounded.diff import SHOWN, Diff, DiffReport
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
@@ -190,6 +191,31 @@ def replay(
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
 
+def diff(
+    spark: SparkSession,
+    old: Pipeline | str,
+    new: Pipeline | str,
+    *,
+    checkpoint: int | None = None,
+    to: str = "latest",
+    shown: int = SHOWN,
+    staging: str | Path | None = None,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> DiffReport:
+    """Compare the outputs that versions *old* and *new* of a pipeline give for the same input.
+
+    Both begin with the state of *checkpoint*, by default the newest savepoint, else the oldest checkpoint that is
+    retained, and read up to *to*, as for `backfill`. Nothing is written, and a running pipeline runs on.
+    `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *options* say which
+    cluster, as for `audit`.
+    """
+    versions, listener = (_loaded(old), _loaded(new)), Listener(progress)
+    work = Diff(*versions, _client(options), checkpoint=checkpoint, to=StopOffsets.parse(to), shown=shown)
+    _send_cells(spark, *versions)
+    return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
+
+
 def _executors(
     spark: SparkSession,
     loaded: Loaded,
@@ -197,14 +223,17 @@ def _executors(
     listener: Listener,
     progress: OnProgress | None,
 ) -> Executors:
-    """The executors of *spark*, whose tasks are watched only for a program that asks for progress.
-
-    A cell of a notebook is sent to executors on other machines: they have no such module.
-    """
-    file = cell_file(loaded.reference)
-    if file is not None and not runs_here(spark):
-        spark.addArtifacts(str(file), pyfile=True)
+    """The executors of *spark*, whose tasks are watched only for a program that asks for progress."""
+    _send_cells(spark, loaded)
     return executors_of(spark, staging, None if progress is None else listener.units)
+
+
+def _send_cells(spark: SparkSession, *pipelines: Loaded) -> None:
+    """Send the cells of a notebook that define *pipelines* to executors on other machines: they have no such module."""
+    for pipeline in pipelines:
+        file = cell_file(pipeline.reference)
+        if file is not None and not runs_here(spark):
+            spark.addArtifacts(str(file), pyfile=True)
 
 
 def _run_options(options: dict[str, Any]) -> RunOptions:

@@ -15,9 +15,9 @@ from exactlyonce.engines.spark.source.read_options import (
     is_of_state,
     parse_read_options,
     parse_state_options,
-    read_schema,
 )
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from exactlyonce.engines.spark.source.read_options import ReadOptions
     from exactlyonce.engines.spark.source.state_reading import StatePlan
+    from exactlyonce.pipeline.loading import Reference
 
 
 class ExactlyOnceDataSource(DataSource):
@@ -37,6 +39,8 @@ class ExactlyOnceDataSource(DataSource):
 
     _state: StatePlan | None = None
     """The plan of a read of state, from Spark's question for the schema. Spark passes it on to the read."""
+    _types: Reference | None = None
+    """The pipeline with the types of a read of topics, in the same way."""
 
     @classmethod
     def name(cls) -> str:
@@ -46,7 +50,10 @@ class ExactlyOnceDataSource(DataSource):
         """The schema of a read, if the user gives none."""
         if is_of_state(self.options):
             return self._state_plan().columns().schema
-        return read_schema(parse_read_options(self.options))
+        from exactlyonce.engines.spark.source.record_columns import RecordColumns
+
+        options = parse_read_options(self.options)
+        return RecordColumns(options, self._types_of(options)).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_of_state(self.options):
@@ -55,14 +62,16 @@ class ExactlyOnceDataSource(DataSource):
             return StateReader(self._state_plan(), schema)
         from exactlyonce.engines.spark.source.reading import RangesReader
 
-        return RangesReader(parse_read_options(self.options, streaming=False), schema)
+        options = parse_read_options(self.options, streaming=False)
+        return RangesReader(options, self._types_of(options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from exactlyonce.engines.spark.source.reading import StreamReader
 
         if is_of_state(self.options):
             raise ConfigError(f"The option {STATE} is for spark.read: the state at a checkpoint is no stream.")
-        return StreamReader(parse_read_options(self.options, streaming=True), schema)
+        options = parse_read_options(self.options, streaming=True)
+        return StreamReader(options, self._types_of(options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from exactlyonce.engines.spark.sink.writer import batch_writer
@@ -74,6 +83,11 @@ class ExactlyOnceDataSource(DataSource):
         from exactlyonce.engines.spark.sink.writer import StreamWriter
 
         return StreamWriter(parse_sink_options(self.options, schema, streaming=True))
+
+    def _types_of(self, options: ReadOptions) -> Reference | None:
+        if self._types is None and options.types:
+            self._types = load(options.types, options.params).reference
+        return self._types
 
     def _state_plan(self) -> StatePlan:
         from exactlyonce.engines.spark.source.state_reading import plan_state

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from exactlyonce.engines.bounded.submit import Executors, Submit, UnitsDone, perform, settled
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.runtime.operators import users_traceback
+from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.engines.spark.jobs import described, watched
 from exactlyonce.engines.spark.session import (
     cores,

@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
-from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.sinks.writer import WritesToTopic
@@ -177,6 +177,19 @@ def _truncated(manifest: Manifest, read: SourceOffset, how: str) -> Halt:
 
 def _place(read: SourceOffset) -> Facts:
     return {"operator": read.source, "topic": read.topic, "partition": read.partition, "offset": read.offset}
+
+
+def check_services(graph: LogicalGraph) -> None:
+    """Ask the services of all sources and sinks. Raises `ConfigError` or `Unavailable`, with the source or sink."""
+    for node in graph.nodes:
+        try:
+            if node.source is not None:
+                node.source.check_services()
+            if node.sink is not None:
+                node.sink.check_services(graph.type_of(node.inputs[0]))
+        except (ConfigError, Unavailable) as error:
+            kind = "Source" if node.source is not None else "Sink"
+            raise type(error)(f"{kind} {node.id!r}: {error}", operator=node.id) from error
 
 
 def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from operator import length_hint
 from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.connectors.confluent import ANY_PARTITION, NOW
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
 from exactlyonce.sinks.kafka.producers import Failure, Pending, Producers, SinkProducer, failure, too_large, why
@@ -165,21 +165,20 @@ class ProducingWriter(IntervalWriter, ABC):
         produce, topic, begin = self._producer.produce, self.topic, outputs.done
         values = iter(outputs.values[begin:])
         keys = repeat(None, outputs.left) if outputs.keys is None else outputs.keys[begin:]
+        places = repeat(ANY_PARTITION, outputs.left) if outputs.partitions is None else outputs.partitions[begin:]
         full = False
         try:
-            if outputs.timestamps is not None or outputs.partitions is not None:
-                count = outputs.left
-                times = repeat(NOW, count) if outputs.timestamps is None else outputs.timestamps[begin:]
-                places = repeat(ANY_PARTITION, count) if outputs.partitions is None else outputs.partitions[begin:]
-                all_headers = repeat([], count) if outputs.headers is None else outputs.headers[begin:]
+            if outputs.timestamps is not None:
+                times = outputs.timestamps[begin:]
+                all_headers = repeat([], outputs.left) if outputs.headers is None else outputs.headers[begin:]
                 for value, key, place, headers, time_ms in zip(values, keys, places, all_headers, times, strict=True):
                     produce(topic, value, key, place, timestamp=time_ms, headers=[*headers])
             elif outputs.headers is None:
-                for value, key in zip(values, keys, strict=True):
-                    produce(topic, value, key)
+                for value, key, place in zip(values, keys, places, strict=True):
+                    produce(topic, value, key, place)
             else:
-                for value, key, headers in zip(values, keys, outputs.headers[begin:], strict=True):
-                    produce(topic, value, key, headers=[*headers])
+                for value, key, place, headers in zip(values, keys, places, outputs.headers[begin:], strict=True):
+                    produce(topic, value, key, place, headers=[*headers])
         except BufferError:
             full = True
         except KafkaException as error:

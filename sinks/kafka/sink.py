@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.connectors.registry import check_writing, opened
+from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import require
@@ -36,6 +38,7 @@ class KafkaSink(Sink[T], Generic[T]):
     - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON). None
       as an output is a null value, Kafka's tombstone.
     - *key*: a function from the output to its key: bytes as they are, str in UTF-8, None as null, all else JSON.
+    - *key_codec*: a codec for these keys, as ``AvroCodec(str, registry=...)``; a null key stays null.
     - *headers*: a function from the output to (name, bytes) pairs; text for bytes is written in UTF-8.
     - *timestamp*: a function from the output to its time, as milliseconds since 1970 from 1 on, or as a datetime with a
       time zone; None: the time when it is written. A topic with message.timestamp.type=LogAppendTime does not keep it.
@@ -58,6 +61,7 @@ class KafkaSink(Sink[T], Generic[T]):
     partition: Callable[[T], int] | None = None
     create_partitions: int | None = 4
     delivery: str = EXACTLY_ONCE
+    key_codec: Codec[Any] | None = None
 
     def __init__(
         self,
@@ -70,10 +74,12 @@ class KafkaSink(Sink[T], Generic[T]):
         partition: Callable[[T], int] | None = None,
         create_partitions: int | None = 4,
         delivery: Delivery = EXACTLY_ONCE,
+        key_codec: Codec[Any] | None = None,
     ) -> None:
         fields = {
             "topic_name": topic, "value": value, "key": key, "headers": headers, "timestamp": timestamp,
             "partition": partition, "create_partitions": create_partitions, "delivery": delivery,
+            "key_codec": key_codec,
         }  # fmt: skip
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -99,7 +105,9 @@ class KafkaSink(Sink[T], Generic[T]):
         key = self.key or (attrgetter("key") if records else None)
         headers = self.headers or (attrgetter("headers") if records else None)
         placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
-        return KafkaEncoder(self.codec(type_), records, key, headers, self.timestamp, placing)
+        codec = opened(self.codec(type_), self.topic, "value")
+        key_codec = None if self.key_codec is None else opened(self.key_codec, self.topic, "key")
+        return KafkaEncoder(codec, records, key, headers, self.timestamp, placing, key_codec)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
@@ -126,15 +134,26 @@ class KafkaSink(Sink[T], Generic[T]):
             function = getattr(self, name)
             if function is not None and not callable(function):
                 yield f"{name}={function!r} must be a function of the output"
+        if self.key_codec is not None and not isinstance(self.key_codec, Codec):
+            yield f"key_codec={self.key_codec!r} must be a codec, as AvroCodec(str)"
+        for codec in (self.value, self.key_codec):
+            if isinstance(codec, Codec):
+                yield from registry_problems(codec)
         count = self.create_partitions
         if count is not None and not (isinstance(count, int) and count > 0):
             yield f"create_partitions={count!r} must be a number from 1 on, or None"
         if self.value is not None or type_ is not UNKNOWN:
             yield from codec_problems(self.codec, type_)
 
+    def check_services(self, type_: Any) -> None:
+        check_writing(self.codec(type_), self.topic, "value")
+        if self.key_codec is not None:
+            check_writing(self.key_codec, self.topic, "key")
+
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Topic and codec, without functions."""
-        return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe()}
+        """Topic and codecs, without functions."""
+        keys = {} if self.key_codec is None else {"key": self.key_codec.describe()}
+        return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe(), **keys}
 
 
 def gives_times(sink: object) -> bool:
@@ -221,6 +240,7 @@ class KafkaEncoder:
         headers: Callable[[Any], Headers] | None,
         timestamp: Callable[[Any], int | datetime] | None,
         placing: Placing | None,
+        key_codec: Codec[Any] | None,
     ) -> None:
         self.codec = codec
         self._records = records
@@ -228,6 +248,7 @@ class KafkaEncoder:
         self._headers = headers
         self._timestamp = timestamp
         self._placing = placing
+        self._encode_key = encode_key if key_codec is None else _encode_by(key_codec)
 
     def encode(self, records: Sequence[Any]) -> Outputs:
         """The encoded batch."""
@@ -259,7 +280,8 @@ class KafkaEncoder:
         if self._key is None:
             return None
         keys: list[Any] = mapped("key", self._key, outputs)
-        return list(map(str.encode if set(map(type, keys)) == {str} else encode_key, keys))
+        encode = self._encode_key
+        return list(map(str.encode if encode is encode_key and set(map(type, keys)) == {str} else encode, keys))
 
     def headers(self, outputs: Sequence[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""
@@ -371,6 +393,11 @@ def encode_key(key: object) -> bytes | None:
     encoded = _encode_json(key)
     require_finite(key, encoded)
     return _or_tombstone(encoded, key)
+
+
+def _encode_by(codec: Codec[Any]) -> Callable[[object], bytes | None]:
+    """Encodes keys by *codec*; None stays null."""
+    return lambda key: None if key is None else codec.encode(key)
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode

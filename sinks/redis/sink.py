@@ -16,6 +16,7 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
@@ -96,6 +97,8 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
             yield f"maxlen= is of streams; with kind={self.kind!r} leave it out"
         elif self.maxlen is not None and not _is_count(self.maxlen, 1 << 62):
             yield f"maxlen={self.maxlen!r} must be a number from 1 on"
+        if isinstance(self.value, SchemaCodec) and self.value.registry is not None:
+            yield "value= is a codec with registry=, which is for topics: leave registry= out"
         yield from self._type_problems(type_)
 
     def _type_problems(self, type_: Any) -> Iterator[str]:

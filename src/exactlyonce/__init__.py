@@ -21,7 +21,9 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
     UserError,
 )
+from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
+from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream
 
@@ -40,10 +42,12 @@ __all__ = [
     "Halt",
     "InvariantViolation",
     "JsonCodec",
+    "JsonSchemaCodec",
     "KeyedStream",
     "Operator",
     "Output",
     "Pipeline",
+    "ProtobufCodec",
     "Record",
     "RecordError",
     "SideEmit",

@@ -212,11 +212,15 @@ class BrokerModel:
         log = self._log(topic, partition)
         return log.delete_before(before_offset) if log else Error.UNKNOWN_TOPIC_OR_PARTITION
 
-    def compact(self, topic: str, *, drop_tombstones: bool = False) -> None:
-        """Compact a topic now; a real broker does so at any time. Tombstones go in a later round."""
+    def compact(self, topic: str, *, drop_tombstones: bool = False, known: float = 1.0, cleaned: float = 1.0) -> None:
+        """Compact a topic now; a real broker does so at any time. Tombstones go in a later round.
+
+        *known*: the share of each partition's stable records whose keys the cleaner has noted; *cleaned*: the share of
+        these that it has cleaned so far.
+        """
         self._catch_up()
         for log in self._topics[topic].logs:
-            log.compact(drop_tombstones=drop_tombstones)
+            log.compact(drop_tombstones=drop_tombstones, known=known, cleaned=cleaned)
 
     # The broker's own life
 

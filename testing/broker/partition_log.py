@@ -173,19 +173,20 @@ class PartitionLog:
             self._keep([record for record in self._records if record.offset >= before_offset])
         return Error.NONE
 
-    def compact(self, *, drop_tombstones: bool) -> None:
-        """Keep only the newest committed record of each key below the last stable offset."""
-        stable_offset = self.last_stable_offset
-        stable = self._records[: bisect_left(self._offsets, stable_offset)]
-        newest = {record.key: record.offset for record in stable if record.offset not in self._aborted}
-        self._keep(
-            [
-                record
-                for record in self._records
-                if record.offset >= stable_offset
-                or (newest.get(record.key) == record.offset and not (drop_tombstones and record.value is None))
-            ]
-        )
+    def compact(self, *, drop_tombstones: bool, known: float, cleaned: float) -> None:
+        """Keep only the newest committed record of each key among the *known* share of the stable records.
+
+        The cleaner goes from the oldest record on, and has come as far as *cleaned* of them.
+        """
+        noted = self._records[: int(known * bisect_left(self._offsets, self.last_stable_offset))]
+        newest = {record.key: record.offset for record in noted if record.offset not in self._aborted}
+        behind = int(cleaned * len(noted))
+        kept = [
+            record
+            for record in noted[:behind]
+            if newest.get(record.key) == record.offset and not (drop_tombstones and record.value is None)
+        ]
+        self._keep([*kept, *self._records[behind:]])
 
     def _keep(self, records: list[Record]) -> None:
         self._records = records

@@ -14,8 +14,11 @@ from settled import ended_transactions
 from stored import assert_rows
 from unreferenced import unreferenced_blocks
 
+from exactlyonce.engines.bounded import advance as advancing
 from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.stages import stages
 from exactlyonce.engines.bounded.submit import in_process, perform
+from exactlyonce.engines.plan import plan
 
 pytestmark = pytest.mark.broker
 
@@ -93,7 +96,10 @@ def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> N
     fed.assert_nothing_left()
 
 
-def test_checkpoints_share_their_transactional_ids(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+def test_checkpoints_share_their_transactional_ids(
+    fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advancing, "PUBLISHER_RECORDS", 1)
     fed.feed(200)
     progress = Silent()
     summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=100, progress=progress)
@@ -105,6 +111,30 @@ def test_checkpoints_share_their_transactional_ids(fed: Fed, loaded: Any, tmp_pa
     assert {name for name in remembered if not name.endswith(":coordinator")} == used[0]
     fed.assert_output()
     fed.assert_nothing_left()
+
+
+def test_what_is_staged(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """A file for each sender and edge or sink, and one for each stage; settings of the client are in none of them."""
+    fed.feed(200)
+    staged: list[Path] = []
+    longest = 0
+
+    def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        nonlocal longest
+        longest = max(longest, *map(len, work))
+        staged[:] = [file for file in tmp_path.glob("*/*") if not file.name.startswith(".")]
+        assert not any(fed.kafka.bootstrap_servers.encode() in file.read_bytes() for file in staged)
+        return in_process(stage, work)
+
+    pipeline = loaded("broad")
+    catch_up(fed, pipeline, 5, tmp_path, submit=submit)
+    physical = plan(pipeline.pipeline.build(), 5)
+    edges, sinks = len(physical.shuffles), len(physical.graph.sinks)
+    by_stage = [file for file in staged if file.name.startswith(("stage-", "publish-"))]
+    assert len(by_stage) == len(stages(physical)) + sinks
+    assert len(staged) - len(by_stage) <= 5 * (edges + sinks)
+    assert longest < 1_000, "a unit is a place in a file"
+    fed.assert_output()
 
 
 class ComingBack:
@@ -130,8 +160,11 @@ class ComingBack:
         return answers
 
 
-def test_a_failed_publication_meets_no_later_one(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+def test_a_failed_publication_meets_no_later_one(
+    fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next checkpoint has other transactional ids, so that a late first attempt aborts nothing of it."""
+    monkeypatch.setattr(advancing, "PUBLISHER_RECORDS", 1)
     fed.feed(240)
     progress, submit = Silent(), ComingBack()
     summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=90, progress=progress, submit=submit)

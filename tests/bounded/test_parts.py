@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +22,10 @@ from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, first_part, rest
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.engines.bounded.unit import ordering, staging
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
-from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError
@@ -30,27 +33,82 @@ from exactlyonce.pipeline.loading import Loaded, load
 
 
 def staged(path: Path, *frames: bytes) -> StagedFile:
-    writer = FrameWriter(path)
-    for frame in frames:
-        writer.write(frame, 1, b"<")
-    file = writer.close()
+    """A file with frames for receivers 2 and 0, in turn."""
+    writer = FrameWriter(path, receivers=3)
+    for number, frame in enumerate(frames):
+        writer.write(0 if number % 2 else 2, frame, 1, number)
+    file = writer.close({0: [7], 2: [8, 9]})
     assert file is not None
     return file
 
 
+def taken(file: StagedFile, receiver: int) -> list[bytes]:
+    with closing(StagedFiles()) as files:
+        frames = files.frames(file, receiver)
+        return [] if frames is None else list(frames.bodies())
+
+
 def test_frames_come_back(tmp_path: Path) -> None:
     file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000)
-    assert list(read_frames(file)) == [b"<one", b"<", b"<" + b"three" * 1_000_000]
-    assert file.records == 3
-    assert FrameWriter(tmp_path / "none").close() is None
+    assert [taken(file, receiver) for receiver in range(3)] == [[b""], [], [b"one", b"three" * 1_000_000]]
+    with closing(StagedFiles()) as files:
+        frames = files.frames(file, 2)
+        assert frames is not None
+        assert (frames.entry.records, frames.entry.groups) == (2, (8, 9))
+        assert [(time_ms, read()) for time_ms, read in frames.timed()] == [(0, b"one"), (2, b"three" * 1_000_000)]
+    assert FrameWriter(tmp_path / "none", 1).close() is None
     assert not (tmp_path / "none").exists()
 
 
-def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
-    file = staged(tmp_path / "file", b"one", b"two")
-    for wrong in (msgspec.structs.replace(file, path=str(tmp_path / "other")), msgspec.structs.replace(file, size=99)):
+def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "OPEN_FILES_MAX", 2)
+    written = [staged(tmp_path / str(number), b"%d" % number, b"", b"more") for number in range(5)]
+    with closing(StagedFiles()) as files:
+        frames = [files.frames(file, 2) for file in written]
+        assert len(files._open) == 2
+        bodies = [each.bodies() for each in frames if each is not None]
+        assert [next(each) for each in bodies] == [b"%d" % number for number in range(5)]
+        assert [next(each) for each in bodies] == [b"more"] * 5
+        assert len(files._open) == 2
+
+
+def test_a_file_that_cannot_be_read_whole(tmp_path: Path) -> None:
+    """A folder that is not shared, and a file that is cut, damaged or gone, before and while it is read."""
+    file = staged(tmp_path / "file", b"one", b"two", b"three")
+    whole = Path(file.path).read_bytes()
+    gone = msgspec.structs.replace(file, path=str(tmp_path / "other"))
+    other = msgspec.structs.replace(file, size=99)
+    for wrong, receiver in ((gone, 0), (other, 0), (file, 3)):
         with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
-            list(read_frames(wrong))
+            taken(wrong, receiver)
+    for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"?", b"?" + whole[1:], whole[: len(whole) // 2]):
+        Path(file.path).write_bytes(damaged)
+        with pytest.raises(ConfigError, match="cannot be read whole"):
+            taken(file, 2)
+    unnoticed = 0
+    for place in range(len(whole)):  # a bit of a byte is wrong
+        Path(file.path).write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
+        with suppress(ConfigError):
+            assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", b"three"]]
+            unnoticed += 1
+    assert unnoticed == 12, "where a receiver without frames has none, there is nothing to be wrong"
+    Path(file.path).write_bytes(whole)
+    with closing(StagedFiles()) as files:
+        frames = files.frames(file, 2)
+        assert frames is not None
+        os.truncate(file.path, 4)
+        with pytest.raises(ConfigError, match=r"cannot be read whole: it ends at \d+"):
+            list(frames.bodies())
+
+
+def test_a_staging_folder_that_is_full(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot be written: File too large.*with room for the input"):
+            staged(tmp_path / "file", bytes(4 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from collections import defaultdict
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,8 @@ from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.stop_offsets import readings
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import ordering
-from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Unit
-from exactlyonce.engines.bounded.unit.staging import read_outputs
+from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage
+from exactlyonce.engines.bounded.unit.staging import read_lane
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
 from exactlyonce.pipeline.loading import Loaded
@@ -54,14 +55,19 @@ class Computing:
             fingerprint=self.graph.fingerprint(), max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
             block_partitions=self.topic.partitions,
         )  # fmt: skip
-        self.unit = Unit(
-            loaded.reference, self.graph.fingerprint(), dict(self.config.settings), "", 0, parallelism, 1,
-            base, 1, 0, self.topic, ids, (), (), None, True, False, str(folder),
+        self.stage = Stage(
+            reference=loaded.reference, fingerprint=self.graph.fingerprint(), parallelism=parallelism, checkpoint=1,
+            base=base, incarnation=1, attempt=0, topic=self.topic, topic_ids=ids, write_state=True, origins=False,
+            folder=str(folder), by_partition=False,
         )  # fmt: skip
+        self._runs = count()
 
     def run(self, **changes: Any) -> list[Receipt]:
         logs = changes.pop("logs", None)
-        return compute(self.plan, msgspec.structs.replace(self.unit, **changes), self.ranges, in_process, logs)
+        folder = Path(self.stage.folder, f"run-{next(self._runs)}")
+        folder.mkdir()
+        stage = msgspec.structs.replace(self.stage, folder=str(folder), **changes)
+        return compute(self.plan, stage, dict(self.config.settings), self.ranges, in_process, logs)
 
     def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:
         reader = BlockReader(self.config.confluent(), self.topic)
@@ -72,7 +78,7 @@ class Computing:
 def outputs(receipts: list[Receipt]) -> dict[tuple[str, int], list[Any]]:
     found: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for file in (file for receipt in receipts for file in receipt.outputs):
-        for batch in read_outputs(file.file):
+        for batch in read_lane([file], 0):
             found[file.sink, file.subtask] += [json.loads(value or b"") for value in batch.values]
     return found
 
@@ -163,10 +169,10 @@ def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_p
     again = computing.run(logs=logs, write_state=False, origins=True)
     assert outputs(again) == outputs(first)
     assert not any(each.ack.written or each.ack.operators for each in again)
-    batches = [batch for each in again for file in each.outputs for batch in read_outputs(file.file)]
+    batches = [batch for each in again for file in each.outputs for batch in read_lane([file], 0)]
     assert all(batch.origins and len(batch.origins) == len(batch.values) for batch in batches)
     origins = [(file.sink, origin) for each in again for file in each.outputs
-               for batch in read_outputs(file.file) for origin in batch.origins or ()]  # fmt: skip
+               for batch in read_lane([file], 0) for origin in batch.origins or ()]  # fmt: skip
     assert len(set(origins)) == len(origins) == 3 * 4_500, "each input record stands behind one output of each sink"
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from exactlyonce import Codec, Context, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks import DeadLetters, KafkaSink
 
 
 class Order(msgspec.Struct):
@@ -121,6 +121,37 @@ def strict(name: str) -> Pipeline:
 
 def skipping(name: str) -> Pipeline:
     return _totals(name, on_error="skip")
+
+
+class Running(msgspec.Struct):
+    """A state that functions change in place."""
+
+    sum: int = 0
+
+
+def lettered(name: str, max_per_checkpoint: str = "") -> Pipeline:
+    """Every part of it fails on some orders, which go to NAME-dead; whatever is killed, once."""
+
+    def checked(order: Order) -> Order:
+        return order if order.total % 5 else [order][order.total]
+
+    def summed(state: Running | None, order: Order) -> tuple[Running, Total]:
+        state = state or Running()
+        state.sum += order.total
+        if order.total % 7 == 0:
+            raise ArithmeticError(f"{order.total} for {object()}")
+        return state, Total(order.id, order.customer, state.sum)
+
+    def key(total: Total) -> str:
+        return {0: "even", 1: "odd"}[total.id % 11]
+
+    dead = DeadLetters(f"{name}-dead", max_per_checkpoint=int(max_per_checkpoint) if max_per_checkpoint else None)
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, on_error=dead))
+    totals = orders.map(checked, id="checked", on_error=dead).key_by(_customer)
+    folded = totals.stateful_map("totals", summed, on_error=dead)
+    folded.sink("out", KafkaSink(f"{name}-out", key=key), on_error=dead)
+    return pipeline
 
 
 def registered(name: str, away: str) -> Pipeline:

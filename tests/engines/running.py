@@ -18,6 +18,7 @@ from contextlib import chdir, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from confluent_kafka import Producer
 from waiting import until
 
 from exactlyonce.checkpoint.records.history import History
@@ -191,6 +192,18 @@ class Job:
 def stop(incarnation: Run) -> None:
     incarnation.process.send_signal(signal.SIGTERM)
     assert incarnation.wait() == 0, incarnation.said
+
+
+@contextmanager
+def no_decision_counts(kafka: KafkaCluster, pipeline: str) -> Iterator[None]:
+    """A transaction of somebody else's holds readers back in the decision log; it is aborted in the end."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{pipeline}-elsewhere"})
+    producer.init_transactions(LIMIT_S)
+    producer.begin_transaction()
+    producer.produce(f"{pipeline}.checkpoints", b"", b"", 0)
+    producer.flush(LIMIT_S)
+    yield
+    producer.abort_transaction(LIMIT_S)
 
 
 def workers_of(incarnation: Run) -> list[int]:

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Producer
-from running import Job, stop
-
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
-
-
-@contextmanager
-def no_decision_counts(kafka: KafkaCluster, pipeline: str) -> Iterator[None]:
-    """A transaction of somebody else's holds readers back in the decision log; it is aborted in the end."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{pipeline}-elsewhere"})
-    producer.init_transactions(LIMIT_S)
-    producer.begin_transaction()
-    producer.produce(f"{pipeline}.checkpoints", b"", b"", 0)
-    producer.flush(LIMIT_S)
-    yield
-    producer.abort_transaction(LIMIT_S)
+from running import Job, no_decision_counts, stop
 
 
 @pytest.mark.exhaustive

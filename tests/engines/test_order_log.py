@@ -14,7 +14,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import _order_logs
-from exactlyonce.engines.bounded.unit.messages import Unit
+from exactlyonce.engines.bounded.unit.messages import Stage
 from exactlyonce.engines.bounded.unit.ordering import take_along
 from exactlyonce.engines.runtime import order_log
 from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
@@ -73,10 +73,9 @@ def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None
         assert len(logs[-1].blocks) == len(tickets) > 1
         expected += said
     manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
-    common = Unit(
-        reference={}, fingerprint="", client={}, task="", subtask=0, parallelism=1, checkpoint=7, base=manifest,
-        incarnation=1, attempt=0, topic=topic, topic_ids={}, readings=(), channels=(), order=None, write_state=False,
-        origins=False, folder="",
+    common = Stage(
+        reference={}, fingerprint="", parallelism=1, checkpoint=7, base=manifest, incarnation=1, attempt=0, topic=topic,
+        topic_ids={}, write_state=False, origins=False, folder="", by_partition=False,
     )  # fmt: skip
     found = _order_logs(config, common, manifest)
     for read, wanted in itertools.zip_longest(runs_of(found["totals", 0]), expected):

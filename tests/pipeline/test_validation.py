@@ -132,8 +132,11 @@ MISTAKES: dict[str, Write] = {
     "the state cannot be kept in a checkpoint: Unwritable": lambda p, s: s.key_by(len).stateful_map(
         "t", unwritable_state
     ),
-    "state= is an AvroCodec with a schema_id, which is for topics": lambda p, s: s.key_by(len).stateful_map(
-        "t", first, state=AvroCodec(int, schema_id=7)
+    "state= is an AvroCodec with schema_id= or registry=, which are for topics": lambda p, s: s.key_by(
+        len
+    ).stateful_map("t", first, state=AvroCodec(int, schema_id=7)),
+    "leave them out": lambda p, s: s.key_by(len).stateful_map(
+        "t", first, state=AvroCodec(int, registry="http://host:8081")
     ),
     "the state cannot be kept in a checkpoint: JsonCodec": lambda p, s: s.key_by(len).stateful_map(
         "t", first, state=JsonCodec(int)

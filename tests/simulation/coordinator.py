@@ -23,7 +23,6 @@ from watched_leader import WatchedLeader
 from exactlyonce.checkpoint import events, requests
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
@@ -117,7 +116,7 @@ class SimulatedCoordinator:
         self.alive, self.paused_until_ms = True, 0
         self.plan = world.plan
         self.stores = StoreAnswers(self)
-        self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
+        self.log = world.decision_log(world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
         self.topics = PipelineTopics(

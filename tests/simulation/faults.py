@@ -293,7 +293,13 @@ class FaultInjector:
     def compact(self) -> None:
         if self.broker_is_up:
             self.world.seen["compacted"] += 1
-            self.world.broker.compact(TOPIC, drop_tombstones=self.rng.random() < 0.3)
+            known, cleaned = (self.world.part_rng.choice((1.0, self.world.part_rng.random())) for _ in range(2))
+            self.world.broker.compact(TOPIC, drop_tombstones=self.rng.random() < 0.3, known=known, cleaned=cleaned)
+
+    def compact_while_down(self) -> None:
+        """The next coordinator reads a log that the cleaner has half done."""
+        self.compact()
+        self.crash_coordinator()
 
     def clean(self) -> None:
         """The cleaner takes the records of aborted transactions, as it may in a compacted output topic."""

@@ -32,6 +32,8 @@ class Luck:
     """How often a history has local files."""
     parallelism: int | None = None
     output_partitions: int | None = None
+    parts_chance: float = 0.5
+    """How often manifests are larger than a record."""
     load: bool = False
     """Whether records cost time, and what waits for it is judged; see load.py."""
 
@@ -147,6 +149,11 @@ LUCK = {
     "whole state": Luck(
         kinds=("kill_worker", "slow_worker", "crash_coordinator"), chances={"_chance": 0.004, "_request_chance": 0.005},
         settings={"incremental": False, "tolerable_failed": 2}, rescale_chance=0.25, local_files=0.5,
+    ),
+    "parts": Luck(
+        kinds=("compact_while_down",), fates=("crash",),
+        chances={"_chance": 0.004, "_network_chance": 0.0, "_request_chance": 0.01},
+        settings={"interval_ms": 20, "num_retained": 1}, parts_chance=1.0,
     ),
     "cancelled": Luck(
         kinds=("cancel", "cancel", "crash_coordinator", "kill_worker", "slow_worker"),

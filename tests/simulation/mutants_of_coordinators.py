@@ -39,6 +39,8 @@ from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
+from exactlyonce.checkpoint.records.encoding import ManifestPart
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
@@ -449,6 +451,12 @@ def _not_removed(real: Any, self: Any) -> Any:
         return (yield Reached("nothing") if isinstance(request, RemoveBlocks) else request)
 
     return requests.relayed(real(self), answer)
+
+
+@mutant("the parts of a manifest stay when it goes", "the parts of a manifest go with it", luck="parts")
+@in_place_of(History, "keys_of")
+def _parts_stay(real: Any, self: Any, checkpoint: int) -> Any:
+    return [key for key in real(self, checkpoint) if key.kind is not ManifestPart]
 
 
 mutant(

@@ -21,7 +21,7 @@ from watched import TOPIC, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
-from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, decode
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, ManifestPart, decode
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
     BlockRef,
@@ -77,6 +77,8 @@ class Oracle:
         self.unfinalized: Manifest | None = None
         self._retained: dict[int, Manifest] = {}
         """Those that are not tombstoned."""
+        self._parts: dict[int, list[bytes]] = {}
+        """The values of the parts of manifests that are not tombstoned, by checkpoint."""
         self._stands_on: dict[int, set[BlockRef]] = {}  # by checkpoint that is retained
         self.ever_named: set[Named] = set()
         self.binding: dict[str, Named] = {}
@@ -180,6 +182,7 @@ class Oracle:
         keys = [DecisionKey.parse(text_of(each.key)) for each in records]
         for key, record in zip(keys, records, strict=True):
             self._decision(key, record.value)
+        demand(self._parts.keys() <= self._retained.keys(), "the parts of a manifest go with it")
         for key, record in zip(keys, records, strict=True):
             if key is not None and key.kind is Finalized and record.value is not None:
                 self._no_orphans(self.manifests[key.number])
@@ -221,12 +224,17 @@ class Oracle:
         if isinstance(value, tuple):
             value = value[0]
         if value is None:
-            if key.kind is Manifest:
+            if key.kind is ManifestPart:
+                self._parts.pop(key.number, None)
+            elif key.kind is Manifest:
                 self._retained.pop(key.number, None)
                 self.savepoints.dropped(key.number)
                 self._stands_on.pop(key.number, None)
+        elif key.kind is ManifestPart:
+            self.met["part of a manifest"] += 1
+            self._parts.setdefault(key.number, []).append(value)
         elif key.kind is Manifest:
-            self._manifest(decode(value, Manifest))
+            self._manifest(decode(value, Manifest, self._parts.get(key.number, ())))
         elif key.kind is Finalized:
             self._finalized(decode(value, Finalized))
         elif key.kind is Repair:

@@ -31,7 +31,7 @@ class Left(NamedTuple):
     """Entries of the log and of blocks that the coordinator remembered."""
 
 
-LIMITS = Left(blocks=30, decisions=20, transactional_ids=205, kept=40)
+LIMITS = Left(blocks=30, decisions=50, transactional_ids=205, kept=40)
 SEED = 5
 """A pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
 

@@ -51,10 +51,10 @@ class WatchedBroker(BrokerModel):
             self.oracle.decided_more()
         return now_ms
 
-    def compact(self, topic: str, *, drop_tombstones: bool = False) -> None:
+    def compact(self, topic: str, *, drop_tombstones: bool = False, known: float = 1.0, cleaned: float = 1.0) -> None:
         self._catch_up()
         self.oracle.read_blocks()
-        super().compact(topic, drop_tombstones=drop_tombstones)
+        super().compact(topic, drop_tombstones=drop_tombstones, known=known, cleaned=cleaned)
 
     def clean_aborted(self, topics: list[str]) -> bool:
         """Remove the records of aborted transactions, as cleaning may; their markers stay. Whether there were any."""

@@ -30,8 +30,9 @@ from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topi
 from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import End
-from exactlyonce.checkpoint.records.encoding import DamagedRecord
+from exactlyonce.checkpoint.records.encoding import PART_BYTES, DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -65,6 +66,8 @@ LOOK_STEPS = 20
 FEED_STEPS = 8
 """How often the input grows."""
 RETRY_PAUSE_MS = 10
+PART_BYTES_SMALL = 40
+"""So that a manifest has several parts."""
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 CONDEMNED = "are to be deleted"
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable, StoppedShort)
@@ -84,6 +87,7 @@ class World:
     def __init__(self, seed: int, shape: str | None = None, luck: str | None = None) -> None:
         """*shape* names the topology; None: it is drawn, too. *luck*: see there."""
         self.rng = random.Random(seed)
+        self.part_rng = random.Random(f"parts {seed}")
         self.luck = LUCK[luck] if luck else NONE
         self.local_state = LocalState(self, seed, self.luck.local_files)
         self.clock = SimulatedClock()
@@ -195,6 +199,11 @@ class World:
         foreign = f"eo:{PIPELINE}-q:out:0:0.0:0"
         _, producer_id, epoch = self.broker.init_transactions(foreign, TRANSACTION_TIMEOUT_MAX_MS)
         self.broker.produce(foreign, producer_id, epoch, "foreign", 0, [(None, "x")])
+
+    def decision_log(self, append_timeout_ms: int) -> DecisionLog:
+        """The decision log for a process, in some of which a manifest is larger than a record."""
+        part_bytes = PART_BYTES_SMALL if self.part_rng.random() < self.luck.parts_chance else PART_BYTES
+        return DecisionLog(PIPELINE, self.topic, self.clock, append_timeout_ms, part_bytes)
 
     @property
     def store_timeout_ms(self) -> int:

@@ -12,6 +12,7 @@ import pytest
 from bounded import HERE, Fed, catch_up, exported_and_reset, load_pipeline, run_local
 from drivers import Driver
 
+from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
@@ -107,20 +108,20 @@ def test_blocks_outside_of_the_topic(fed: Fed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("computing", "publishing", "options"),
+    ("computing", "publishing", "orders", "options"),
     [
-        ("kill", "raise", ("--master", "local[2,3]")),
-        ("raise", "kill", ("--master", "local[2,3]")),
-        ("kill", "raise", ()),
-        ("kill@3", "kill@3", ("--master", "local[2,3]", "--parallelism", "24")),
+        ("kill", "raise", 3_000, ("--master", "local[2,3]")),
+        ("raise", "kill", 3_000, ("--master", "local[2,3]")),
+        ("kill", "raise", 3_000, ()),
+        ("kill@3", "kill@2", 2 * PUBLISHER_RECORDS + 600, ("--master", "local[2,3]", "--parallelism", "24")),
     ],
     ids=["kill", "raise", "by default", "several units a task"],
 )
 def test_tasks_that_fail_are_tried_again(
-    computing: str, publishing: str, options: tuple[str, ...], fed: Fed, tmp_path: Path
+    computing: str, publishing: str, orders: int, options: tuple[str, ...], fed: Fed, tmp_path: Path
 ) -> None:
     """A task whose process dies or that raises is repeated, with units that it had done: output and state are exact."""
-    fed.feed(3_000)
+    fed.feed(orders)
     armed = f"unit-computed={computing},publication-flushed={publishing}"
     ended(fed, tmp_path, "backfill", *options, failpoints=armed)
     assert {each.name for each in (tmp_path / "fired").iterdir()} == {"unit-computed", "publication-flushed"}

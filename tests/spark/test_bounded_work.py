@@ -1,4 +1,4 @@
-"""Backfill, catch-up, audit and replay from a program, on the session that it has."""
+"""Backfill, catch-up, audit, replay and diff from a program, on the session that it has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from exactlyonce.engines.spark.submit import StageFailed
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.spark import audit, backfill, catch_up, replay
+from exactlyonce.spark import audit, backfill, catch_up, diff, replay
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def test_a_notebook_does_what_the_commands_do(
     spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "doubling.py").write_text(MODULE.format(name=topic_name))
+    (tmp_path / "tripling.py").write_text(MODULE.format(name=topic_name).replace("2 * number", "number * 3"))
     monkeypatch.syspath_prepend(tmp_path)
     pipeline = importlib.import_module("doubling").pipeline
     given: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "staging": tmp_path / "staging"}
@@ -81,6 +82,12 @@ def test_a_notebook_does_what_the_commands_do(
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
     assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
     assert len(kafka.read_committed(f"{topic_name}-again")) == 5
+    compared = diff(spark, pipeline, "tripling:pipeline", checkpoint=1, **given)
+    assert (compared.agrees, compared.records, [sink.new for sink in compared.sinks]) == (False, 5, [5])
+    rows = compared.frame(spark).collect()
+    assert {int(row.old) % 2 for row in rows if row.old is not None} == {0}
+    assert {int(row.new) % 3 for row in rows if row.new is not None} == {0}
+    assert f"{topic_name}: 5 records from checkpoint 1 on: out: " in compared._repr_html_()
     kafka.produce(f"{topic_name}-in", ["15"])
     manifest = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
     assert (manifest.checkpoint, manifest.records_committed) == (3, 1)

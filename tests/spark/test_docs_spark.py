@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,42 @@ def test_the_function_that_reads_state_runs(spark: Any, kafka_of_the_page: Kafka
     run(kafka, tmp_path, "run", "orders:pipeline", "--until", "latest")
     rows = names["kept"](spark, kafka.bootstrap_servers).collect()
     assert {row.key: row.value for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}
+
+
+def test_the_function_that_goes_on_after_another_query_runs(
+    spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
+) -> None:
+    """It begins after the last batch with a commit; the files are as Spark's own source has them, but shorter."""
+    kafka, names = kafka_of_the_page, dict[str, Any]()
+    exec(compile(blocks("python")[6], "jobs.py", "exec", dont_inherit=True), names)
+    for folder in ("commits", "offsets"):
+        (tmp_path / "old" / folder).mkdir(parents=True)
+    ends = []
+    for batch in range(12):
+        feed(kafka, 100 * batch, 100 * batch + 100)
+        ends.append(Counter(record.partition for record in kafka.read_committed("orders")))
+        offsets = json.dumps({"orders": {str(partition): end for partition, end in sorted(ends[-1].items())}})
+        (tmp_path / "old" / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0,"conf":{{}}}}\n{offsets}')
+        if batch < 11:
+            (tmp_path / "old" / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    rows = names["orders_after"](spark, kafka.bootstrap_servers, str(tmp_path / "old"))
+    query = rows.writeStream.format("memory").queryName("orders_after").trigger(availableNow=True).start()
+    assert query.awaitTermination(LIMIT_S)
+    found = spark.sql("select partition, offset from orders_after order by 1, 2").collect()
+    expected = [(record.partition, record.offset) for record in kafka.read_committed("orders")]
+    assert list(map(tuple, found)) == [
+        (partition, offset) for partition, offset in expected if offset >= ends[10][partition]
+    ]
+
+
+def test_the_function_that_reads_typed_records_runs(
+    spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
+) -> None:
+    kafka, module, names = kafka_of_the_page, "orders_of_the_page", dict[str, Any]()
+    (tmp_path / f"{module}.py").write_text(blocks("python")[0])
+    spark.addArtifacts(str(tmp_path / f"{module}.py"), pyfile=True)
+    source = blocks("python")[5].replace("orders:pipeline", f"{module}:pipeline")
+    exec(compile(source, "jobs.py", "exec", dont_inherit=True), names)
+    feed(kafka, 0, 1000)
+    rows = names["spent"](spark, kafka.bootstrap_servers).collect()
+    assert {row[0]: row[1] for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}

@@ -16,6 +16,8 @@ from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.ranges import Range, shares, split
 from exactlyonce.engines.spark.source.read_options import (
     KEY_TYPES,
+    NOT_HERE,
+    OPTIONS,
     STATE_OPTIONS,
     Bound,
     is_of_state,
@@ -29,6 +31,7 @@ STATE = {"state": "order-totals", "operator": "totals", "kafka.bootstrap.servers
 URL = {"state": "file:///backups/order-totals-1-00", "operator": "totals"}
 CANARY = "canary-90ab"
 SECURITY = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "ann"}
+OF_KAFKA = ("kafka.bootstrap.servers", "kafka.NAME", "kafka.group.id", "kafka.isolation.level")
 SIZES = st.lists(st.integers(0, 10_000) | st.integers(0, 3), max_size=8)
 
 
@@ -59,13 +62,44 @@ def test_everything() -> None:
     assert found.end == Bound("endingTimestamp", 1_700_000_000_000, timestamps=True)
     assert found.partitions_min == 8
     assert found.client().settings == {"bootstrap.servers": "a:1,b:2", "fetch.wait.max.ms": "5"}
-    assert parse_read_options({**GIVEN, "maxOffsetsPerTrigger": "9"}, streaming=True).offsets_per_trigger_max == 9
+    limits = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3", "maxTriggerDelay": "10s"}
+    limited = parse_read_options({**GIVEN, **limits}, streaming=True)
+    assert (limited.offsets_per_trigger_max, limited.offsets_per_trigger_min) == (9, 3)
+    assert limited.trigger_delay_max_ms == 10_000
+
+
+def test_ways_to_name_topics() -> None:
+    servers = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+    assigned = parse_read_options({**servers, "assign": '{"orders": [2, 0], "refunds": [1]}'})
+    assert (assigned.topics, assigned.pattern) == (("orders", "refunds"), None)
+    assert assigned.assigned == {"orders": frozenset((0, 2)), "refunds": frozenset((1,))}
+    matched = parse_read_options({**servers, "subscribePattern": "orders-[0-9]+"})
+    assert (matched.topics, matched.pattern, matched.assigned) == ((), "orders-[0-9]+", None)
+    assert [matched.matches(name) for name in ("orders-17", "orders-1-of-2", "all-orders-1")] == [True, False, False]
 
 
 WRONG = [
     ({"kafka.bootstrap.servers": None}, "kafka.bootstrap.servers is not set"),
     ({"subscribe": " , "}, "subscribe is not set"),
-    ({"subscribePattern": "o.*"}, "no option 'subscribepattern'.* Options are: subscribe, .*kafka.NAME"),
+    ({"subscribed": "o.*"}, "no option 'subscribed'.* Options are: subscribe, .*kafka.NAME"),
+    ({"subscribePattern": "o.*"}, "subscribe and subscribePattern contradict each other"),
+    (
+        {"subscribe": "", "subscribePattern": "o[", "startingOffsets": "earliest"},
+        r"subscribePattern is 'o\['.*of Python",
+    ),
+    (
+        {"subscribe": "", "subscribePattern": "o.*", "startingOffsets": '{"refunds": {"0": 3}}'},
+        "names the topic refunds, which subscribePattern 'o.*' does not match",
+    ),
+    (
+        {"subscribe": "", "assign": "orders"},
+        "assign is 'orders', which cannot be read .* Write the partitions by topic",
+    ),
+    ({"subscribe": "", "assign": '{"orders": []}'}, "name at least one partition of each topic"),
+    (
+        {"subscribe": "", "assign": '{"orders": [0]}', "startingOffsets": '{"refunds": {"0": 3}}'},
+        "names the topics refunds, but assign orders",
+    ),
     ({"startingOffsets": "first"}, "startingOffsets is 'first'.* Write earliest, latest or JSON"),
     ({"startingOffsets": '{"orders": {"zero": 1}}'}, "startingOffsets is .*cannot be read"),
     ({"startingOffsets": '{"orders": {"0": -3}}'}, "offsets are -2 "),
@@ -87,6 +121,25 @@ def test_what_is_wrong(change: dict[str, Any], message: str) -> None:
     options = {name: value for name, value in {**GIVEN, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=message):
         parse_read_options(options, streaming=False)
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_what_only_sparks_own_source_has(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"There is no option {name}, unlike in Spark's own source: [a-z]"):
+        parse_read_options({**GIVEN, name: "1"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"maxTriggerDelay": "10s"}, "maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both"),
+        ({"minOffsetsPerTrigger": "3", "maxTriggerDelay": "10"}, "maxTriggerDelay is '10': write a number with a unit"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "minOffsetsPerTrigger is 9, more than "),
+    ],
+)
+def test_wrong_limits(limits: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_read_options({**GIVEN, **limits}, streaming=True)
 
 
 def test_a_stream_has_no_end() -> None:
@@ -161,6 +214,27 @@ def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) 
     assert [row["option of a read of state"].strip("`") for row in described] == [*STATE_OPTIONS, "kafka.NAME"]
     (words,) = [row["values"] for row in described if row["option of a read of state"] == "`keyType`"]
     assert set(KEY_TYPES) <= set(re.findall(r"`(\w+)`", words))
+
+
+def test_every_option_of_sparks_own_source_is_compared(table: Callable[..., list[dict[str, str]]]) -> None:
+    """And the table of this source's options has all of them."""
+    heading = "option of Spark's own Kafka source"
+    compared = [name for row in table("docs/spark.md", heading, "here") for name in names_of(row[heading])]
+    of_topics = set(OPTIONS) - {"types", "params", "mode"}
+    assert sorted(compared) == sorted({*of_topics, *NOT_HERE, *OF_KAFKA})
+    refused = {
+        name
+        for row in table("docs/spark.md", heading, "here")
+        if "refused:" in row["here"]
+        for name in names_of(row[heading])
+    }
+    assert refused == {*NOT_HERE, "kafka.isolation.level"}
+    own = [name for row in table("docs/spark.md", "option", "values", "default") for name in names_of(row["option"])]
+    assert sorted(own) == sorted({*OPTIONS, "kafka.NAME"})
+
+
+def names_of(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
 
 
 def ranges(sizes: list[int]) -> list[Range]:

@@ -6,18 +6,24 @@ import json
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from confluent_kafka import Producer
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import IntegerType
 from reads import direct, given, make_anew, places, transaction
 from settled import await_readable
 
+from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.spark.source.ranges import contents_of, resolve
-from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options, read_schema
-from exactlyonce.engines.spark.source.reading import RangesReader, StreamReader
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
+from exactlyonce.engines.spark.source.ranges import contents_of, resolve, subscribed
+from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
+from exactlyonce.engines.spark.source.reading import StreamReader
+from exactlyonce.engines.spark.source.record_columns import RecordColumns
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
+from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
@@ -47,6 +53,17 @@ def test_by_time(kafka: Any, topic_name: str) -> None:
     assert places(direct(kafka, topic, startingOffsetsByTimestamp=start)) == [(0, 8), (0, 9)]
     end = json.dumps({topic: {"0": 1_001, "1": 99_000}})
     assert len(places(direct(kafka, topic, endingOffsetsByTimestamp=end))) == 11
+
+
+def test_times_out_of_order(kafka: Any, topic_name: str) -> None:
+    """A start by time leaves out no record of that time or later; an end by time may leave out an earlier one."""
+    topic = kafka.create_topic(topic_name)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for time_ms in (1_000, 5_000, 2_000, 6_000, 3_000):
+        producer.produce(topic, b"", partition=0, timestamp=time_ms)
+    assert producer.flush(LIMIT_S) == 0
+    assert places(direct(kafka, topic, startingTimestamp=4_000)) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert places(direct(kafka, topic, endingTimestamp=4_000)) == [(0, 0)]
 
 
 def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
@@ -123,9 +140,9 @@ def test_faults(kafka: Any, mixed: str, options: dict[str, str], message: str) -
 
 
 def test_another_schema(kafka: Any, mixed: str) -> None:
-    parsed = parse_read_options(given(kafka, mixed))
+    source = ExactlyOnceDataSource(given(kafka, mixed))
     with pytest.raises(ConfigError, match=r"The schema is always struct<key:binary,.*Leave \.schema"):
-        RangesReader(parsed, read_schema(parsed).add("more", IntegerType()))
+        source.reader(source.schema().add("more", IntegerType()))
 
 
 @pytest.fixture
@@ -137,9 +154,19 @@ def topic(kafka: Any, topic_name: str) -> str:
 
 
 def stream(kafka: Any, *topics: str, **options: str) -> StreamReader:
+    return timed(SystemClock(), kafka, *topics, **options)
+
+
+def timed(clock: Clock, kafka: Any, *topics: str, **options: str) -> StreamReader:
     options = {"startingOffsets": "earliest", **options}
     parsed = parse_read_options(given(kafka, ",".join(topics), **options), streaming=True)
-    return StreamReader(parsed, read_schema(parsed))
+    return StreamReader(parsed, None, RecordColumns(parsed, None).schema, clock)
+
+
+def delete(kafka: Any, name: str) -> None:
+    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
+    topics.delete(topics.describe([name])[name])
+    topics.close()
 
 
 def add_partition(kafka: Any, topic: str) -> None:
@@ -203,7 +230,7 @@ class TestOffsets:
         kafka.produce(topic, ["late"], partition=0)
         add_partition(kafka, topic)
         last = reader.latestOffset(reader.initialOffset(), ALL)
-        assert numbers(last, topic) == {"0": 20, "1": 10}
+        assert numbers(last, topic) == {"0": 20, "1": 10, "2": 0}
         assert reader.latestOffset(last, ALL) == last
 
     def test_partitions_and_topics_are_added(self, kafka: Any, topic: str) -> None:
@@ -231,6 +258,110 @@ class TestOffsets:
         with pytest.raises(RangeGone, match="made anew"):
             strict.latestOffset(end, ALL)
         assert sizes(lax, end, lax.latestOffset(end, ALL)) == [(0, 0, 20)]
+
+    def test_topics_of_a_pattern(self, kafka: Any, topic: str) -> None:
+        """One that matches later is read from its beginning, also after a start at the latest offsets; one that is
+        deleted ends the query, unless loss is allowed."""
+        by_pattern = {"subscribePattern": f"{topic}(-[0-9])?"}
+        strict = stream(kafka, startingOffsets="latest", **by_pattern)
+        start = strict.initialOffset()
+        assert numbers(start, topic) == {"0": 20, "1": 10}
+        later, other = kafka.create_topic(f"{topic}-1"), kafka.create_topic(f"{topic}-1-other")
+        kafka.produce(later, ["a", "b", "c"])
+        kafka.produce(other, ["other"])
+        end = strict.latestOffset(start, ALL)
+        assert sorted(end) == [topic, later]
+        assert sizes(strict, start, end) == [(0, 0, 3)]
+        planned = strict.partitions(start, end)
+        delete(kafka, later)
+        with pytest.raises(RangeGone, match=f"'{later}' was deleted, .* Set failOnDataLoss to false"):
+            strict.latestOffset(end, ALL)
+        with pytest.raises(RangeGone, match=f"'{later}' is not subscribed to any more, or was deleted"):
+            strict.partitions(start, end)
+        with pytest.raises(TopicError):
+            list(strict.read(planned[0]))
+        lax = stream(kafka, failOnDataLoss="false", **by_pattern)
+        assert list(lax.read(planned[0])) == []
+        assert sizes(lax, start, end) == []
+        again = lax.latestOffset(end, ALL)
+        kafka.create_topic(later)
+        kafka.produce(later, ["new"])
+        assert sizes(lax, again, lax.latestOffset(again, ALL)) == [(0, 0, 1)]
+
+    def test_a_topic_that_is_deleted_after_topics_were_listed(
+        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept, gone = (kafka.create_topic(f"{topic_name}-{number}") for number in (1, 2))
+        options = parse_read_options(given(kafka, "", subscribePattern=f"{topic_name}-."))
+        topics = Topics(options.client())
+        listed = topics.all()
+        delete(kafka, gone)
+        monkeypatch.setattr(topics, "all", lambda: listed)
+        assert list(subscribed(options, topics)) == [kept]
+        topics.close()
+
+    def test_no_topic_of_a_pattern(self, kafka: Any, topic_name: str) -> None:
+        """A stream waits for one; a batch is refused."""
+        waiting = stream(kafka, subscribePattern=f"{topic_name}-.*")
+        assert waiting.latestOffset(waiting.initialOffset(), ALL) == waiting.initialOffset() == {}
+        with pytest.raises(ConfigError, match="The cluster has no topic that subscribePattern"):
+            direct(kafka, "", subscribePattern=f"{topic_name}-.*").partitions()
+
+    def test_assigned_partitions(self, kafka: Any, topic: str) -> None:
+        """Only these are read; one that is assigned again goes on where it was."""
+        second, first = (stream(kafka, assign=json.dumps({topic: [partition]})) for partition in (1, 0))
+        start = second.initialOffset()
+        assert numbers(start, topic) == {"1": 0}
+        done = second.latestOffset(start, ALL)
+        assert sizes(second, start, done) == [(1, 0, 10)]
+        other = first.latestOffset(done, ALL)
+        assert sizes(first, done, other) == [(0, 0, 20)]
+        assert numbers(other, topic) == {"0": 20, "1": 10}
+        kafka.produce(topic, ["more"], partition=1)
+        assert sizes(second, other, second.latestOffset(other, ALL)) == [(1, 10, 11)]
+        with pytest.raises(RangeGone, match=r"A partition of \[1\] of topic .* is not subscribed to any more"):
+            first.partitions(start, done)
+        with pytest.raises(ConfigError, match=r"assign names partitions \[7\] of .*, which has \[0, 1\]"):
+            stream(kafka, assign=json.dumps({topic: [0, 7]})).initialOffset()
+        part = {"assign": json.dumps({topic: [1]}), "startingOffsets": json.dumps({topic: {"1": 4}})}
+        assert places(direct(kafka, "", **part)) == [(1, offset) for offset in range(4, 11)]
+
+    def test_few_offsets_wait(self, kafka: Any, topic: str) -> None:
+        """The first batch waits for none, a later one for the least number or the longest delay."""
+        clock = SimulatedClock()
+        limits = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "10s"}
+        reader = timed(clock, kafka, topic, startingOffsets="latest", **limits)
+        limit = reader.getDefaultReadLimit()
+        assert limit == ReadMinRows(5)
+        start = reader.initialOffset()
+        for count, passed_ms, waits in (
+            (1, 0, False),
+            (4, 9_000, True),
+            (1, 0, False),
+            (1, 9_999, True),
+            (0, 1, False),
+        ):
+            kafka.produce(topic, ["more"] * count, partition=0)
+            clock.advance(passed_ms)
+            end = reader.latestOffset(start, limit)
+            assert (end == start) == waits
+            start = end
+        kafka.produce(topic, ["more"], partition=0)
+        assert reader.latestOffset(start, ALL) != start
+        now = timed(clock, kafka, topic, **limits, maxOffsetsPerTrigger="30")
+        assert now.getDefaultReadLimit() == ReadMaxRows(30)
+        now.prepareForTriggerAvailableNow()
+        first = now.latestOffset(now.initialOffset(), ReadMaxRows(30))
+        assert sum(end - start for _, start, end in sizes(now, first, now.latestOffset(first, ReadMaxRows(30)))) == 8
+
+    def test_reported_ends(self, kafka: Any, topic: str) -> None:
+        """They are those of the topics, not of the batch."""
+        reader = stream(kafka, topic, maxOffsetsPerTrigger="12")
+        assert reader.reportLatestOffset() is None
+        reader.latestOffset(reader.initialOffset(), ReadMaxRows(12))
+        reported = reader.reportLatestOffset()
+        assert reported is not None
+        assert numbers(reported, topic) == {"0": 20, "1": 10}
 
     def test_offsets_of_another_source(self, kafka: Any, topic: str) -> None:
         with pytest.raises(ConfigError, match="offsets that this source did not write"):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
+from pyspark.sql.types import StructType
 from reads import given, make_anew, transaction
 from settled import await_readable
+from waiting import until
 
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
@@ -54,13 +59,63 @@ def test_faults(spark: Any, kafka: Any) -> None:
     for options, message in (
         (
             {"startingOffset": "latest"},
-            "There is no option 'startingoffset'. Options are: subscribe, startingOffsets, ",
+            "There is no option 'startingoffset'. Options are: subscribe, subscribePattern, ",
         ),
         ({"kafka.ssl.key.password": CANARY}, "the cluster has no such topic"),
     ):
         with pytest.raises(PySparkException, match=message) as caught:
             load(spark, kafka, "no-such-topic", **options).count()
         assert CANARY not in str(caught.value)
+
+
+class Places(DataSource):
+    """Rows 0 to 3, which takes over the filter of a row's place, as `DataSourceReader.pushFilters` describes."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "places"
+
+    def schema(self) -> str:
+        return "place int"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return PlacesReader()
+
+
+class PlacesReader(DataSourceReader):
+    def __init__(self) -> None:
+        self._places = list(range(4))
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        for each in filters:
+            if isinstance(each, EqualTo):
+                self._places = [each.value]
+            else:
+                yield each
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(place) for place in self._places]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+
+@pytest.mark.exhaustive
+def test_why_filters_are_not_pushed_down(spark: Any, kafka: Any, mixed: str) -> None:
+    """Spark keeps one plan of a read for each loaded frame, so that two filters of it get the rows of the last one, and
+    the frame itself gets only these. Once this fails, `RangesReader` can have `pushFilters`."""
+    spark.dataSource.register(Places)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = spark.read.format("places").load()
+        both = frame.where("place = 0").union(frame.where("place = 1"))
+        assert [row.place for row in both.collect()] == [1, 1]
+        assert [row.place for row in frame.collect()] == [1]
+        ours = load(spark, kafka, mixed)
+        parts = [ours.where(f"partition = 0 and offset {half}") for half in ("< 30", ">= 30")]
+        assert parts[0].union(parts[1]).count() == ours.count() == 43
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 @pytest.mark.exhaustive
@@ -82,10 +137,39 @@ def test_no_broker(spark: Any) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
+def test_a_query_by_pattern(spark: Any, kafka: Any, topic_name: str) -> None:
+    """Few records wait for more, a topic that matches later comes from its beginning, and a deleted one ends it."""
+    first, later = f"{topic_name}-1", f"{topic_name}-2"
+    kafka.produce(kafka.create_topic(first), ["0", "1", "2"])
+    settings = given(kafka, "", subscribePattern=f"{topic_name}-[0-9]", startingOffsets="earliest")
+    limits = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "24h"}
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", 100)
+    try:
+        rows = spark.readStream.format("exactlyonce").options(**settings, **limits).load().select("topic", "offset")
+        query = rows.writeStream.format("memory").queryName("by_pattern").start()
+        until(lambda: spark.table("by_pattern").count() == 3)
+        kafka.produce(kafka.create_topic(later), ["0", "1", "2", "3"])
+        until(lambda: later in (query.lastProgress or {}).get("sources", [{}])[0].get("latestOffset", ""))
+        kafka.produce(first, ["3"])
+        until(lambda: spark.table("by_pattern").count() == 8)
+        assert [each.numInputRows for each in query.recentProgress if each.numInputRows] == [3, 5]
+        assert [row.offset for row in spark.table("by_pattern").where(f"topic = '{later}'").collect()] == [0, 1, 2, 3]
+        admin = kafka.admin()
+        admin.delete_topics([later])[later].result(LIMIT_S)
+        with pytest.raises(StreamingQueryException, match=f"'{later}' was deleted, and records of it may not"):
+            query.awaitTermination(LIMIT_S)
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_query(spark: Any, kafka: Any, topic_name: str, tmp_path: Path) -> None:
     topic = kafka.create_topic(topic_name, partitions=2)
     for partition, count in ((0, 20), (1, 10)):
         kafka.produce(topic, [str(n) for n in range(count)], partition)
+
+    progress: list[Any] = []
 
     def run(**options: str) -> list[int]:
         settings = given(kafka, topic, startingOffsets="earliest", **options)
@@ -95,9 +179,12 @@ def test_a_query(spark: Any, kafka: Any, topic_name: str, tmp_path: Path) -> Non
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         query = writer.start()
         assert query.awaitTermination(LIMIT_S)
-        return [each.numInputRows for each in query.recentProgress if each.numInputRows]
+        progress[:] = [each for each in query.recentProgress if each.numInputRows]
+        return [each.numInputRows for each in progress]
 
     assert run(maxOffsetsPerTrigger="12") == [12, 12, 6]
+    behind = [json.loads(getattr(progress[0].sources[0], name)) for name in ("latestOffset", "endOffset")]
+    assert [offset[topic]["offsets"] for offset in behind] == [{"0": 20, "1": 10}, {"0": 7, "1": 5}]
     kafka.produce(topic, ["more"] * 5, partition=1)
     assert run() == [5]
     rows = spark.read.json(str(tmp_path / "rows")).orderBy("partition", "offset").collect()

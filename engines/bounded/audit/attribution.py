@@ -1,8 +1,9 @@
 """The attribution of visible records to checkpoints, by the writers that the decision log names.
 
 Invariants: the header of a batch identifies its writer, its contents never do; a repair, of several the newest, stands
-in for its transaction in all its partitions; every transaction that any record of the log names is known. A lane (a
-sink subtask's records in one partition) is kept as a digest, so that only differing lanes need memory.
+in for its transaction in all its partitions; every transaction that any record of the log names is known. A lane (the
+records of one sink subtask in one partition, or of all where a partition is one transaction) is kept as a digest, so
+that only differing lanes need memory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible
 from exactlyonce.engines.bounded.audit.compare import PlainRecord, Seen
 from exactlyonce.engines.bounded.replay.recompute import RecomputedOutput
+from exactlyonce.pipeline.dead_letters import compared
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 
@@ -31,8 +33,8 @@ FOREIGN_SHOWN = 100
 """Foreign records kept of a partition; more are counted."""
 Place = tuple[str, int]
 """Topic and partition."""
-SinkSubtask = tuple[int, str, int]
-"""Checkpoint, sink and subtask."""
+SinkLane = tuple[int, str, int]
+"""Checkpoint, sink, and lane: see `Recomputed`."""
 
 
 class Claim(NamedTuple):
@@ -49,19 +51,21 @@ class Claim(NamedTuple):
     records: int
     given_up: bool
     """Whether its loss was accepted by the user."""
+    by_partition: bool
+    """Whether its lane is the partition, of which the checkpoint's outputs are all in this transaction."""
 
     @property
     def writer(self) -> Writer:
         return self.producer_id, self.epoch
 
     @property
-    def owner(self) -> SinkSubtask:
-        """The sink subtask whose output it is."""
-        return self.checkpoint, self.sink, self.subtask
+    def owner(self) -> SinkLane:
+        """The lane whose output it is."""
+        return self.checkpoint, self.sink, self.place[1] if self.by_partition else self.subtask
 
 
 def claims_of(history: History, manifest: Manifest) -> Iterator[Claim]:
-    """The claims of *manifest*, in the order in which each sink subtask wrote them."""
+    """The claims of *manifest*, in the order in which each lane was written."""
     finalized = history.finalized.get(manifest.checkpoint)
     fates = dict(finalized.fates) if finalized else {}
     stand_ins: dict[str, list[Committable]] = {}
@@ -83,6 +87,7 @@ def claims_of(history: History, manifest: Manifest) -> Iterator[Claim]:
                 first_offset=written.first_offset,
                 records=written.count,
                 given_up=given_up,
+                by_partition=manifest.partitions_of(original.sink) is not None,
             )
 
 
@@ -116,9 +121,15 @@ def add_to(digest: hashlib.blake2b, record: PlainRecord) -> None:
     digest.update(lengths.encode() + b";" + b"".join(part or b"" for part in parts))
 
 
+def lane_name(owner: SinkLane, *, by_partition: bool) -> str:
+    """A lane, for people: its partition is named elsewhere."""
+    checkpoint, sink, lane = owner
+    return f"checkpoint {checkpoint}, sink {sink}" + ("" if by_partition else f" subtask {lane}")
+
+
 @dataclass
-class SubtaskRecords:
-    """The visible records of one sink subtask at one checkpoint, by partition."""
+class LaneRecords:
+    """The visible records of one lane at one checkpoint, by partition."""
 
     digests: defaultdict[int, hashlib.blake2b] = field(default_factory=new_digests)
     at_random: defaultdict[int, list[Seen]] = field(default_factory=lambda: defaultdict(list))
@@ -154,7 +165,7 @@ class VisibleRecords:
         self.placed = {node.id for node in graph.sinks if gives_partitions(node.sink)}
         """The sinks that choose the partitions of their outputs."""
         self.partitions: dict[Place, ScannedPartition] = {}
-        self.subtasks: defaultdict[SinkSubtask, SubtaskRecords] = defaultdict(SubtaskRecords)
+        self.lanes: defaultdict[SinkLane, LaneRecords] = defaultdict(LaneRecords)
         self.count = 0
 
     def read(self, manifests: Sequence[Manifest]) -> None:
@@ -197,11 +208,11 @@ class VisibleRecords:
         if in_log == claim.records:
             return True
         topic, partition = claim.place
-        self.subtasks[claim.owner].removed.add(partition)
+        self.lanes[claim.owner].removed.add(partition)
         why = "its loss was accepted" if claim.given_up else "retention or compaction has removed the others"
         self._unjudged.append(
-            f"{topic}[{partition}] holds {in_log} of {claim.records} records of checkpoint {claim.checkpoint}, sink "
-            f"{claim.sink} subtask {claim.subtask}: {why}"
+            f"{topic}[{partition}] holds {in_log} of {claim.records} records of "
+            f"{lane_name(claim.owner, by_partition=claim.by_partition)}: {why}"
         )
         return False
 
@@ -210,32 +221,32 @@ class VisibleRecords:
             claim = partition.claims.get(record.writer)
             if claim is not None:
                 self.count += 1
-                plain, lanes = self.plain(record, claim.sink), self.subtasks[claim.owner]
-                if self.is_at_random(record.key, claim.sink):
-                    lanes.at_random[place[1]].append(Seen(plain, record.offset))
+                plain, lane = self.plain(record, claim.sink), self.lanes[claim.owner]
+                if self.is_at_random(record.key, claim):
+                    lane.at_random[place[1]].append(Seen(plain, record.offset))
                 else:
-                    add_to(lanes.digests[place[1]], plain)
+                    add_to(lane.digests[place[1]], plain)
             elif record.writer not in known and len(partition.foreign) < FOREIGN_SHOWN:
                 partition.foreign.append(record)
             elif record.writer not in known:
                 partition.foreign_more += 1
 
-    def is_at_random(self, key: bytes | None, sink: str) -> bool:
-        """Whether the client distributes records of *sink* with this key at random."""
-        return sink not in self.placed and self.partition_of(key, 1) is None
+    def is_at_random(self, key: bytes | None, claim: Claim) -> bool:
+        """Whether the client has distributed records of *claim* with this key at random."""
+        return not claim.by_partition and claim.sink not in self.placed and self.partition_of(key, 1) is None
 
     def plain(self, record: VisibleRecord | RecomputedOutput, sink: str) -> PlainRecord:
         """The compared part of *record*, of *sink*."""
         time_ms = record.timestamp_ms if sink in self._timed else None
-        return PlainRecord(record.key, record.value, tuple(record.headers or ()), time_ms)
+        return PlainRecord(record.key, record.value, compared(record.headers or ()), time_ms)
 
-    def read_again(self, owner: SinkSubtask, place: Place) -> list[Seen]:
-        """The keyed records of a lane, of which only the digest was kept."""
+    def read_again(self, owner: SinkLane, place: Place) -> list[Seen]:
+        """The records of a lane in one partition, of which only the digest was kept."""
         partition = self.partitions.get(place)
         if partition is None:
             return []
-        writers = {writer for writer, claim in partition.claims.items() if claim.owner == owner}
-        extents = [partition.scanned.extents[writer] for writer in writers]
+        own = {writer: claim for writer, claim in partition.claims.items() if claim.owner == owner}
+        extents = [partition.scanned.extents[writer] for writer in own]
         if not extents:
             return []
         start = min(extent.start for extent in extents)
@@ -243,5 +254,5 @@ class VisibleRecords:
         return [
             Seen(self.plain(record, owner[1]), record.offset)
             for record in visible(self._reading, *place, start, end, partition.scanned)
-            if record.writer in writers and not self.is_at_random(record.key, owner[1])
+            if record.writer in own and not self.is_at_random(record.key, own[record.writer])
         ]

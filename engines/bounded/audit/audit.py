@@ -20,10 +20,11 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.audit.attribution import (
-    SinkSubtask,
+    SinkLane,
     VisibleRecords,
     add_to,
     known_writers,
+    lane_name,
     new_digests,
 )
 from exactlyonce.engines.bounded.audit.compare import (
@@ -242,8 +243,8 @@ class Audit:
                 self._report.skipped += again.skipped
                 self._report.checkpoints.append(manifest.checkpoint)
                 for sink, topic, partitions in manifest.sinks:
-                    for subtask in range(manifest.parallelism):
-                        owner = (manifest.checkpoint, sink, subtask)
+                    for lane in again.lanes(sink):
+                        owner = (manifest.checkpoint, sink, lane)
                         for finding in self._compare(manifest, again, owner, topic, partitions):
                             self._report.findings.append(AuditFinding(topic, sink, manifest.checkpoint, finding))
         except (BrokerUnavailable, Unavailable):
@@ -252,17 +253,18 @@ class Audit:
             self._report.unjudged.append(f"checkpoint {manifest.checkpoint} cannot be computed again: {error}")
 
     def _compare(
-        self, manifest: Manifest, again: Recomputed, owner: SinkSubtask, topic: str, partitions: int
+        self, manifest: Manifest, again: Recomputed, owner: SinkLane, topic: str, partitions: int
     ) -> Iterator[Finding]:
-        checkpoint, sink, subtask = owner
-        seen, partition_of = self._visible.subtasks[owner], self._visible.partition_of
+        _, sink, lane = owner
+        seen, partition_of = self._visible.lanes[owner], self._visible.partition_of
+        name = lane_name(owner, by_partition=manifest.partitions_of(sink) is not None)
 
         def expected(output: RecomputedOutput) -> Expected:
             return Expected(self._visible.plain(output, sink), output.origin)
 
         digests = new_digests()
         at_random: list[Expected] = []
-        for output in again.outputs(sink, subtask):
+        for output in again.outputs(sink, lane):
             partition = output.place(partition_of, partitions)
             if partition is None:
                 at_random.append(expected(output))
@@ -276,41 +278,40 @@ class Audit:
         grown = self._seen_wherever(manifest, owner, topic) if differing else None
         if grown is not None:
             differing = []
-            outputs = again.outputs(sink, subtask)
+            outputs = again.outputs(sink, lane)
             keyed = [expected(output) for output in outputs if output.place(partition_of, partitions) is not None]
             if seen.removed:
                 self._report.unjudged.append(
-                    f"{len(keyed)} records of checkpoint {checkpoint}, sink {sink} subtask {subtask}: {topic} has got "
-                    f"partitions, and some of them have lost records"
+                    f"{len(keyed)} records of {name}: {topic} has got partitions, and some of them have lost records"
                 )
             else:
                 yield from compare_at_random(keyed, grown)
         for partition in differing:
             if partition not in seen.removed:
-                outputs = again.outputs(sink, subtask)
+                outputs = again.outputs(sink, lane)
                 own = [expected(output) for output in outputs if output.place(partition_of, partitions) == partition]
                 yield from compare(own, self._visible.read_again(owner, (topic, partition)), partition)
         if seen.removed:
             if at_random:
                 self._report.unjudged.append(
-                    f"{len(at_random)} records without a key of checkpoint {checkpoint}, sink {sink} subtask "
-                    f"{subtask}, which may have been in partitions that have lost theirs"
+                    f"{len(at_random)} records without a key of {name}, which may have been in partitions that have "
+                    f"lost theirs"
                 )
         elif at_random or seen.at_random:
             yield from compare_at_random(at_random, seen.at_random)
 
-    def _seen_wherever(self, manifest: Manifest, owner: SinkSubtask, topic: str) -> dict[int, list[Seen]] | None:
-        """The keyed records of a sink subtask by partition, if its topic has got partitions.
+    def _seen_wherever(self, manifest: Manifest, owner: SinkLane, topic: str) -> dict[int, list[Seen]] | None:
+        """The keyed records of a lane by partition, if its topic has got partitions.
 
         Each record must be where one of the topic's partition counts puts it: the count that its producer knew is
-        unknown. None if there was but one count, if the sink chooses partitions itself, or if a record is elsewhere.
+        unknown. None if the count is known, if the sink chooses partitions itself, or if a record is elsewhere.
         """
-        if owner[1] in self._visible.placed:
+        if owner[1] in self._visible.placed or manifest.partitions_of(owner[1]) is not None:
             return None
         counts = partition_counts(self._client, self._history, manifest, owner[1])
         if len(counts) == 1:
             return None
-        digests, partition_of = self._visible.subtasks[owner].digests, self._visible.partition_of
+        digests, partition_of = self._visible.lanes[owner].digests, self._visible.partition_of
         seen = {partition: self._visible.read_again(owner, (topic, partition)) for partition in digests}
         fits = all(
             partition in {partition_of(record.key, count) for count in counts}

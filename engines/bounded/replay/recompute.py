@@ -7,7 +7,7 @@ cannot be recomputed exactly is an error, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,10 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.stages import compute, refuse_loops
+from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.bounded.unit.messages import Reading, Unit
-from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
+from exactlyonce.engines.bounded.unit.messages import Reading, Stage
+from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_lane
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.blocks import whole_or_halt
@@ -56,15 +56,21 @@ class CheckpointInterval:
         return sum(reading.length for reading in self.ranges)
 
 
-def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
-    """The interval that *checkpoint* ended; ConfigError if there is none."""
+def retained(history: History, checkpoint: int) -> Manifest:
+    """The manifest of *checkpoint*; ConfigError if there is none."""
     manifest = history.manifests.get(checkpoint)
     if manifest is None:
-        kept = ", ".join(str(retained.checkpoint) for retained in history.retained) or "none"
+        kept = ", ".join(str(each.checkpoint) for each in history.retained) or "none"
         raise ConfigError(
             f"{history.pipeline} has no checkpoint {checkpoint}: it is expired, or was never completed. Name one of "
             f"those that are retained: {kept}."
         )
+    return manifest
+
+
+def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
+    """The interval that *checkpoint* ended; ConfigError if there is none."""
+    manifest = retained(history, checkpoint)
     if manifest.kind == RESTORED:
         raise ConfigError(
             f"Checkpoint {checkpoint} of {history.pipeline} was restored from a savepoint: it ended no interval, and "
@@ -115,18 +121,36 @@ def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The outputs of an interval, staged."""
+    """The outputs of an interval, staged. They are compared and written again by lane.
 
-    files: Mapping[tuple[str, int], OutputFile]
-    """By sink and subtask; one without output has none."""
+    A lane is an output partition where `Manifest.outputs_by_partition` has the sink; else the output of a subtask.
+    """
+
+    manifest: Manifest
+    files: Mapping[str, Sequence[OutputFile]]
+    """By sink, in the order of subtasks; a subtask without output has none."""
     records: int
     skipped: int
     """Messages left out: they do not decode, or `Manifest.skips` has them."""
 
-    def outputs(self, sink: str, subtask: int) -> Iterator[RecomputedOutput]:
-        """The outputs of a sink subtask, in order."""
-        file = self.files.get((sink, subtask))
-        return iter(()) if file is None else flat(read_outputs(file.file))
+    def lanes(self, sink: str) -> range:
+        """The lanes of a sink."""
+        partitions = self.manifest.partitions_of(sink)
+        return range(self.manifest.parallelism if partitions is None else partitions)
+
+    def outputs(self, sink: str, lane: int) -> Iterator[RecomputedOutput]:
+        """The outputs of a lane, in order."""
+        files = self.files.get(sink, ())
+        if self.manifest.partitions_of(sink) is None:
+            return flat(read_lane([file for file in files if file.subtask == lane], 0))
+        return (output._replace(partition=lane) for output in flat(read_lane(files, lane)))
+
+    def count(self, sink: str, lane: int) -> int:
+        """The number of outputs in a lane."""
+        files = self.files.get(sink, ())
+        if self.manifest.partitions_of(sink) is None:
+            return sum(file.records for file in files if file.subtask == lane)
+        return sum(file.counts.get(lane, 0) for file in files)
 
 
 @contextmanager
@@ -152,16 +176,16 @@ def recomputed(
             f"interval can be computed again only by the pipeline as it was then."
         )
     refuse_loops(graph)
-    _require_same_topics(client, manifest)
+    require_same_topics(client, manifest)
     with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
         common = _common(loaded, client, interval, folder, origins=origins)
         physical = plan(graph, manifest.parallelism)
         logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
-        receipts = compute(physical, common, interval.ranges, submit, logs, left)
-        _require_same_topics(client, manifest)
-        files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
+        settings = {name: str(value) for name, value in client.settings.items()}
+        receipts = compute(physical, common, settings, interval.ranges, submit, logs, left)
+        require_same_topics(client, manifest)
         skipped = sum(receipt.skipped_count for receipt in receipts)
-        yield Recomputed(files, sum(receipt.records for receipt in receipts), skipped)
+        yield Recomputed(manifest, outputs_by_sink(receipts), sum(receipt.records for receipt in receipts), skipped)
 
 
 def topic_of(manifest: Manifest, sink: str) -> tuple[str, int]:
@@ -182,7 +206,8 @@ def partition_counts(client: ClientConfig, history: History, manifest: Manifest,
     return [own, *sorted(counts - {own})]
 
 
-def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
+def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
+    """Raise Halt if an input topic of *manifest* was replaced since then."""
     with closing(Topics(client)) as topics:
         described = topics.describe(sorted({read.topic for read in manifest.offsets}))
     for read in manifest.offsets:
@@ -193,14 +218,13 @@ def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
             )
 
 
-def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, folder: Path, *, origins: bool) -> Unit:
+def _common(
+    loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, folder: Path, *, origins: bool
+) -> Stage:
     manifest = interval.manifest
-    return Unit(
+    return Stage(
         reference=loaded.reference,
         fingerprint=manifest.fingerprint,
-        client={name: str(value) for name, value in client.settings.items()},
-        task="",
-        subtask=0,
         parallelism=manifest.parallelism,
         checkpoint=manifest.checkpoint,
         base=msgspec.structs.replace(interval.base, order_logs=(), committables=()),
@@ -208,9 +232,6 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         attempt=manifest.attempt,
         topic=find_topic(client, manifest.pipeline),
         topic_ids={read.topic: read.topic_id for read in manifest.offsets},
-        readings=(),
-        channels=(),
-        order=None,
         write_state=False,
         origins=origins,
         folder=str(folder),
@@ -218,27 +239,31 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
         output_partitions=_output_partitions(client, manifest),
+        by_partition=bool(manifest.outputs_by_partition),
     )
 
 
 def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, int]:
-    """The number of partitions by sink: those of the checkpoint, or more that its producers may have known."""
+    """The number of partitions by sink: those over which outputs were distributed, as far as it is known.
+
+    Otherwise those of the checkpoint, or more that its producers may have known.
+    """
     counts = {id: count for id, _, count in manifest.sinks}
     with closing(Topics(client)) as topics:
         for id, topic, count in manifest.sinks:
             with suppress(TopicError):
                 counts[id] = max(count, topics.describe([topic])[topic].partitions)
-    return counts
+    return {**counts, **dict(manifest.outputs_by_partition)}
 
 
-def _left_in_flight(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], dict[str, int]]:
+def _left_in_flight(client: ClientConfig, common: Stage, manifest: Manifest) -> dict[tuple[str, int], dict[str, int]]:
     """The number of in-flight records at the end of the interval, by task and subtask, and channel."""
     reader = block_storage(client, common.topic, common.storage)
     with whole_or_halt(manifest):
         return {(log.task, log.subtask): records_by_channel(frames_of(log, reader)) for log in manifest.channel_logs}
 
 
-def _order_logs(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
+def _order_logs(client: ClientConfig, common: Stage, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
     """The order logs of the interval by task and subtask, in order, also those of aborted checkpoints."""
     refs = [ref for log in manifest.order_logs for ref in log.blocks]
     with whole_or_halt(manifest):

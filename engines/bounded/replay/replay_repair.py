@@ -1,7 +1,8 @@
 """Replay repair: the records of a lost transaction, recomputed from the input and the checkpoint before it.
 
-It is used where copy repair has no log to copy from. Invariants: only the lost partitions of the lost sink subtask are
-produced, and nothing is committed here; before the first record, the counts of every partition equal the broker's.
+It is used where copy repair has no log to copy from. Invariants: only the lost partitions are produced, with the
+outputs of the lost sink subtask, or of all subtasks where a partition has one transaction; nothing is committed here;
+before the first record, the counts of every partition equal the broker's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError, require
 from exactlyonce.pipeline.loading import Loaded
+
+Placed = Iterator[tuple[int, RecomputedOutput]]
+"""Outputs, each with its partition."""
 
 
 class ReplayRepair:
@@ -85,9 +89,22 @@ class ReplayRepair:
     def _replay(
         self, manifest: Manifest, lost: Committable, again: Recomputed, transactional_id: str
     ) -> Committable | str:
+        topic, _ = topic_of(manifest, lost.sink)
+        found = lost_partitions if manifest.partitions_of(lost.sink) is not None else self._lost_share
+        outputs = found(manifest, lost, topic, again)
+        if isinstance(outputs, str):
+            return outputs
+        records = (
+            Outgoing(topic, partition, output.key, output.value, output.headers, output.timestamp_ms or NOW)
+            for partition, output in outputs
+        )
+        with closing(Transactions(self._client)) as transactions:
+            return write_again(self._client, transactions, lost, transactional_id, self._timeout_ms, records)
+
+    def _lost_share(self, manifest: Manifest, lost: Committable, topic: str, again: Recomputed) -> Placed | str:
+        """The records of *lost* among the outputs of its sink subtask, or why it cannot be told which they are."""
         committables = manifest.committables
         whole = next(one for one in committables if one.transactional_id == lost.transactional_id)
-        topic, _ = topic_of(manifest, lost.sink)
         partition_of = partitioner(self._client.settings)
 
         def share() -> Iterator[RecomputedOutput]:
@@ -103,19 +120,30 @@ class ReplayRepair:
         else:
             return problems[0]
         wanted = sum(committable.records for committable in committables if committable.writer == lost.writer)
-        file = again.files.get(lost.writer)
-        replayed = 0 if file is None else file.file.records
+        replayed = again.count(lost.sink, lost.subtask)
         if replayed != wanted:
             return (
                 f"the replay gives {replayed} records of sink {lost.sink!r} subtask {lost.subtask}, and there were "
                 f"{wanted}: the pipeline does not do what it did then."
             )
-        records = (
-            Outgoing(topic, partition, output.key, output.value, output.headers, output.timestamp_ms or NOW)
-            for partition, output in placed(lost, topic, share(), places)
-        )
-        with closing(Transactions(self._client)) as transactions:
-            return write_again(self._client, transactions, lost, transactional_id, self._timeout_ms, records)
+        return placed(lost, topic, share(), places)
+
+
+def lost_partitions(manifest: Manifest, lost: Committable, topic: str, again: Recomputed) -> Placed | str:
+    """The outputs of the partitions of *lost*, or why they are not what they were: every partition must agree."""
+    decided = Counter[int]()
+    for committable in manifest.committables:
+        if committable.sink == lost.sink:
+            decided.update({written.partition: written.count for written in committable.written})
+    replayed = Counter({partition: again.count(lost.sink, partition) for partition in again.lanes(lost.sink)})
+    wrong = {p: replayed[p] for p in sorted({*decided, *replayed}) if replayed[p] != decided[p]}
+    if wrong:
+        return _other_counts(", ".join(f"{topic}[{p}] {count} instead of {decided[p]}" for p, count in wrong.items()))
+    return (
+        (written.partition, output)
+        for written in lost.written
+        for output in again.outputs(lost.sink, written.partition)
+    )
 
 
 def share_of(
@@ -137,11 +165,7 @@ def mismatch(whole: Committable, lost: Committable, topic: str, places: Iterable
     if wrong or at_random != room:
         shown = ", ".join(f"{topic}[{p}] {count} instead of {counts[p]}" for p, count in sorted(wrong.items()))
         total = sum(replayed.values()) + at_random
-        return (
-            f"the replay gives other counts ({shown or f'{total} records instead of {whole.records}'}): the pipeline "
-            f"does not do what it did then, because its code has changed, or it depends on time, chance or its "
-            f"surroundings."
-        )
+        return _other_counts(shown or f"{total} records instead of {whole.records}")
     if at_random and lost.counts != whole.counts:
         return (
             f"{at_random} of the records have no key, so that the client distributed them at random, and only some "
@@ -150,9 +174,14 @@ def mismatch(whole: Committable, lost: Committable, topic: str, places: Iterable
     return ""
 
 
-def placed(
-    lost: Committable, topic: str, outputs: Iterable[RecomputedOutput], places: list[int | None]
-) -> Iterator[tuple[int, RecomputedOutput]]:
+def _other_counts(shown: str) -> str:
+    return (
+        f"the replay gives other counts ({shown}): the pipeline does not do what it did then, because its code has "
+        f"changed, or it depends on time, chance or its surroundings."
+    )
+
+
+def placed(lost: Committable, topic: str, outputs: Iterable[RecomputedOutput], places: list[int | None]) -> Placed:
     """Each output for a partition of *lost*, with its partition; `mismatch` must be empty."""
     room = Counter({partition: count for (_, partition), count in lost.counts.items()})
     room.subtract(place for place in places if place is not None and (topic, place) in lost.counts)

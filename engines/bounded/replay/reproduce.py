@@ -132,26 +132,33 @@ def counts(client: ClientConfig, history: History, manifest: Manifest, again: Re
     """The counts of each sink and partition; *history* are the decisions by now."""
     counted: list[Count] = []
     for sink, _, _ in manifest.sinks:
+        if manifest.partitions_of(sink) is not None:
+            known = Counter[int | None]({lane: again.count(sink, lane) for lane in again.lanes(sink)})
+            counted += _counts_of(sink, manifest, +known)
+            continue
         guesses = []
         for partitions in partition_counts(client, history, manifest, sink):
-            guesses.append(_counts_of(sink, manifest, again, partitioner(client.settings), partitions))
+            guesses.append(_counts_of(sink, manifest, _replayed(sink, again, partitioner(client.settings), partitions)))
             if agree(guesses[-1]):
                 break
         counted += guesses[-1] if agree(guesses[-1]) else guesses[0]
     return counted
 
 
-def _counts_of(
-    sink: str, manifest: Manifest, again: Recomputed, partition_of: Partitioner, partitions: int
-) -> list[Count]:
-    """The counts of one sink, if its topic had so many *partitions*."""
+def _replayed(sink: str, again: Recomputed, partition_of: Partitioner, partitions: int) -> Counter[int | None]:
+    """The outputs of one sink by partition, if its topic had so many *partitions*; None: any."""
+    return Counter(
+        output.place(partition_of, partitions) for lane in again.lanes(sink) for output in again.outputs(sink, lane)
+    )
+
+
+def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> list[Count]:
+    """The counts of one sink."""
     topic, _ = topic_of(manifest, sink)
-    decided, replayed = Counter[int](), Counter[int | None]()
+    decided = Counter[int]()
     for committable in manifest.committables:
         if committable.sink == sink:
             decided.update({written.partition: written.count for written in committable.written})
-    for subtask in range(manifest.parallelism):
-        replayed.update(output.place(partition_of, partitions) for output in again.outputs(sink, subtask))
     at_random = replayed.pop(None, 0)
     places = sorted({*decided, *(partition for partition in replayed if partition is not None)})
     counted = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
@@ -195,8 +202,8 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
         producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
         records = 0
-        for subtask in range(manifest.parallelism):
-            for output in again.outputs(sink, subtask):
+        for lane in again.lanes(sink):
+            for output in again.outputs(sink, lane):
                 partition = output.place(partition_of, partitions) if partition_of is not None else None
                 place = ANY_PARTITION if partition is None else partition
                 while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,10 +19,11 @@ from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.backends import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
+from exactlyonce.engines.bounded.unit.messages import STAGE, Receipt, Stage, Unit, UnitPlace
 from exactlyonce.engines.bounded.unit.ordering import (
     BatchTime,
     ChannelLane,
@@ -31,18 +33,18 @@ from exactlyonce.engines.bounded.unit.ordering import (
     take_along,
     take_by_time,
 )
-from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
-from exactlyonce.engines.bounded.unit.staging import FrameWriter
+from exactlyonce.engines.bounded.unit.outgoing import ByPartition, Distribution, LanesByKey, Sending, Staging
+from exactlyonce.engines.bounded.unit.staging import Frames, FrameWriter, StagedFiles
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.operators import place_of
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.steps import finish
+from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViolation, text_of
 from exactlyonce.pipeline.failpoints import hit
@@ -58,60 +60,69 @@ WAIT_S = 0.05
 BLOCKS_TIMEOUT_S = 120.0
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Unit)
+_place_decoder = msgspec.msgpack.Decoder(UnitPlace)
+_stage_decoder = msgspec.msgpack.Decoder(Stage)
+_unit_decoder = msgspec.msgpack.Decoder(Unit)
 
 
-def run_unit(unit: bytes, attempt_label: str) -> bytes:
-    """Run an encoded `Unit`; return the encoded `Receipt`. No two attempts have the same label."""
-    return _encode(_run(_decoder.decode(unit), attempt_label))
+def run_unit(place: bytes, attempt_label: str) -> bytes:
+    """Run the unit at an encoded `UnitPlace`; return the encoded `Receipt`. No two attempts have the same label."""
+    return _encode(_run(_place_decoder.decode(place), attempt_label))
 
 
-def _run(unit: Unit, label: str) -> Receipt:
+def _run(place: UnitPlace, label: str) -> Receipt:
     began_ms = SystemClock().now_ms()
-    graph = load_reference(unit.reference).build()
-    if graph.fingerprint() != unit.fingerprint:
-        raise GraphError(
-            "A unit imported another pipeline than the driver: the executors have another version of its module, or "
-            "the graph depends on something that differs between processes (time, random numbers, the environment)."
-        )
-    physical = plan(graph, unit.parallelism)
-    task = next(task for task in physical.tasks if task.name == unit.task)
-    with KEPT.storage(unit.client, unit.topic, unit.storage) as storage, KEPT.collector.collecting_rarely():
-        return _run_task(unit, physical, task, label, storage, began_ms)
+    with closing(StagedFiles()) as files:
+        stage = KEPT.stage(place.file, lambda: _stage_decoder.decode(files.message(place.file, STAGE)))
+        unit = _unit_decoder.decode(files.message(place.file, place.receiver))
+        graph = load_reference(stage.reference).build()
+        if graph.fingerprint() != stage.fingerprint:
+            raise GraphError(
+                "A unit imported another pipeline than the driver: the executors have another version of its module, "
+                "or the graph depends on something that differs between processes (time, random numbers, the "
+                "environment)."
+            )
+        physical = plan(graph, stage.parallelism)
+        task = next(task for task in physical.tasks if task.name == unit.task)
+        with KEPT.storage(place.client, stage.topic, stage.storage) as storage, KEPT.collector.collecting_rarely():
+            blocks = WorkerBlocks(storage.begin(stage.incarnation, stage.attempt)) if stage.write_state else None
+            assembly = Assembly(
+                stage, unit, place.client, plan=physical, task=task, label=label, files=files, storage=storage,
+                blocks=blocks,
+            )  # fmt: skip
+            return _run_task(assembly, began_ms)
 
 
-def _run_task(unit: Unit, physical: Plan, task: Task, label: str, storage: BlockStorage, began_ms: int) -> Receipt:
-    blocks = WorkerBlocks(storage.begin(unit.incarnation, unit.attempt)) if unit.write_state else None
-    assembly = Assembly(unit, physical, task, label, storage, blocks)
+def _run_task(assembly: Assembly, began_ms: int) -> Receipt:
     try:
         several = len(assembly.lanes) > 1 or bool(assembly.partitions)
-        assembly.operators.order = order_runs(task, physical.shuffles, several=several)
-        _take(unit, assembly)
-        channels = tuple(file for sending in assembly.sendings for file in sending.close())
+        assembly.operators.order = order_runs(assembly.task, assembly.plan.shuffles, several=several)
+        _take(assembly)
+        sent = tuple(file for sending in assembly.sendings for file in sending.close())
         outputs = tuple(file for staging in assembly.stagings for file in staging.close())
-        ack = _acknowledgement(unit, assembly, blocks)
+        ack = _acknowledgement(assembly)
     finally:
         notes = assembly.close()
     hit("unit-computed")
     return Receipt(
         ack=ack,
-        channels=channels,
+        sent=sent,
         outputs=outputs,
         records=sum(lane.records for lane in assembly.partitions),
         skipped=tuple(skipped for decoder in assembly.decoders for skipped in decoder.skipped.values()),
         began_ms=began_ms,
         ended_ms=SystemClock().now_ms(),
-        label=label,
+        label=assembly.label,
         notes=tuple(notes),
     )
 
 
-def _take(unit: Unit, assembly: Assembly) -> None:
+def _take(assembly: Assembly) -> None:
     """Push all input through the operators, which note the order.
 
     A replay needs an order log where its input can be taken in several orders. Older versions wrote none for one lane.
     """
-    order, lanes = assembly.operators.order, assembly.lanes
+    unit, order, lanes = assembly.unit, assembly.operators.order, assembly.lanes
     along_log = bool(unit.order or unit.left)
     if not along_log and unit.order is not None and order is not None:
         along_log = order.batches or sum(lane.time_ms() is not None for lane in lanes) > 1
@@ -121,33 +132,45 @@ def _take(unit: Unit, assembly: Assembly) -> None:
         take_by_time(lanes, order, assembly.clock)
 
 
-def _acknowledgement(unit: Unit, assembly: Assembly, blocks: WorkerBlocks | None) -> Ack:
+def _acknowledgement(assembly: Assembly) -> Ack:
+    unit, stage, blocks = assembly.unit, assembly.stage, assembly.blocks
     ends = {(lane.name, lane.partition): lane.decoder.noted(lane.reader.position()) for lane in assembly.partitions}
     offsets = tuple(ends[reading.source, reading.partition] for reading in unit.readings)
     if blocks is None:
-        return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
+        return Ack(unit.task, unit.subtask, stage.checkpoint, offsets)
     operators, attempt = assembly.operators, blocks.attempt
-    cut = operators.cut(unit.checkpoint, unit.base.checkpoint, offsets, whole=not unit.incremental)
+    cut = operators.cut(stage.checkpoint, stage.base.checkpoint, offsets, whole=not stage.incremental)
 
     def wait() -> None:
         attempt.wait(BLOCKS_TIMEOUT_S)
         for writer in operators.sinks:
             writer.poll(WAIT_S)
 
-    return finish(cut.acknowledge(operators.blocks(blocks, unit.checkpoint)), wait)
+    return finish(cut.acknowledge(operators.blocks(blocks, stage.checkpoint)), wait)
 
 
 class Assembly:
     """One subtask of one task, ready to run, and its `Ends`.
 
-    *storage* has the state of the base. *blocks* takes the staged output of sinks; None: the unit recomputes. *label*
-    is the attempt's.
+    *files* reads what was sent; *storage* has the state of the base. *blocks* takes the staged output of sinks; None:
+    the unit recomputes. *label* is the attempt's.
     """
 
     def __init__(
-        self, unit: Unit, plan: Plan, task: Task, label: str, storage: BlockStorage, blocks: WorkerBlocks | None
+        self,
+        stage: Stage,
+        unit: Unit,
+        client: dict[str, str],
+        *,
+        plan: Plan,
+        task: Task,
+        label: str,
+        files: StagedFiles,
+        storage: BlockStorage,
+        blocks: WorkerBlocks | None,
     ) -> None:
-        self.unit, self.plan, self.label, self.blocks = unit, plan, label, blocks
+        self.stage, self.unit, self.plan, self.task, self.label = stage, unit, plan, task, label
+        self.blocks = blocks
         self.operators = TaskOperators(task.name, unit.subtask)
         self.clock = BatchTime()
         self.partitions: list[PartitionLane] = []
@@ -155,17 +178,20 @@ class Assembly:
         self.sendings: list[Sending] = []
         self.stagings: list[Staging] = []
         self.decoders: list[SourceDecoder] = []
-        self._config = ClientConfig(unit.client)
+        self._sent = _sent_to(unit.subtask, stage, files, {edge.name for edge in plan.into(task)})
+        self._config = ClientConfig(client)
+        self._notes: list[str] = []
         self._producers = ThreadPoolExecutor(1, "producers")
         self._staying = set[ReaderInTurn]()
         self._assembler = Assembler(
             plan,
             unit.subtask,
-            unit.base,
+            stage.base,
             storage,
             in_memory(),
-            drops_fields=unit.drops_fields,
-            skips=unit.skips,
+            drops_fields=stage.drops_fields,
+            skips=stage.skips,
+            note=self._notes.append,
         )
         try:
             self._assembler.assemble(task, self, self.operators)
@@ -187,7 +213,7 @@ class Assembly:
         self._producers.shutdown(wait=False)
         for lane in self.partitions:
             lane.reader.close()
-        return list(self._close_operators())
+        return [*self._notes, *self._close_operators()]
 
     def _close_operators(self) -> Iterator[str]:
         for operator, function in self.operators.functions:
@@ -200,9 +226,10 @@ class Assembly:
     # --- ends ----------------------------------------------------------------------------------------------------
 
     def read(self, node: Node, push: Push) -> None:
-        source, unit = cast("Readable", node.source), self.unit
-        base = [noted for noted in unit.base.offsets if noted.source == node.id]
-        decoder = SourceDecoder(node.id, source, _drop_note, base, skips=unit.skips)
+        source, unit, stage = cast("Readable", node.source), self.unit, self.stage
+        base = [noted for noted in stage.base.offsets if noted.source == node.id]
+        letters = self.operators.dead_letters.get(node.id)
+        decoder = SourceDecoder(node.id, source, _drop_note, base, skips=stage.skips, dead_letters=letters)
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
@@ -211,21 +238,20 @@ class Assembly:
                 RangeContext(start=start, end=end, client=client, kilobytes=kilobytes)
             )
 
-        client = {"group.id": self.plan.graph.pipeline_id, **unit.client}
+        client = {"group.id": self.plan.graph.pipeline_id, **self._config.settings}
         known = {(noted.partition, noted.offset): noted.leader_epoch for noted in base}
         for reading in unit.readings:
             if reading.source == node.id:
                 epoch = known.get((reading.partition, reading.start), -1)
-                topic_id = unit.topic_ids[reading.topic]
+                topic_id = stage.topic_ids[reading.topic]
                 start = SourceOffset(node.id, reading.topic, topic_id, reading.partition, reading.start, epoch)
                 reader = ReaderInTurn(start, opening(reading.end), self._staying)
                 self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, push))
 
     def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
-        files = {channel.sender: channel.file for channel in self.unit.channels if channel.edge == edge.name}
         for sender in range(self.plan.parallelism):
             name = f"{edge.name}:{sender}"
-            self.channels[name] = ChannelLane(name, files.get(sender), codec, push)
+            self.channels[name] = ChannelLane(name, self._sent.get((edge.name, sender)), codec, push)
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         for frame in frames:  # at another parallelism the base had other channels
@@ -238,11 +264,12 @@ class Assembly:
         edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}
         if len(edges) < len(node.inputs) or self._assembler.in_flight:
             return None
-        return {group for file in self.unit.channels if file.edge in edges for group in file.groups}
+        return {group for (edge, _), frames in self._sent.items() if edge in edges for group in frames.entry.groups}
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
-        writers = [self._file(f"channel-{edge.name}-{{}}-{receiver}") for receiver in range(self.plan.parallelism)]
-        sending = Sending(edge.name, self.unit.subtask, self.plan.graph.max_parallelism, codec, writers, self.clock)
+        receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
+        writer = self._file(f"channel-{edge.name}-{{}}", receivers)
+        sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock)
         self.sendings.append(sending)
         return sending.shuffle
 
@@ -253,21 +280,30 @@ class Assembly:
         raise InvariantViolation("bounded work refuses loops")
 
     def write(self, node: Node) -> Push:
-        sink, graph, partitions = node.sink, self.plan.graph, self.unit.output_partitions.get(node.id)
+        sink, graph, partitions = node.sink, self.plan.graph, self.stage.output_partitions.get(node.id)
+        letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if sink.transactional:
-            file = self._file(f"output-{node.id}-{{}}")
-            staging = Staging(node.id, self.unit.subtask, file, origins=self.unit.origins)
+            distribution: Distribution | None = None
+            receivers = 1
+            if self.stage.lanes:
+                receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
+            elif self.stage.by_partition:
+                receivers = self.stage.output_partitions[node.id]
+                distribution = ByPartition(partitioner(self._config.settings), receivers, self.unit.subtask)
+            file = self._file(f"output-{node.id}-{{}}", receivers)
+            staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
             self.stagings.append(staging)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
-            return staging.noting(sink_output(node, graph, staging, encoder))
+            staging.output = sink_output(node, graph, staging, encoder, dead_letters=letters)
+            return staging.output
         if self.blocks is None:
             return _drop_batch
         opened = self._assembler.open_sink(
             node,
             self.operators,
-            incarnation=self.unit.incarnation,
-            attempt=self.unit.attempt,
+            incarnation=self.stage.incarnation,
+            attempt=self.stage.attempt,
             slots=0,
             clients=_Clients(self._config, self._producers),
             blocks=self.blocks,
@@ -275,12 +311,19 @@ class Assembly:
             note=_refuse,
             partitions=partitions,
         )
-        return sink_output(node, graph, _Waiting(opened.writer, self.blocks.attempt), opened.encoder)
+        waiting = _Waiting(opened.writer, self.blocks.attempt)
+        return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
 
-    def _file(self, name: str) -> FrameWriter:
+    def _file(self, name: str, receivers: int) -> FrameWriter:
         """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""
         name = name.format(self.unit.subtask).replace(">", "+")
-        return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
+        return FrameWriter(Path(self.stage.folder, f"{name}.{self.label}"), receivers)
+
+
+def _sent_to(subtask: int, stage: Stage, files: StagedFiles, edges: Collection[str]) -> dict[tuple[str, int], Frames]:
+    """The frames that were sent to *subtask*, by edge and sender."""
+    found = {(sent.edge, sent.sender): files.frames(sent.file, subtask) for sent in stage.sent if sent.edge in edges}
+    return {place: frames for place, frames in found.items() if frames is not None}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ its blocks are durable, so that no failure of one unit reaches another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import NamedTuple
@@ -15,6 +15,8 @@ from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.bounded.unit.messages import Stage
+from exactlyonce.engines.bounded.unit.staging import StagedFile
 from exactlyonce.engines.collector import UnitCollector
 
 
@@ -26,12 +28,20 @@ class _Kept(NamedTuple):
 
 
 class KeptByProcess:
-    """The storage of blocks, with its connections, and Python's collector, of all units of a process."""
+    """The storage of blocks, with its connections, the stage, and Python's collector, of all units of a process."""
 
     def __init__(self) -> None:
         self.collector = UnitCollector()
         self._lock = Lock()
         self._kept: _Kept | None = None
+        self._stage: tuple[StagedFile, Stage] | None = None
+
+    def stage(self, file: StagedFile, read: Callable[[], Stage]) -> Stage:
+        """The stage in *file*, which *read* reads unless the unit before has."""
+        kept = self._stage
+        if kept is None or kept[0] != file:
+            kept = self._stage = file, read()
+        return kept[1]
 
     @contextmanager
     def storage(self, client: Mapping[str, str], topic: TopicInfo, url: str) -> Iterator[BlockStorage]:
@@ -55,6 +65,7 @@ class KeptByProcess:
 
     def close(self) -> None:
         """Keep nothing any more."""
+        self._stage = None
         if (kept := self._exchange(None)) is not None:
             kept.storage.close()
         self.collector.unfreeze()

@@ -11,7 +11,7 @@ from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
+from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
 from exactlyonce.engines.runtime.source_decoder import Skipped
 
 
@@ -30,35 +30,30 @@ class Reading(msgspec.Struct, frozen=True):
         return self.end - self.start
 
 
-class Unit(msgspec.Struct, frozen=True, tag="unit"):
-    """One subtask of one task, over exactly the named inputs."""
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """The common part of a stage's units. It is staged, so it has no settings of the client: these may be secrets."""
 
     reference: dict[str, object]
     """The import of the pipeline; see `pipeline.loading`."""
     fingerprint: str
-    client: dict[str, str]
-    task: str
-    subtask: int
     parallelism: int
     checkpoint: int
-    """The checkpoint of the unit's new state."""
+    """The checkpoint of the units' new state."""
     base: Manifest
-    """The checkpoint of the state that it begins with."""
+    """The checkpoint of the state that they begin with."""
     incarnation: int
     attempt: int
     topic: TopicInfo
     """The checkpoint topic."""
     topic_ids: dict[str, str]
-    readings: tuple[Reading, ...]
-    """The ranges of this subtask's partitions, of all sources of the task, even empty ones."""
-    channels: tuple[ChannelFile, ...]
-    """The files of the stages before for this subtask."""
-    order: tuple[bytes, ...] | None
-    """Order logs to follow; None: by time."""
     write_state: bool
     origins: bool
     """Whether output files have the origin of each record."""
     folder: str
+    by_partition: bool
+    """Whether units distribute outputs over the partitions of their topics; else the client does."""
+    lanes: int = 0
+    """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
     storage: str = ""
     """The storage of blocks; see `Manifest.storage`."""
     drops_fields: bool = False
@@ -66,15 +61,40 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     skips: tuple[RecordPlace, ...] = ()
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
-    left: dict[str, int] = msgspec.field(default_factory=dict)
-    """By channel, the number of sent records that were in flight at the end: they are not taken."""
     output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
     """The number of partitions of each sink's topic, by sink."""
+    sent: tuple[SentFile, ...] = ()
+    """The files of the stages before."""
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """One subtask of one task, over exactly the named inputs: the own part of a unit."""
+
+    task: str
+    subtask: int
+    readings: tuple[Reading, ...]
+    """The ranges of this subtask's partitions, of all sources of the task, even empty ones."""
+    order: tuple[bytes, ...] | None
+    """Order logs to follow; None: by time."""
+    left: dict[str, int]
+    """By channel, the number of sent records that were in flight at the end: they are not taken."""
+
+
+STAGE = 0
+"""The receiver of a staged `Stage`; the `Unit` numbers begin after it."""
+
+
+class UnitPlace(msgspec.Struct, frozen=True, tag="unit"):
+    """A unit by its place in the staged file of its stage."""
+
+    client: dict[str, str]
+    file: StagedFile
+    receiver: int
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     ack: Ack
-    channels: tuple[ChannelFile, ...]
+    sent: tuple[SentFile, ...]
     outputs: tuple[OutputFile, ...]
     records: int
     """Messages read from topics."""
@@ -91,18 +111,21 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
-    """The outputs of one subtask of a sink, to be written in one transaction and left open."""
+    """The outputs of a sink in some partitions, to be written in one transaction and left open."""
 
     client: dict[str, str]
     pipeline: str
     sink: str
-    subtask: int
+    publisher: int
+    """Its number among the publications of the sink, which its transactional id has as the subtask."""
+    partitions: tuple[int, ...]
     topic: str
     checkpoint: int
     incarnation: int
     attempt: int
     transaction_timeout_ms: int
-    files: tuple[OutputFile, ...]
+    outputs: StagedFile
+    """A message with the `OutputFile` of each subtask, in order."""
 
 
 class Published(msgspec.Struct, frozen=True):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
-from exactlyonce.engines.bounded.unit.staging import StagedFile, read_frames
+from exactlyonce.engines.bounded.unit.staging import Frames
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.order_log import INEXACT, OrderRuns, runs_of
@@ -26,7 +27,6 @@ from exactlyonce.pipeline.errors import Halt
 BATCH_RECORDS_MAX = 2_000
 OPEN_READERS_MAX = 64
 """An open reader is a client, with threads and some seven descriptors."""
-TIME_BYTES = 8
 NOT_A_SOURCE = -1
 """The partition of a channel in order logs."""
 
@@ -113,14 +113,15 @@ class ChannelLane:
     """The records from one subtask of the stage before. The order log counts its records."""
 
     name: str
-    file: StagedFile | None
+    sent: Frames | None
     codec: BatchCodec
     push: Push
     before: list[bytes] = field(default_factory=list)
     """In-flight frames of the base, which go first, without a time."""
     partition: int = NOT_A_SOURCE
-    _frames: Iterator[bytes] | None = None
-    _frame: bytes = b""
+    _frames: Iterator[tuple[int, Callable[[], bytes]]] | None = None
+    _read: Callable[[], bytes] | None = None
+    """Reads the next frame, whose time is known."""
     _rest: Batch | None = None
     _taken: int = 0
     """Records taken of `_rest`."""
@@ -131,9 +132,9 @@ class ChannelLane:
 
     def take(self, count: int) -> tuple[int, Batch]:
         if self._rest is None:
-            if not self._advance():
+            if not self._advance() or self._read is None:
                 return 0, Batch([], [])
-            self._rest, self._frame = self.codec.decode(self._frame[TIME_BYTES:]), b""
+            self._rest, self._read = self.codec.decode(self._read()), None
         batch, start, size = self._rest, self._taken, len(self._rest.records)
         self._taken = end = min(start + count, size)
         if end == size:
@@ -141,13 +142,12 @@ class ChannelLane:
         return end - start, batch.part(start, end)
 
     def _advance(self) -> bool:
-        if not self._frame:
+        if self._read is None:
             if self._frames is None:
-                sent = iter(()) if self.file is None else read_frames(self.file)
-                self._frames = chain((bytes(TIME_BYTES) + frame for frame in self.before), sent)
-            self._frame = next(self._frames, b"")
-            self._time_ms = int.from_bytes(self._frame[:TIME_BYTES], "big")
-        return bool(self._frame)
+                sent = iter(()) if self.sent is None else self.sent.timed()
+                self._frames = chain(((0, partial(bytes, frame)) for frame in self.before), sent)
+            self._time_ms, self._read = next(self._frames, (self._time_ms, None))
+        return self._read is not None
 
 
 @dataclass

@@ -1,30 +1,47 @@
 """The outputs of a unit: records for the next stage's subtasks, and outputs to be published.
 
-Invariants: after `close`, all pushed records are in a file, in order; a record is encoded before the push returns,
-because the next branch may change it in place; waiting records and frames are bounded by records and bytes, except for
-a single larger record.
+Invariants: after `close`, all pushed records are in a file, in order for each receiver; a record is encoded before the
+push returns, because the next branch may change it in place; waiting records and frames are bounded by records and
+bytes, except for a single larger record. An output's partition depends on the outputs before it, never on batches: a
+replay may have others.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, TypeVar, overload
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BYTES, BatchTime
-from exactlyonce.engines.bounded.unit.staging import ChannelFile, FrameWriter, OutputBatch, OutputFile
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.connectors.kafka.partitioning import Partitioner
+from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, BatchTime
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, OutputBatch, OutputFile, SentFile
+from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame
-from exactlyonce.engines.runtime.operators import Shuffle
+from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
 from exactlyonce.sinks.kafka.sink import Outputs
+
+T = TypeVar("T")
 
 WAITING_RECORDS_MAX = 20_000
 WAITING_BYTES_MAX = 64 << 20
 FRAME_RECORDS_MIN = 200
 FRAME_BYTES_MAX = 1 << 20
 """With many receivers frames are smaller, so that about WAITING_BYTES_MAX wait in all."""
+KEYLESS_RUN = 100
+"""The outputs without a partition of their own that go to the same one before the next has its turn. Its value is part
+of every manifest with `outputs_by_partition`: it never changes."""
+
+
+def _records_max(receivers: int) -> int:
+    return min(BATCH_RECORDS_MAX, max(FRAME_RECORDS_MIN, WAITING_RECORDS_MAX // receivers))
+
+
+def _bytes_max(receivers: int) -> int:
+    return min(FRAME_BYTES_MAX, WAITING_BYTES_MAX // receivers)
 
 
 def _cut(count: int, bytes_max: int, encode: Callable[[int, int], bytes]) -> Iterator[tuple[int, int, bytes]]:
@@ -43,8 +60,9 @@ def _cut(count: int, bytes_max: int, encode: Callable[[int, int], bytes]) -> Ite
 
 @dataclass
 class _Channel:
-    """The waiting records for one receiver, and its file. Frames are of about the same size, whatever the batches."""
+    """The waiting records for one receiver. Frames are of about the same size, whatever the batches."""
 
+    receiver: int
     codec: BatchCodec
     writer: FrameWriter
     records_max: int
@@ -67,12 +85,12 @@ class _Channel:
 
     def write(self) -> None:
         if self.frame:
-            self.writer.write(self.frame.encode(), len(self.frame), self.time_ms.to_bytes(TIME_BYTES, "big"))
+            self.writer.write(self.receiver, self.frame.encode(), len(self.frame), self.time_ms)
             self.frame = OpenFrame()
 
 
 class Sending:
-    """A shuffle's output: *shuffle* distributes records to files, one for each receiving subtask."""
+    """A shuffle's output: *shuffle* distributes records to the receiving subtasks, all in one file."""
 
     def __init__(
         self,
@@ -80,72 +98,150 @@ class Sending:
         sender: int,
         max_parallelism: int,
         codec: BatchCodec,
-        writers: Sequence[FrameWriter],
+        writer: FrameWriter,
         clock: BatchTime,
     ) -> None:
-        self._edge, self._sender, self._clock = edge, sender, clock
-        records_max = min(BATCH_RECORDS_MAX, max(FRAME_RECORDS_MIN, WAITING_RECORDS_MAX // len(writers)))
-        bytes_max = min(FRAME_BYTES_MAX, WAITING_BYTES_MAX // len(writers))
-        self._channels = [_Channel(codec, writer, records_max, bytes_max) for writer in writers]
-        self.shuffle = Shuffle(edge, self._send, len(writers), max_parallelism, groups=set())
+        self._edge, self._sender, self._writer, self._clock = edge, sender, writer, clock
+        limits = _records_max(writer.receivers), _bytes_max(writer.receivers)
+        self._channels = [_Channel(receiver, codec, writer, *limits) for receiver in range(writer.receivers)]
+        self.shuffle = Shuffle(edge, self._send, writer.receivers, max_parallelism, groups=set())
 
     def _send(self, receiver: int, batch: Batch) -> None:
         self._channels[receiver].add(batch, self._clock.time_ms)
 
-    def close(self) -> list[ChannelFile]:
-        """The files with any record."""
-        files = []
-        for receiver, channel in enumerate(self._channels):
+    def close(self) -> list[SentFile]:
+        """The file, if there was any record."""
+        for channel in self._channels:
             channel.write()
-            file = channel.writer.close()
-            if file is not None:
-                files.append(ChannelFile(self._edge, self._sender, receiver, file, self.shuffle.groups_of(receiver)))
-        return files
+        file = self._writer.close(self.shuffle.groups_by_subtask())
+        return [] if file is None else [SentFile(self._edge, self._sender, file)]
+
+
+class Distribution(Protocol):
+    """The choice of the receiver of each output."""
+
+    def places(self, outputs: Outputs) -> Sequence[int]:
+        """The receiver of each output."""
+
+
+class LanesByKey:
+    """Outputs of one key in one of so many *lanes*; those without a key by their value."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+
+    def places(self, outputs: Outputs) -> Sequence[int]:
+        keys = outputs.keys or [None] * len(outputs.values)
+        chosen = (value or b"" if key is None else key for key, value in zip(keys, outputs.values, strict=True))
+        return [zlib.crc32(data) % self._lanes for data in chosen]
+
+
+class ByPartition:
+    """The choice of an output's partition: the sink's, else the partitioner's by its key, else partitions in turn."""
+
+    def __init__(self, partition_of: Partitioner, partitions: int, subtask: int) -> None:
+        self._partition_of, self._partitions, self._subtask = partition_of, partitions, subtask
+        self._keyless = 0
+        """The outputs so far that went to partitions in turn."""
+
+    def places(self, outputs: Outputs) -> Sequence[int]:
+        """The partition of each output."""
+        if outputs.partitions is not None:
+            return outputs.partitions
+        keys = outputs.keys or [None] * len(outputs.values)
+        places = [self._partition_of(key, self._partitions) for key in keys]
+        return [self._next() if place is None else place for place in places]
+
+    def _next(self) -> int:
+        place = (self._subtask + self._keyless // KEYLESS_RUN) % self._partitions
+        self._keyless += 1
+        return place
 
 
 _encode_output = msgspec.msgpack.Encoder().encode
 
 
+@dataclass
+class _Lane:
+    """The waiting outputs for one receiver."""
+
+    receiver: int
+    writer: FrameWriter
+    records_max: int
+    bytes_max: int
+    batch: OutputBatch | None = None
+    size: int = 0
+
+    def add(self, batch: OutputBatch) -> None:
+        size = sum(map(len, filter(None, batch.values))) + sum(map(len, filter(None, batch.keys or ())))
+        if self.size + size > self.bytes_max:
+            self.write()
+        self.batch = batch if self.batch is None else self.batch.joined(batch)
+        self.size += size
+        if len(self.batch.values) >= self.records_max or self.size >= self.bytes_max:
+            self.write()
+
+    def write(self) -> None:
+        batch, self.batch, self.size = self.batch, None, 0
+        if batch is None:
+            return
+
+        def encode(start: int, end: int) -> bytes:
+            return _encode_output(batch.part(start, end))
+
+        for start, end, encoded in _cut(len(batch.values), self.bytes_max, encode):
+            self.writer.write(self.receiver, encoded, end - start)
+
+
 class Staging:
     """A sink's output: the `Writer` of a Kafka `SinkOutput`, which stages its outputs."""
 
-    def __init__(self, sink: str, subtask: int, writer: FrameWriter, *, origins: bool) -> None:
+    def __init__(
+        self, sink: str, subtask: int, writer: FrameWriter, distribution: Distribution | None, *, origins: bool
+    ) -> None:
+        """*distribution* chooses the receiver; None: there is but one, since the client chooses partitions."""
         self._sink, self._subtask, self._writer, self._keeps_origins = sink, subtask, writer, origins
-        self._origins: Sequence[Origin] = ()
-
-    def noting(self, output: Push) -> Push:
-        """*output*, which writes here; origins are noted if the unit keeps them."""
-        if not self._keeps_origins:
-            return output
-
-        def push(batch: Batch) -> None:
-            self._origins = batch.origins
-            output(batch)
-
-        return push
+        self._distribution = distribution
+        self._lanes: dict[int, _Lane] = {}
+        self.output: SinkOutput
+        """The operator that writes here, and knows the origins."""
 
     def write(self, outputs: Outputs) -> None:
         origins = None
         if self._keeps_origins:
             origins = [
-                (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self._origins
+                (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self.output.origins
             ]
         batch = OutputBatch(
-            list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps),
-            _list(outputs.partitions),
-        )  # fmt: skip
+            _list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps)
+        )
+        if self._distribution is None:
+            self._lane(0).add(msgspec.structs.replace(batch, partitions=_list(outputs.partitions)))
+            return
+        shares = defaultdict[int, list[int]](list)
+        for number, partition in enumerate(self._distribution.places(outputs)):
+            shares[partition].append(number)
+        for partition, numbers in shares.items():
+            self._lane(partition).add(batch.share(numbers))
 
-        def encode(start: int, end: int) -> bytes:
-            return _encode_output(batch.part(start, end))
-
-        for start, end, encoded in _cut(len(outputs.values), FRAME_BYTES_MAX, encode):
-            self._writer.write(encoded, end - start)
+    def _lane(self, receiver: int) -> _Lane:
+        lane = self._lanes.get(receiver)
+        if lane is None:
+            limits = _records_max(self._writer.receivers), _bytes_max(self._writer.receivers)
+            lane = self._lanes[receiver] = _Lane(receiver, self._writer, *limits)
+        return lane
 
     def close(self) -> list[OutputFile]:
         """The file, if there was any output."""
+        for _, lane in sorted(self._lanes.items()):
+            lane.write()
         file = self._writer.close()
-        return [] if file is None else [OutputFile(self._sink, self._subtask, file)]
+        return [] if file is None else [OutputFile(self._sink, self._subtask, file, self._writer.counts)]
 
 
-def _list(items: Sequence[Any] | None) -> list[Any] | None:
+@overload
+def _list(items: Sequence[T]) -> list[T]: ...
+@overload
+def _list(items: Sequence[T] | None) -> list[T] | None: ...
+def _list(items: Sequence[T] | None) -> list[T] | None:
     return items if items is None or isinstance(items, list) else list(items)

@@ -1,12 +1,14 @@
-"""Publishing: the staged outputs of one subtask of a sink, in one transaction, flushed and left open for the decision.
+"""Publishing: the staged outputs of a sink in some partitions, in one transaction, left open for the decision.
 
-Invariants: no other attempt of this publication has the transaction's id, and the next checkpoint reuses it only if no
-attempt has failed; the producer's id and epoch are read between its initialisation and its first record; the
-transaction is never ended here: the driver sweeps it unless a manifest names it.
+Invariants: a partition gets the outputs of each subtask in turn, all in this transaction; no other attempt of this
+publication has the transaction's id, and the next checkpoint reuses it only if no attempt has failed; the producer's id
+and epoch are read between its initialisation and its first record; the transaction is never ended here: the driver
+sweeps it unless a manifest names it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -16,7 +18,7 @@ from exactlyonce.checkpoint.records.committable import Precommit, TransactionalI
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, tries_before
-from exactlyonce.engines.bounded.unit.staging import read_outputs
+from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFiles, read_outputs
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
@@ -33,51 +35,64 @@ QUEUE_RECORDS = "200000"
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Publication)
+_outputs_decoder = msgspec.msgpack.Decoder(list[OutputFile])
 
 
 def publish(publication: bytes, attempt_label: str) -> bytes:
     """Write an encoded `Publication`; return the encoded `Published`."""
     began_ms, work = SystemClock().now_ms(), _decoder.decode(publication)
-    with ThreadPoolExecutor(1, "producers") as executor:
+    with closing(StagedFiles()) as files, ThreadPoolExecutor(1, "producers") as executor:
+        outputs = _outputs_decoder.decode(files.message(work.outputs, 0))
         writer = _ready_writer(work, attempt_label, executor)
         try:
-            precommit = _flushed(writer, work)
+            precommit = _flushed(writer, work, outputs, files)
         finally:
             writer.abandon()
-    wanted = sum(file.file.records for file in work.files)
+    wanted = sum(output.counts.get(partition, 0) for output in outputs for partition in work.partitions)
     require(precommit is not None and precommit.records == wanted, "all that was staged is in the transaction")
     assert precommit is not None
     hit("publication-flushed")
     return _encode(Published(precommit, began_ms, SystemClock().now_ms(), attempt_label))
 
 
-def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
-    for file in publication.files:
-        for batch in read_outputs(file.file):
-            writer.write(
-                Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=batch.partitions)
-            )
-            while not writer.room:
-                writer.poll(WAIT_S)
-            writer.poll()
+def _flushed(
+    writer: KafkaWriter, publication: Publication, outputs: Sequence[OutputFile], files: StagedFiles
+) -> Precommit | None:
+    for output in outputs:
+        for partition in publication.partitions:
+            staged = output.counts.get(partition, 0)
+            written = _written(writer, files, output, partition) if staged else 0
+            require(written == staged, "all that a subtask has staged for a partition is written")
     writer.barrier(publication.checkpoint)
     while (flushed := writer.take_flushed(publication.checkpoint)) is None:
         writer.poll(WAIT_S)
     return flushed.precommit
 
 
+def _written(writer: KafkaWriter, files: StagedFiles, output: OutputFile, partition: int) -> int:
+    written = 0
+    for batch in read_outputs(files, output.file, partition):
+        count = len(batch.values)
+        writer.write(Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=[partition] * count))
+        written += count
+        while not writer.room:
+            writer.poll(WAIT_S)
+        writer.poll()
+    return written
+
+
 def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExecutor) -> KafkaWriter:
     """A writer whose one producer is initialised, and known to be ours."""
     attempt = f"{publication.attempt}-{tries_before(label)}"
     transaction = TransactionalId(
-        publication.pipeline, publication.sink, publication.subtask, publication.incarnation, attempt, SLOT
+        publication.pipeline, publication.sink, publication.publisher, publication.incarnation, attempt, SLOT
     )
     name = str(transaction)
     config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
     prepared: list[str] = []
     writer = KafkaWriter(
         sink=publication.sink,
-        subtask=publication.subtask,
+        subtask=publication.publisher,
         topic=publication.topic,
         pool=TransactionPool([name]),
         producers=KafkaProducers(publication.topic, config.confluent(), publication.transaction_timeout_ms, executor),

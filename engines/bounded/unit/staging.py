@@ -1,43 +1,52 @@
-"""Files between the stages of bounded work: records for the next stage, and outputs to be published.
+"""Staged files: a stage's units, their records for the next stage, and outputs to be published.
 
-    file  = frames, each: length of the body (4 bytes, big-endian), body
-    channel frame: time in ms since 1970 (8 bytes, big-endian), then a batch as `engines.runtime.batch_codec` encodes it
-    output frame:  msgpack array: values, then keys, headers, origins, timestamps, partitions, each or nil
+    file      = frames, entries, directory, footer
+    frame     = a batch as `engines.runtime.batch_codec` encodes it, an `OutputBatch` or a message in msgpack
+    entry     = an `Entry` in msgpack: a receiver's records, key groups and places of its frames
+    directory = by receiver the offset (8 bytes), length and CRC-32 (4 bytes each) of its entry; length 0: it has none
+    footer    = the offset of the directory (8 bytes), the number of receivers (4 bytes), the magic bytes
 
-Invariants: a file is written once, by the attempt in its name; a reader checks its size against the receipt, so that a
-folder that not all executors share is an error and never a loss.
+Integers are big-endian. A receiver is a subtask, an output partition, or a unit.
+Invariants: a file is written once, by the attempt in its name; a reader checks its size against the receipt, and the
+CRC-32 of all that it takes, so that a folder that not all executors share is an error and never a loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, require
 
-LENGTH_BYTES = 4
-BUFFER_BYTES = 1 << 17
-"""The buffer of an open file; a unit has one for each receiver, and most frames are larger."""
+MAGIC = b"eostage1"
+_SLOT = struct.Struct(">QII")
+_FOOTER = struct.Struct(f">QI{len(MAGIC)}s")
+BUFFER_BYTES = 1 << 20
+OPEN_FILES_MAX = 64
+"""A subtask reads a file of each sender; a closed one is opened again."""
 
 
 class StagedFile(msgspec.Struct, frozen=True):
     path: str
-    records: int
     size: int
 
 
-class ChannelFile(msgspec.Struct, frozen=True):
-    """All records from one subtask to another."""
+class SentFile(msgspec.Struct, frozen=True):
+    """All records that one subtask sends on an edge; receivers are the subtasks of the next task."""
 
     edge: str
     sender: int
-    receiver: int
     file: StagedFile
-    groups: tuple[int, ...]
-    """The key groups of its records."""
 
 
 class OutputFile(msgspec.Struct, frozen=True):
@@ -46,6 +55,13 @@ class OutputFile(msgspec.Struct, frozen=True):
     sink: str
     subtask: int
     file: StagedFile
+    counts: dict[int, int]
+    """The number of outputs by receiver: the output partition, or 0 alone if the client chooses partitions."""
+
+    @property
+    def records(self) -> int:
+        """The number of all outputs."""
+        return sum(self.counts.values())
 
 
 class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -59,69 +75,233 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
     timestamps: list[int] | None = None
     """In ms since 1970; None: the client's clock."""
     partitions: list[int] | None = None
-    """None: the client chooses them."""
+    """None: the receiver is the partition, or the client chooses them."""
 
     def part(self, start: int, end: int) -> OutputBatch:
         """The outputs from *start* to before *end*."""
-        place = slice(start, end)
+        return self._taken(itemgetter(slice(start, end)))
+
+    def share(self, numbers: Sequence[int]) -> OutputBatch:
+        """The outputs at the places *numbers*, which grow."""
+        if len(numbers) == len(self.values):
+            return self.part(0, len(numbers))
+        return self._taken(lambda column: [column[number] for number in numbers])
+
+    def _taken(self, taken: Callable[[list[Any]], list[Any]]) -> OutputBatch:
         return OutputBatch(
-            self.values[place],
-            self.keys and self.keys[place],
-            self.headers and self.headers[place],
-            self.origins and self.origins[place],
-            self.timestamps and self.timestamps[place],
-            self.partitions and self.partitions[place],
+            taken(self.values),
+            self.keys and taken(self.keys),
+            self.headers and taken(self.headers),
+            self.origins and taken(self.origins),
+            self.timestamps and taken(self.timestamps),
+            self.partitions and taken(self.partitions),
         )
+
+    def joined(self, more: OutputBatch) -> OutputBatch:
+        """The outputs, then those of *more*, which has the same columns; this batch is used up."""
+        for name in self.__struct_fields__:
+            column, other = getattr(self, name), getattr(more, name)
+            require((column is None) == (other is None), "the outputs of a sink have the same columns")
+            if column is not None and other is not None:
+                column.extend(other)
+        return self
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """The place of a frame in its file."""
+
+    offset: int
+    length: int
+    crc: int
+    """The CRC-32 of the frame."""
+    time_ms: int
+    """In ms since 1970, as its sender's clock of batches gives it; 0 for outputs and messages."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """The frames of one receiver, in order."""
+
+    records: int
+    groups: tuple[int, ...]
+    """The key groups of its records, if these have any."""
+    places: tuple[Place, ...]
+
+
+@dataclass
+class _Waiting:
+    """The entry of a receiver, while its file is written."""
+
+    records: int = 0
+    places: list[Place] = field(default_factory=list)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_entry_decoder = msgspec.msgpack.Decoder(Entry)
 
 
 class FrameWriter:
     """Writes the frames of one file, which is created with the first frame."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, receivers: int) -> None:
+        self._path, self.receivers = path, receivers
         self._file: BinaryIO | None = None
-        self._records = self._size = 0
+        self._size = 0
+        self._waiting: dict[int, _Waiting] = {}
 
-    def write(self, body: bytes, records: int, prefix: bytes = b"") -> None:
-        """Append a frame of *records* records; its body begins with *prefix*."""
-        file = self._file = self._file or self._path.open("xb", BUFFER_BYTES)
-        length = len(prefix) + len(body)
-        file.write(length.to_bytes(LENGTH_BYTES, "big") + prefix)
-        file.write(body)
-        self._records += records
-        self._size += LENGTH_BYTES + length
+    def write(self, receiver: int, body: bytes, records: int, time_ms: int = 0) -> None:
+        """Append a frame of *records* records."""
+        with _access(self._path, "written"):
+            file = self._file = self._file or self._path.open("xb", BUFFER_BYTES)
+            file.write(body)
+        waiting = self._waiting.setdefault(receiver, _Waiting())
+        waiting.places.append(Place(self._size, len(body), zlib.crc32(body), time_ms))
+        waiting.records += records
+        self._size += len(body)
 
-    def close(self) -> StagedFile | None:
-        """The finished file; None if nothing was written."""
+    @property
+    def counts(self) -> dict[int, int]:
+        """The number of records by receiver, of those with any."""
+        return {receiver: waiting.records for receiver, waiting in sorted(self._waiting.items())}
+
+    def close(self, groups: Mapping[int, Sequence[int]] | None = None) -> StagedFile | None:
+        """The finished file; None if nothing was written. *groups* are the key groups of records, by receiver."""
         if self._file is None:
             return None
-        self._file.close()
-        return StagedFile(str(self._path), self._records, self._size)
+        directory = bytearray(_SLOT.size * self.receivers)
+        with _access(self._path, "written"), self._file as file:
+            for receiver, waiting in sorted(self._waiting.items()):
+                own = () if groups is None else tuple(groups[receiver])
+                entry = _encode(Entry(waiting.records, own, tuple(waiting.places)))
+                _SLOT.pack_into(directory, _SLOT.size * receiver, self._size, len(entry), zlib.crc32(entry))
+                file.write(entry)
+                self._size += len(entry)
+            file.write(directory + _FOOTER.pack(self._size, self.receivers, MAGIC))
+        return StagedFile(str(self._path), self._size + len(directory) + _FOOTER.size)
 
 
-def read_frames(staged: StagedFile) -> Iterator[bytes]:
-    """The bodies of a file's frames, in order."""
-    try:
-        with open(staged.path, "rb", buffering=BUFFER_BYTES) as file:
-            while header := file.read(LENGTH_BYTES):
-                yield file.read(int.from_bytes(header, "big"))
-            size = file.tell()
-    except OSError as error:
-        raise _unshared(staged, error.strerror or str(error)) from None
-    if size != staged.size:
-        raise _unshared(staged, f"it has {size} bytes instead of {staged.size}")
+def stage_messages(path: Path, messages: Iterable[object]) -> StagedFile:
+    """Write a file with one frame for each receiver: the next of *messages*, which are msgspec structs or lists."""
+    frames = [_encode(message) for message in messages]
+    writer = FrameWriter(path, len(frames))
+    for receiver, frame in enumerate(frames):
+        writer.write(receiver, frame, 1)
+    staged = writer.close()
+    assert staged is not None
+    return staged
+
+
+class StagedFiles:
+    """Reads staged files, of which a few stay open between two reads."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, BinaryIO] = {}
+        """By path, the one that was used last at the end."""
+
+    def close(self) -> None:
+        """Close all; may be called more than once."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def frames(self, staged: StagedFile, receiver: int) -> Frames | None:
+        """The frames of *receiver*; None if it has none."""
+        directory, receivers, magic = _FOOTER.unpack(self._read(staged, staged.size - _FOOTER.size, _FOOTER.size))
+        whole = directory + receivers * _SLOT.size + _FOOTER.size == staged.size
+        if magic != MAGIC or not whole or receiver >= receivers:
+            raise _unreadable(staged, "it is damaged")
+        offset, length, crc = _SLOT.unpack(self._read(staged, directory + receiver * _SLOT.size, _SLOT.size))
+        if not length:
+            return None
+        if offset + length > directory:
+            raise _unreadable(staged, "it is damaged")
+        return Frames(self, staged, _entry_decoder.decode(self._checked(staged, offset, length, crc)))
+
+    def message(self, staged: StagedFile, receiver: int) -> bytes:
+        """The one frame of *receiver*."""
+        frames = self.frames(staged, receiver)
+        if frames is None:
+            raise _unreadable(staged, "it is damaged")
+        return b"".join(frames.bodies())
+
+    def frame(self, staged: StagedFile, place: Place) -> bytes:
+        """The frame at *place*."""
+        return self._checked(staged, place.offset, place.length, place.crc)
+
+    def _checked(self, staged: StagedFile, offset: int, length: int, crc: int) -> bytes:
+        data = self._read(staged, offset, length)
+        if zlib.crc32(data) != crc:
+            raise _unreadable(staged, "it is damaged")
+        return data
+
+    def _read(self, staged: StagedFile, offset: int, length: int) -> bytes:
+        with _access(staged.path, "read whole"):
+            file = self._opened(staged)
+            file.seek(offset)
+            data = file.read(length)
+        if len(data) != length:
+            raise _unreadable(staged, f"it ends at {offset + len(data)}")
+        return data
+
+    def _opened(self, staged: StagedFile) -> BinaryIO:
+        file = self._open.pop(staged.path, None)
+        if file is None:
+            file = open(staged.path, "rb")  # noqa: SIM115 - it stays open
+            if (size := file.seek(0, os.SEEK_END)) != staged.size:
+                file.close()
+                raise _unreadable(staged, f"it has {size} bytes instead of {staged.size}")
+        self._open[staged.path] = file
+        if len(self._open) > OPEN_FILES_MAX:
+            self._open.pop(next(iter(self._open))).close()
+        return file
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of one receiver in one file."""
+
+    files: StagedFiles
+    staged: StagedFile
+    entry: Entry
+
+    def bodies(self) -> Iterator[bytes]:
+        """The frames, in order."""
+        return (self.files.frame(self.staged, place) for place in self.entry.places)
+
+    def timed(self) -> Iterator[tuple[int, Callable[[], bytes]]]:
+        """The time of each frame, and the function that reads it, in order."""
+        return ((place.time_ms, partial(self.files.frame, self.staged, place)) for place in self.entry.places)
 
 
 _output_decoder = msgspec.msgpack.Decoder(OutputBatch)
 
 
-def read_outputs(staged: StagedFile) -> Iterator[OutputBatch]:
-    """The batches of an output file, in order."""
-    return map(_output_decoder.decode, read_frames(staged))
+def read_outputs(files: StagedFiles, staged: StagedFile, receiver: int) -> Iterator[OutputBatch]:
+    """The batches of one receiver in an output file, in order."""
+    frames = files.frames(staged, receiver)
+    return iter(()) if frames is None else map(_output_decoder.decode, frames.bodies())
 
 
-def _unshared(staged: StagedFile, why: str) -> ConfigError:
+def read_lane(outputs: Iterable[OutputFile], receiver: int) -> Iterator[OutputBatch]:
+    """The batches of one receiver in *outputs*, file by file."""
+    with closing(StagedFiles()) as files:
+        for output in outputs:
+            if receiver in output.counts:
+                yield from read_outputs(files, output.file, receiver)
+
+
+@contextmanager
+def _access(path: Path | str, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _problem(path, done, error.strerror or str(error)) from None
+
+
+def _unreadable(staged: StagedFile, why: str) -> ConfigError:
+    return _problem(staged.path, "read whole", why)
+
+
+def _problem(path: Path | str, done: str, why: str) -> ConfigError:
     return ConfigError(
-        f"The staged file {staged.path} cannot be read whole: {why}. Every executor must see the folder of --staging "
-        f"under the same path: give one on shared storage, with room for the input of a chunk."
+        f"The staged file {path} cannot be {done}: {why}. Every executor must see the folder of --staging under the "
+        f"same path: give one on shared storage, with room for the input of a chunk."
     )

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
 from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.encoding import encode
+from exactlyonce.checkpoint.records.encoding import encode_in_parts
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest
 from exactlyonce.checkpoint.requests import Procedure, Request
@@ -53,7 +53,7 @@ class SinkConfig(LeaderConfig):
             sinks=tuple((SINK, topic, self.count_partitions(topic)) for topic in topics),
         )
         try:
-            encode(filled)
+            encode_in_parts(filled)
         except InvariantViolation as error:
             places = sum(len(committable.written) for committable in manifest.committables)
             whereto = "a store" if manifest.staged else f"{places} partitions in all"

@@ -8,13 +8,14 @@ that no range ends within an open transaction; missing records are an error, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.engines.spark.source.read_options import Bound, ReadOptions
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,66 @@ class TopicContents:
     end: Mapping[int, int]
     """The last stable offsets."""
 
+    def only(self, partitions: Iterable[int]) -> TopicContents:
+        """The *partitions* of the topic alone."""
+        wanted = sorted(partitions)
+        if unknown := [partition for partition in wanted if partition not in self.end]:
+            raise ConfigError(
+                f"assign names partitions {unknown} of {self.name!r}, which has {sorted(self.end)}. Correct it."
+            )
+        first, end = ({partition: offsets[partition] for partition in wanted} for offsets in (self.first, self.end))
+        return replace(self, first=first, end=end)
+
 
 def contents_of(topics: Topics, names: Iterable[str]) -> dict[str, TopicContents]:
     """Each topic at present; `TopicError` for a missing one."""
-    described = topics.describe(names)
-    return {
-        name: TopicContents(name, topic.topic_id, topics.start_offsets(name), topics.end_offsets(name, committed=True))
-        for name, topic in described.items()
-    }
+    return _contents(topics, topics.describe(names).values())
+
+
+def _contents(topics: Topics, described: Iterable[Topic]) -> dict[str, TopicContents]:
+    by_name = {topic.name: topic for topic in described}
+    spans = topics.spans(by_name.values())
+    return {name: TopicContents(name, by_name[name].topic_id, span.first, span.end) for name, span in spans.items()}
+
+
+def subscribed(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]:
+    """The topics to read at present, by name; of a pattern maybe none. `TopicError` for a missing one."""
+    if options.pattern is not None:
+        return _matching(options, topics)
+    now = contents_of(topics, sorted(options.topics))
+    if options.assigned is None:
+        return now
+    return {name: topic.only(options.assigned[name]) for name, topic in now.items()}
+
+
+def _matching(options: ReadOptions, topics: Topics) -> dict[str, TopicContents]:
+    matching = [topic for name, topic in sorted(topics.all().items()) if options.matches(name)]
+    with suppress(TopicError):  # one was deleted after the list was made
+        return _contents(topics, matching)
+    left: dict[str, TopicContents] = {}
+    for topic in matching:
+        try:
+            left |= _contents(topics, [topic])
+        except TopicError:
+            if topics.facts(topic.name) is not None:
+                raise
+    return left
+
+
+def resolve_all(bound: Bound, topics: Topics, now: Mapping[str, TopicContents]) -> dict[str, dict[int, int]]:
+    """The offset of every partition of the topics *now*."""
+    if missing := sorted(set(bound.by_partition or ()) - set(now)):
+        raise ConfigError(
+            f"{bound.option} names the topic {missing[0]}, and the cluster has no such topic. Correct it."
+        )
+    return {name: resolve(bound, topics, topic) for name, topic in now.items()}
 
 
 def resolve(bound: Bound, topics: Topics, topic: TopicContents) -> dict[int, int]:
     """The offset of every partition. At a time: the first record of that time or later, else the end."""
-    wanted = dict.fromkeys(topic.first, bound.number) if bound.by_partition is None else bound.by_partition[topic.name]
+    wanted: Mapping[int, int] = dict.fromkeys(topic.first, bound.number)
+    if bound.by_partition is not None:
+        wanted = bound.by_partition.get(topic.name, {})
     if set(wanted) != set(topic.first):
         raise ConfigError(
             f"{bound.option} names partitions {sorted(wanted)} of {topic.name!r}, which has {sorted(topic.first)}. "
@@ -71,11 +119,14 @@ def resolve(bound: Bound, topics: Topics, topic: TopicContents) -> dict[int, int
 
 def ranges_between(options: ReadOptions, topics: Topics) -> list[Range]:
     """The ranges of a batch: at least one, if only an empty one."""
+    now = subscribed(options, topics)
+    if not now:
+        raise ConfigError(f"The cluster has no topic that subscribePattern {options.pattern!r} matches. Correct it.")
+    starts, ends = (resolve_all(bound, topics, now) for bound in (options.start, options.end))
     ranges: list[Range] = []
-    for topic in contents_of(topics, options.topics).values():
-        starts, ends = resolve(options.start, topics, topic), resolve(options.end, topics, topic)
-        for partition, start in sorted(starts.items()):
-            wanted = Range(topic.name, topic.topic_id, partition, start, ends[partition])
+    for name, topic in now.items():
+        for partition, start in sorted(starts[name].items()):
+            wanted = Range(name, topic.topic_id, partition, start, ends[name][partition])
             if wanted.start > wanted.end:
                 raise ConfigError(
                     f"{wanted.topic}[{partition}] is to be read from offset {start} ({options.start.option}) to offset "

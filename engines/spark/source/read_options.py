@@ -6,33 +6,43 @@ secret (`env:NAME`, `file:/path`) stays one, in every process, until a client is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import msgspec
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST
+from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import name_problem
 
 KAFKA = "kafka."
 START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-BATCH_ONLY, STREAM_ONLY = END, ("maxOffsetsPerTrigger",)
-OPTIONS = ("subscribe", *START, *END, "failOnDataLoss", "includeHeaders", "maxOffsetsPerTrigger", "minPartitions")
+TOPICS = ("subscribe", "subscribePattern", "assign")
+"""The options that name topics: one of them is given."""
+BATCH_ONLY, STREAM_ONLY = END, ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+TYPES_ONLY = ("params", "mode")
+OPTIONS = (
+    *TOPICS, *START, *END, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions", "types", *TYPES_ONLY
+)  # fmt: skip
+NOT_HERE = {
+    "startingOffsetsByTimestampStrategy": (
+        "a time after the last record of a partition is its end, as if its value were latest; leave it out"
+    ),
+    "maxRecordsPerPartition": "minPartitions reads large partitions by several tasks",
+    "groupIdPrefix": "no offsets are committed; kafka.group.id names the group, if the cluster wants a certain one",
+    "kafkaConsumer.pollTimeoutMs": "a task waits a minute for the next record; leave it out",
+    "fetchOffset.numRetries": "questions for offsets are repeated for ten seconds; leave it out",
+    "fetchOffset.retryIntervalMs": "questions for offsets are repeated for ten seconds; leave it out",
+}
+"""The options that Spark's own source has and this one has not, each with the reason or the alternative."""
+TRIGGER_DELAY_DEFAULT = "15m"
 STATE = "state"
 """The option that makes a read one of state."""
 STATE_OPTIONS = (STATE, "operator", "checkpoint", "key", "keyType", "types", "params", "json", "minPartitions")
@@ -40,17 +50,17 @@ IN_TOPIC_ONLY = ("checkpoint", "minPartitions")
 KEY_TYPES = ("bool", "bytes", "date", "datetime", "decimal", "float", "int", "str", "time", "timedelta", "uuid")
 _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 
-_SCHEMA = (
-    StructType()
-    .add("key", BinaryType())
-    .add("value", BinaryType())
-    .add("topic", StringType())
-    .add("partition", IntegerType())
-    .add("offset", LongType())
-    .add("timestamp", TimestampType())
-    .add("timestampType", IntegerType())
-)
-_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+class Mode(Enum):
+    """The treatment of a record that its codec or its column refuses, in Spark's words."""
+
+    FAILFAST = "FAILFAST"
+    """It is an error."""
+    DROPMALFORMED = "DROPMALFORMED"
+    """It is left out."""
+    PERMISSIVE = "PERMISSIVE"
+    """Its refused parts are null, and another column has its bytes."""
+
 
 ByPartition = Mapping[str, Mapping[int, int]]
 """Numbers by topic and partition."""
@@ -70,22 +80,35 @@ class Bound:
 @dataclass(frozen=True)
 class ReadOptions:
     topics: tuple[str, ...]
+    """The names of the topics; empty: `pattern` is given."""
+    pattern: str | None
+    """A regular expression of the whole names of topics."""
+    assigned: Mapping[str, frozenset[int]] | None
+    """The partitions to read of each topic; None: all."""
     start: Bound
     end: Bound
     fail_on_data_loss: bool
     include_headers: bool
     partitions_min: int
     offsets_per_trigger_max: int | None
+    offsets_per_trigger_min: int | None
+    trigger_delay_max_ms: int
+    """The wait of fewer offsets than the least."""
+    types: str
+    """`module:attribute` of a pipeline whose sources have the types of the topics; empty: keys and values are bytes."""
+    params: Mapping[str, str]
+    mode: Mode
     client_settings: Mapping[str, str] = field(repr=False)
+
+    def matches(self, name: str) -> bool:
+        """Whether the topic *name* is read."""
+        if self.pattern is None:
+            return name in self.topics
+        return re.fullmatch(self.pattern, name) is not None
 
     def client(self) -> ClientConfig:
         """The client's configuration, made where it is used, so that no resolved secret travels."""
         return ClientConfig(self.client_settings)
-
-
-def read_schema(options: ReadOptions) -> StructType:
-    """The columns of Spark's own Kafka source."""
-    return StructType([*_SCHEMA, StructField("headers", _HEADERS)] if options.include_headers else [*_SCHEMA])
 
 
 def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -99,16 +122,28 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
         raise ConfigError(f"{', '.join(misplaced)} is not for {kinds[0]}: it is for {kinds[1]}. Leave it out.")
     if "bootstrap.servers" not in kafka:
         raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
+    topics, pattern, assigned = _subscription(options)
     parsed = ReadOptions(
-        topics=_topics(options.get("subscribe", "")),
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
         start=_bound(options, START, LATEST if streaming else EARLIEST),
         end=_bound(options, END, LATEST),
         fail_on_data_loss=flag(options, "failOnDataLoss", True),
         include_headers=flag(options, "includeHeaders", False),
         partitions_min=count(options, "minPartitions") or 1,
         offsets_per_trigger_max=count(options, "maxOffsetsPerTrigger"),
+        offsets_per_trigger_min=count(options, "minOffsetsPerTrigger"),
+        trigger_delay_max_ms=duration_ms(options.get("maxtriggerdelay", TRIGGER_DELAY_DEFAULT), "maxTriggerDelay"),
+        types=options.get("types", ""),
+        params=_params(options.get("params", "{}")),
+        mode=_mode(options.get("mode", Mode.FAILFAST.value)),
         client_settings=kafka,
     )
+    if parsed.offsets_per_trigger_min is None and "maxtriggerdelay" in options:
+        raise ConfigError("maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both, or leave it out.")
+    if not parsed.types and (useless := [name for name in TYPES_ONLY if name in options]):
+        raise ConfigError(f"{useless[0]} is for a read by types. Leave it out, or give types.")
     _refuse_impossible(parsed, streaming)
     parsed.client()
     return parsed
@@ -117,6 +152,9 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
 def _refuse_unknown(options: Mapping[str, str], offered: Sequence[str], kind: str = "") -> None:
     known = {name.lower() for name in offered}
     unknown = sorted(name for name in options if name not in known and not name.startswith(KAFKA))
+    for name, reason in NOT_HERE.items():
+        if name.lower() in unknown:
+            raise ConfigError(f"There is no option {name}{kind}, unlike in Spark's own source: {reason}.")
     if unknown:
         raise ConfigError(
             f"There is no option {', '.join(map(repr, unknown))}{kind}. Options are: {', '.join(offered)}, and "
@@ -124,11 +162,46 @@ def _refuse_unknown(options: Mapping[str, str], offered: Sequence[str], kind: st
         )
 
 
-def _topics(text: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not topics:
-        raise ConfigError("subscribe is not set. Name the topics to read, separated by commas.")
-    return topics
+def _subscription(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, dict[str, frozenset[int]] | None]:
+    """Topics, pattern and assigned partitions of `ReadOptions`."""
+    given = [name for name in TOPICS if options.get(name.lower(), "").strip(" ,")]
+    if len(given) != 1:
+        raise ConfigError(
+            f"{' and '.join(given)} contradict each other. Keep one of them."
+            if given
+            else "subscribe is not set. Name the topics, separated by commas; or give subscribePattern or assign."
+        )
+    (name,) = given
+    text = options[name.lower()].strip()
+    if name == "subscribePattern":
+        _require_pattern(text)
+        return (), text, None
+    if name == "subscribe":
+        return tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip())), None, None
+    assigned = _assigned(text)
+    return tuple(assigned), None, assigned
+
+
+def _require_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"subscribePattern is {pattern!r}, which cannot be read ({error}). Write a regular expression of Python "
+            f"for the whole names of topics, as orders-.*"
+        ) from None
+
+
+def _assigned(text: str) -> dict[str, frozenset[int]]:
+    try:
+        assigned = msgspec.json.decode(text, type=dict[str, frozenset[int]])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f'assign is {text!r}, which cannot be read ({error}). Write the partitions by topic: {{"orders": [0, 2]}}.'
+        ) from None
+    if not assigned or not all(assigned.values()):
+        raise ConfigError(f'assign is {text!r}: name at least one partition of each topic, as {{"orders": [0, 2]}}.')
+    return assigned
 
 
 def _bound(options: Mapping[str, str], names: tuple[str, ...], default: int) -> Bound:
@@ -158,23 +231,39 @@ def _by_partition(name: str, text: str) -> ByPartition:
 
 def _refuse_impossible(options: ReadOptions, streaming: bool | None) -> None:
     """Raise ConfigError for bounds that no topic can have."""
+    least, most = options.offsets_per_trigger_min, options.offsets_per_trigger_max
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger, {most}. Give less.")
     for bound in (options.start, options.end):
         numbers = [bound.number]
         if bound.by_partition is not None:
             numbers = [number for offsets in bound.by_partition.values() for number in offsets.values()]
         if any(number < (0 if bound.timestamps else EARLIEST) for number in numbers):
             raise ConfigError(f"{bound.option}: offsets are -2 (earliest), -1 (latest) or from 0 on; times from 0 on.")
-        if bound.by_partition is not None and set(bound.by_partition) != set(options.topics):
-            raise ConfigError(
-                f"{bound.option} names the topics {', '.join(sorted(bound.by_partition))}, but subscribe "
-                f"{', '.join(sorted(options.topics))}. Name the same ones."
-            )
+        if bound.by_partition is not None:
+            _require_same_topics(bound.option, bound.by_partition, options)
         if bound.timestamps:
             continue
         if bound is options.end and EARLIEST in numbers:
             raise ConfigError(f"{bound.option}: a range cannot end at the earliest offset. Give latest or an offset.")
         if bound is options.start and LATEST in numbers and streaming is False:
             raise ConfigError(f"{bound.option}: a batch cannot begin at the latest offset: it would have no records.")
+
+
+def _require_same_topics(option: str, named: ByPartition, options: ReadOptions) -> None:
+    """Raise ConfigError if *option* names other topics than are read, as far as these are known."""
+    if options.pattern is not None:
+        if other := sorted(name for name in named if not options.matches(name)):
+            raise ConfigError(
+                f"{option} names the topic {other[0]}, which subscribePattern {options.pattern!r} does not match. Name "
+                f"those that it matches."
+            )
+    elif set(named) != set(options.topics):
+        way = "subscribe" if options.assigned is None else "assign"
+        raise ConfigError(
+            f"{option} names the topics {', '.join(sorted(named))}, but {way} {', '.join(sorted(options.topics))}. "
+            f"Name the same ones."
+        )
 
 
 def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
@@ -288,6 +377,13 @@ def _key_schema(text: str) -> Any:
             f"several, as 'str, int'."
         )
     return words[0] if len(words) == 1 else {"tuple": words}
+
+
+def _mode(text: str) -> Mode:
+    try:
+        return Mode(text.strip().upper())
+    except ValueError:
+        raise ConfigError(f"mode is {text!r}: write one of {', '.join(mode.value for mode in Mode)}.") from None
 
 
 def _params(text: str) -> dict[str, str]:

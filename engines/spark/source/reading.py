@@ -1,9 +1,10 @@
-"""Records of Kafka as Arrow columns: the batch read, and the streaming read, journaled in Spark's checkpoint location.
+"""Records of Kafka as rows: the batch read, and the streaming read, journaled in Spark's checkpoint location.
 
-Invariants: a task reads exactly its range, of the topic with the id that the driver saw; no function of ours runs per
-record; rows of a task have the order of their partition, and none across tasks. A stream's offset names each topic's id
-and the start of the next batch by partition, in one canonical order, because Spark compares texts; a repeated batch has
-the same ranges; an added partition is read from its beginning; lost records are an error, unless the user allows it.
+Invariants: a task reads exactly its range, of the topic with the id that the driver saw; rows of a task have the order
+of their partition, and none across tasks. A stream's offset names each topic's id and the start of the next batch by
+partition, in one canonical order, because Spark compares texts; a repeated batch has the same ranges; an added topic or
+partition is read from its beginning, and one that is left out keeps its place; lost records are an error, unless the
+user allows it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
@@ -31,24 +35,31 @@ from exactlyonce.engines.spark.source.ranges import (
     contents_of,
     ranges_between,
     require_same_topic,
-    resolve,
+    resolve_all,
     shares,
     split,
+    subscribed,
 )
-from exactlyonce.engines.spark.source.read_options import ReadOptions, read_schema
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.engines.spark.source.read_options import ReadOptions
+from exactlyonce.engines.spark.source.record_columns import RecordColumns
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from exactlyonce.checkpoint.clock import Clock
+    from exactlyonce.pipeline.loading import Reference
 
 BATCH_RECORDS = 10_000
 """Records of one Arrow batch: more would leave the processor's cache before they become columns."""
 
 
 class RangesReader(DataSourceReader):
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        require_schema(options, schema)
-        self._options = options
+    def __init__(self, options: ReadOptions, reference: Reference | None, schema: StructType) -> None:
+        """*reference* of the pipeline with the types, if any."""
+        require_schema(RecordColumns(options, reference), schema)
+        self._options, self._reference = options, reference
 
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each range; Spark asks on the driver, once for each loaded frame."""
@@ -58,33 +69,35 @@ class RangesReader(DataSourceReader):
             return [InputPartition(wanted) for wanted in ranges_between(self._options, topics)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return record_batches(self._options, partition.value)
+        return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
 
 
-def require_schema(options: ReadOptions, schema: StructType) -> None:
+def require_schema(columns: RecordColumns, schema: StructType) -> None:
     """Raise `ConfigError` if the user gives another schema than ours."""
-    ours = read_schema(options)
+    ours = columns.schema
     if schema != ours:
         raise ConfigError(f"The schema is always {ours.simpleString()}. Leave .schema(...) out, and use select.")
 
 
-def record_batches(options: ReadOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
     if not wanted.size:
         return
     config = options.client()
     topics = Topics(config)
     reader = RangeReader(wanted.topic, wanted.partition, wanted.start, wanted.end, config)
-    schema = to_arrow_schema(read_schema(options), timezone="UTC")
     try:
         _require_same_topic(topics, wanted)
-        while batch := _next(reader, schema):
+        while (batch := _next(reader, columns)) is not None:
             yield batch
         _require_same_topic(topics, wanted)
-    except RangeGone:
+    except (RangeGone, TopicError) as error:
         if options.fail_on_data_loss:
             raise
-        yield from record_batches(options, _left(topics, replace(wanted, start=reader.position)))
+        rest = _left(topics, replace(wanted, start=reader.position))
+        if rest.size and isinstance(error, TopicError):  # the topic is there, and may not be read
+            raise
+        yield from record_batches(options, columns, rest)
     finally:
         reader.close()
         topics.close()
@@ -95,15 +108,17 @@ def _require_same_topic(topics: Topics, wanted: Range) -> None:
 
 
 def _left(topics: Topics, wanted: Range) -> Range:
-    """The rest of *wanted*; nothing of a topic that was made anew."""
+    """The rest of *wanted*; nothing of a topic that was deleted or made anew."""
+    if topics.facts(wanted.topic) is None:
+        return replace(wanted, end=wanted.start)
     now = contents_of(topics, [wanted.topic])[wanted.topic]
     if now.topic_id != wanted.topic_id:
         return replace(wanted, end=wanted.start)
     return available(wanted, now, fail_on_data_loss=False)
 
 
-def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The next rows; None at the end.
+def _next(reader: RangeReader, columns: RecordColumns) -> pa.RecordBatch | None:
+    """The next rows, maybe none if records are left out; None at the end.
 
     The garbage collector pauses: it would visit the messages of a batch many times, at double the cost, for nothing.
     """
@@ -111,43 +126,10 @@ def _next(reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch | None:
     gc.disable()
     try:
         messages = reader.read(BATCH_RECORDS)
-        return _record_batch(messages, reader, schema) if messages else None
+        return columns.batch(reader.topic, reader.partition, messages) if messages else None
     finally:
         if collecting:
             gc.enable()
-
-
-def _record_batch(messages: list[Message], reader: RangeReader, schema: pa.Schema) -> pa.RecordBatch:
-    """One array for each column. Milliseconds become Spark's microseconds."""
-    count = len(messages)
-    types, times_ms = zip(*map(Message.timestamp, messages), strict=True)
-    columns = [
-        pa.array(list(map(Message.key, messages)), pa.binary()),
-        pa.array(list(map(Message.value, messages)), pa.binary()),
-        pa.repeat(pa.scalar(reader.topic, pa.string()), count),
-        pa.repeat(pa.scalar(reader.partition, pa.int32()), count),
-        _offsets(messages),
-        pa.array(times_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
-        _timestamp_types(types),
-    ]
-    if len(schema) > len(columns):
-        columns.append(pa.array(list(map(Message.headers, messages)), schema.field("headers").type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _offsets(messages: list[Message]) -> pa.Array:
-    """The offsets; these only grow, so the first and last show whether there is a gap."""
-    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-    if last - first + 1 == len(messages):
-        return pa.array(np.arange(first, last + 1, dtype=np.int64))
-    return pa.array(list(map(Message.offset, messages)), pa.int64())
-
-
-def _timestamp_types(types: tuple[int, ...]) -> pa.Array:
-    """Kafka's numbers: 0 for the producer's time, 1 for the broker's, -1 for none. librdkafka's are one higher."""
-    if types.count(types[0]) == len(types):
-        return pa.repeat(pa.scalar(types[0] - 1, pa.int32()), len(types))
-    return pa.array([type_ - 1 for type_ in types], pa.int32())
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
@@ -164,40 +146,56 @@ Offsets = dict[str, TopicOffsets]
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of topics. Spark keeps one on the driver while the query runs, and sends another to the tasks."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        require_schema(options, schema)
-        self._options = options
+    def __init__(
+        self, options: ReadOptions, reference: Reference | None, schema: StructType, clock: Clock | None = None
+    ) -> None:
+        """*reference* of the pipeline with the types, if any."""
+        require_schema(RecordColumns(options, reference), schema)
+        self._options, self._reference = options, reference
+        self._clock = clock or SystemClock()
         self._topics: Topics | None = None
         self._target: Offsets | None = None
         """The end of a query with the trigger `availableNow`."""
+        self._seen: Offsets | None = None
+        """The ends of the topics when a batch was last planned."""
+        self._planned_ms: int | None = None
+        """The time of the last batch with records."""
 
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint."""
         now = self._contents()
-        return _encoded(
-            {
-                name: TopicOffsets(topic.topic_id, resolve(self._options.start, self._connected(), topic))
-                for name, topic in now.items()
-            }
-        )
+        starts = resolve_all(self._options.start, self._connected(), now)
+        return _encoded({name: TopicOffsets(topic.topic_id, starts[name]) for name, topic in now.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.offsets_per_trigger_max
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """The limit of `maxOffsetsPerTrigger`, else of `minOffsetsPerTrigger`; `latestOffset` knows of both."""
+        most, least = self._options.offsets_per_trigger_max, self._options.offsets_per_trigger_min
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadMinRows(least) if least is not None else ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the topics when the last batch was planned, for the progress of the query."""
+        return None if self._seen is None else _encoded(self._seen)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Leave later records for another query."""
         self._target = _ends(self._contents())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the batch that begins at *start*; *start* itself if there is nothing."""
-        now = self._contents()
-        ranges = self._ranges(_decoded(start), self._target or _ends(now), now)
-        offsets: dict[str, dict[int, int]] = {name: {} for name in now}
+        """The end of the batch that begins at *start*; *start* itself if there is nothing, or too little as yet."""
+        begin, now = _decoded(start), self._contents()
+        if self._options.fail_on_data_loss:
+            self._refuse_deleted(begin, now)
+        self._seen = _ends(now)
+        ranges = self._ranges(begin, self._seen if self._target is None else self._target, now)
+        if not isinstance(limit, ReadAllAvailable) and self._waits(sum(whole.size for whole in ranges)):
+            return start
+        offsets: dict[str, dict[int, int]] = {}
         for share in shares(ranges, limit.max_rows if isinstance(limit, ReadMaxRows) else None):
-            offsets[share.topic][share.partition] = share.end
-        ends = {name: TopicOffsets(topic.topic_id, offsets[name]) for name, topic in now.items()}
-        return _encoded(_decoded(start) | ends)  # keeps topics that may be subscribed to again
+            offsets.setdefault(share.topic, {})[share.partition] = share.end
+        ends = {name: _moved(begin.get(name), now[name].topic_id, ends) for name, ends in offsets.items()}
+        return _encoded(begin | ends)  # keeps topics that may be subscribed to again
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task for each range of a batch."""
@@ -205,11 +203,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(part) for part in split(ranges, self._options.partitions_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return record_batches(self._options, partition.value)
+        return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
 
     def stop(self) -> None:
         if self._topics is not None:
             self._topics.close()
+
+    def _waits(self, waiting: int) -> bool:
+        """Whether *waiting* offsets are too few for a batch, and the last one is not long ago."""
+        least, now_ms = self._options.offsets_per_trigger_min, self._clock.monotonic_ms()
+        if least is None or self._target is not None or not waiting:
+            return False
+        delay_ms = self._options.trigger_delay_max_ms
+        if waiting < least and self._planned_ms is not None and now_ms - self._planned_ms < delay_ms:
+            return True
+        self._planned_ms = now_ms
+        return False
+
+    def _refuse_deleted(self, begin: Offsets, now: Mapping[str, TopicContents]) -> None:
+        """Raise if a topic of the pattern is gone. A missing one that is subscribed to by name raises anyway."""
+        for name in begin:
+            if name not in now and self._options.matches(name):
+                raise RangeGone(
+                    f"Topic {name!r} was deleted, and records of it may not have been read. Set failOnDataLoss to "
+                    f"false to go on without them."
+                )
 
     def _ranges(self, begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> list[Range]:
         """The ranges from *begin* to *end*, as far as the topics still have them."""
@@ -226,6 +244,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif topic.topic_id != end[name].topic_id:  # the batch is gone; present records are the next one's
                 continue
             for partition, until in sorted(end[name].offsets.items()):
+                if partition not in topic.end:  # it is assigned no more
+                    continue
                 start = starts.get(partition, 0)
                 ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))
         return ranges
@@ -243,7 +263,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin.offsets
 
     def _contents(self) -> dict[str, TopicContents]:
-        return contents_of(self._connected(), sorted(self._options.topics))
+        return subscribed(self._options, self._connected())
 
     def _connected(self) -> Topics:
         if self._topics is None:
@@ -254,14 +274,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> None:
-    """Raise if a repeated batch has records of a topic that is no longer read."""
+    """Raise if a repeated batch has records of a topic or a partition that is no longer read."""
     for name, until in end.items():
-        if name not in now and (begin.get(name) is None or begin[name] != until):
+        before = _moved(begin.get(name), until.topic_id, {}).offsets
+        if name not in now:
+            left_out = set(until.offsets)
+        elif now[name].topic_id == until.topic_id:
+            left_out = set(until.offsets) - set(now[name].end)
+        else:
+            left_out = set()
+        if any(before.get(partition) != until.offsets[partition] for partition in left_out):
+            subject = f"Topic {name!r}" if name not in now else f"A partition of {sorted(left_out)} of topic {name!r}"
             raise RangeGone(
-                f"Topic {name!r} is not subscribed to any more, and records of it are in a batch that was planned and "
-                f"is not known to be done. Subscribe to it until that is; or set failOnDataLoss to false to leave them "
-                f"out."
+                f"{subject} is not subscribed to any more, or was deleted, and records of it are in a batch that was "
+                f"planned and is not known to be done. Subscribe to it until that is; or set failOnDataLoss to false "
+                f"to leave them out."
             )
+
+
+def _moved(before: TopicOffsets | None, topic_id: str, ends: Mapping[int, int]) -> TopicOffsets:
+    """The offsets *ends*, with those *before* of partitions that are not read at present."""
+    kept = before.offsets if before is not None and before.topic_id == topic_id else {}
+    return TopicOffsets(topic_id, dict(sorted({**kept, **ends}.items())))
 
 
 def _ends(now: Mapping[str, TopicContents]) -> Offsets:
@@ -279,5 +313,5 @@ def _decoded(offsets: dict[str, Any]) -> Offsets:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"The checkpoint location has offsets that this source did not write ({error}). Give the query a "
-            f"location of its own."
+            f"location of its own, and the offsets of the old one as startingOffsets: docs/spark.md shows how."
         ) from None

@@ -29,7 +29,7 @@ from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSa
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state, portions, possible_keys
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
 from exactlyonce.engines.spark.source.read_options import StateOptions
-from exactlyonce.engines.spark.source.state_types import SparkColumn, Unfit, as_json, column
+from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, as_json, column
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.key_types import described_forms

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, closing, redirect_stderr, redirect_stdout
@@ -33,7 +35,7 @@ from exactlyonce.engines.runtime.assembler import Assembler
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 HERE = Path(__file__).parent
 
@@ -200,3 +202,29 @@ def run_local(
     options += ["--checkpoint-storage", fed.storage or "topic"]
     run = start(fed, target, *options, *arguments, env=env, **params)
     assert run.wait() == 0, run.said
+
+
+_ONCE = ("coordinator-opened", "coordinator-swept")
+"""Met once by a driver; the others are met in each of its checkpoints."""
+_DRIVING = """
+import sys
+from pathlib import Path
+from bounded import *
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded import advance
+advance.PUBLISHER_RECORDS = 1
+options = RunOptions(ClientConfig({"bootstrap.servers": sys.argv[1]}), parallelism=2)
+loaded = load_pipeline("bounded_pipelines", "broad", sys.argv[2])
+CatchUp(loaded, options, Silent(), chunk_records=1500).lead(in_process, Path(sys.argv[3]))
+"""
+
+
+def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
+    """The exit code of a driver of its own, at parallelism 2, that dies in its second checkpoint, or as it begins."""
+    fired.mkdir()
+    nth = 1 if failpoint in _ONCE else 2
+    armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines")])
+    line = [sys.executable, "-c", _DRIVING, fed.kafka.bootstrap_servers, fed.name, str(staging)]
+    environment = {**os.environ, "PYTHONPATH": path, **armed}
+    return subprocess.run(line, env=environment, capture_output=True, timeout=LIMIT_S).returncode

@@ -15,8 +15,8 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.bounded.replay.recompute import interval_of
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
-from exactlyonce.engines.bounded.unit.staging import read_outputs
+from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
+from exactlyonce.engines.bounded.unit.staging import read_lane
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.loading import Loaded
 
@@ -45,17 +45,19 @@ def compute_again(fed: Fed, loaded: Loaded, checkpoint: int, submit: Submit, fol
     interval = interval_of(fed.history(), checkpoint)
     manifest, topic = interval.manifest, find_topic(fed.config, fed.name)
     folder.mkdir(parents=True, exist_ok=True)
-    unit = Unit(
-        loaded.reference, manifest.fingerprint, dict(fed.config.settings), "", 0, manifest.parallelism, checkpoint,
-        interval.base, manifest.incarnation, manifest.attempt, topic,
-        {each.topic: each.topic_id for each in manifest.offsets}, (), (), None, True, False, str(folder),
+    stage = Stage(
+        reference=loaded.reference, fingerprint=manifest.fingerprint, parallelism=manifest.parallelism,
+        checkpoint=checkpoint, base=interval.base, incarnation=manifest.incarnation, attempt=manifest.attempt,
+        topic=topic, topic_ids={each.topic: each.topic_id for each in manifest.offsets}, write_state=True,
+        origins=False, folder=str(folder), by_partition=False,
     )  # fmt: skip
     reader = BlockReader(fed.config.confluent(), topic)
     logs = {
         (log.task, log.subtask): tuple(block.body for _, block in reader.fetch(log.blocks))
         for log in manifest.order_logs
     }
-    receipts = compute(plan(loaded.pipeline.build(), manifest.parallelism), unit, interval.ranges, submit, logs)
+    physical, settings = plan(loaded.pipeline.build(), manifest.parallelism), dict(fed.config.settings)
+    receipts = compute(physical, stage, settings, interval.ranges, submit, logs)
     remade = msgspec.structs.replace(manifest, operators=_snapshots(receipts))
     return Golden(_outputs(receipts), states_of(fed, loaded, remade))
 
@@ -64,7 +66,7 @@ def _outputs(receipts: list[Receipt]) -> Outputs:
     found: Outputs = {}
     for file in (file for receipt in receipts for file in receipt.outputs):
         records = found[file.sink, file.subtask] = []
-        for batch in read_outputs(file.file):
+        for batch in read_lane([file], 0):
             none = [None] * len(batch.values)
             records += zip(batch.values, batch.keys or none, batch.headers or none, strict=True)
     return found

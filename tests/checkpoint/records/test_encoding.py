@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import typing
 from contextlib import suppress
+from random import Random
 from string import ascii_letters, ascii_lowercase, digits
 from typing import Any
 
@@ -11,24 +13,40 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from wide_manifest import wide
 
 from exactlyonce.checkpoint.records import encoding as wire
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, DecisionKey, decode, encode
+from exactlyonce.checkpoint.records.encoding import (
+    Block,
+    BlockKey,
+    DamagedRecord,
+    DecisionKey,
+    ManifestPart,
+    TooLarge,
+    decode,
+    encode,
+    encode_in_parts,
+)
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
     MANIFEST_SIZE_MAX,
     BlockRef,
+    ChannelLog,
     Finalized,
     Incarnation,
     Manifest,
+    OperatorSnapshot,
+    OrderLog,
+    RecordPlace,
     Repair,
     SourceOffset,
     StoreCommittable,
 )
 from exactlyonce.pipeline.errors import InvariantViolation
 
-KINDS = (Manifest, Finalized, Incarnation, Repair, Block)
+KINDS = (Manifest, ManifestPart, Finalized, Incarnation, Repair, Block)
 INCARNATION = Incarnation(
     incarnation=3, host="host", process=42, started_at_ms=1_000, heartbeat_ms=2_000, fenced_below=1,
 )  # fmt: skip
@@ -70,13 +88,15 @@ class TestValues:
         assert found == FINGERPRINTS
 
     def test_classes_and_schemas_are_in_step(self) -> None:
-        """The newest version of each schema has the fields of its class, in the same order, down to nested ones."""
+        """The newest version of each schema has the fields of its class, down to nested ones; some in its lists."""
         nested = (BlockRef, Written, Committable, StoreCommittable, *_nested())
         known: dict[str, Any] = {each.__name__: each for each in (*KINDS, *nested)}
         for kind in KINDS:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
-                if name not in ("Fate", "SinkPartitions", "LedgerPosition"):  # plain tuples in Python
-                    assert fields == known[name].__struct_fields__, name
+                packed = set(wire.LAYOUTS[kind][-1].fields) if name in ("Manifest", "Finalized") else set()
+                packing = {"layout", "size", "parts", "body"} if packed else set()
+                if name not in ("SinkPartitions", "DistributedSink"):  # plain tuples in Python
+                    assert {*fields} - packing | packed == {*known[name].__struct_fields__}, name
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         older = wire._parse(Incarnation, wire.SCHEMAS[Incarnation][0])
@@ -86,20 +106,25 @@ class TestValues:
         assert value[2:10] != encode(INCARNATION)[2:10]
         assert decode(value, Incarnation) == INCARNATION, "it does not say that it has ended"
 
-    def test_an_older_manifest_is_read(self, monkeypatch: pytest.MonkeyPatch, manifest: Any) -> None:
-        offsets = (SourceOffset("orders", "orders", "id", 0, 7, 3), SourceOffset("orders", "orders", "id", 1, 9, 4))
-        written = manifest(1, offsets=offsets)
-        monkeypatch.setitem(wire._WRITTEN, Manifest, wire._parse(Manifest, wire.SCHEMAS[Manifest][0]))
-        value = encode(written)
-        monkeypatch.undo()
-        assert value[2:10].hex() == FINGERPRINTS[Manifest][0]
-        unknown = tuple(msgspec.structs.replace(each, leader_epoch=-1) for each in offsets)
-        assert decode(value, Manifest) == msgspec.structs.replace(written, offsets=unknown)
+    @pytest.mark.parametrize("version", range(1, 8))
+    def test_an_older_manifest_is_read(self, version: int) -> None:
+        """These bytes were written by older releases; what a version did not have yet is as if it were not there."""
+        value = base64.b64decode(OLDER_MANIFESTS[version - 1])
+        assert value[2:10].hex() == FINGERPRINTS[Manifest][version - 1]
+        assert decode(value, Manifest) == without_news_since(version)
 
-    def test_a_manifest_over_its_limit_is_not_written(self, manifest: Any) -> None:
-        committables = manifest(1).committables * 6_000
-        with pytest.raises(InvariantViolation, match=rf"manifest of \d+,\d+ bytes is over .* {MANIFEST_SIZE_MAX:,}"):
-            encode(manifest(1, committables=committables))
+    def test_an_older_mark_is_read(self) -> None:
+        value = base64.b64decode(OLDER_MARK)
+        assert value[2:10].hex() == FINGERPRINTS[Finalized][0]
+        assert decode(value, Finalized) == MARK
+        assert decode(encode(MARK), Finalized) == MARK
+
+    def test_this_version_has_these_bytes(self) -> None:
+        """Later releases must read them: when a version is added, they become those of an older one."""
+        assert decode(base64.b64decode(PACKED_MANIFEST), Manifest) == WHOLE
+        assert decode(base64.b64decode(PACKED_MARK), Finalized) == MARK
+        assert base64.b64decode(PACKED_MANIFEST)[2:10].hex() == FINGERPRINTS[Manifest][7]
+        assert base64.b64decode(PACKED_MARK)[2:10].hex() == FINGERPRINTS[Finalized][1]
 
     def test_a_block_over_its_limit_is_not_written(self) -> None:
         overhead = (
@@ -109,6 +134,74 @@ class TestValues:
         assert len(encode(largest)) == BLOCK_SIZE_MAX
         with pytest.raises(InvariantViolation, match="block of"):
             encode(msgspec.structs.replace(largest, body=largest.body + b"x"))
+
+
+class TestParts:
+    @given(values_of(Manifest), st.integers(1, 400))
+    def test_what_is_encoded_in_parts_is_decoded(self, manifest: Manifest, part_bytes: int) -> None:
+        *parts, value = encode_in_parts(manifest, part_bytes)
+        assert decode(value, Manifest, parts) == manifest
+        assert decode(value, Manifest, [b"another", *reversed(parts), *parts]) == manifest
+        bodies = [decode(part, ManifestPart) for part in parts]
+        assert [each.part for each in bodies] == [*range(1, len(parts) + 1)]
+        assert {each.checkpoint for each in bodies} <= {manifest.checkpoint}
+        assert all(0 < len(each.body) <= part_bytes for each in bodies)
+
+    def test_a_part_that_is_missing_or_another(self, manifest: Any) -> None:
+        *parts, value = encode_in_parts(manifest(7), 50)
+        for number, _ in enumerate(parts, 1):
+            others = [*parts[: number - 1], *parts[number:], encode(ManifestPart(7, 1, number, b"other"))]
+            with pytest.raises(DamagedRecord, match=f"Part {number} of {len(parts)} is missing, or it is another"):
+                decode(value, Manifest, others)
+
+    @pytest.mark.parametrize(
+        ("subtasks", "partitions", "records", "bytes_max"),
+        [(120, 200, 1, 28_000), (2_000, 200, 3, 365_000), (10_000, 1_000, 8, 1_800_000)],
+    )
+    def test_sizes(self, subtasks: int, partitions: int, records: int, bytes_max: int) -> None:
+        """A reference takes 45 bytes: 32 of its digest, 6 of the nonce of its process, and 7 of place and size."""
+        manifest = wide(subtasks, partitions)
+        values = encode_in_parts(manifest)
+        assert decode(values[-1], Manifest, values[:-1]) == manifest
+        assert len(values) == records
+        assert max(map(len, values)) <= MANIFEST_SIZE_MAX
+        assert sum(map(len, values)) < bytes_max
+
+    @pytest.mark.parametrize(("operators", "logs"), [(1, 0), (1, 1), (0, 2)])
+    def test_what_is_one_record_at_2000_subtasks(self, operators: int, logs: int) -> None:
+        manifest = wide(2_000, 200)
+        kept = replace(
+            manifest, operators=manifest.operators[:operators], order_logs=manifest.order_logs[: logs * 2_000]
+        )
+        assert len(encode_in_parts(kept)) == 1
+
+    def test_a_full_record_has_no_parts(self, manifest: Any) -> None:
+        """A little more, and there are."""
+        body = Random(1).randbytes(MANIFEST_SIZE_MAX)
+
+        def values(size: int) -> tuple[bytes, ...]:
+            return encode_in_parts(manifest(1, staged=(replace(WHOLE.staged[0], body=body[:size]),)))
+
+        size = MANIFEST_SIZE_MAX - (len(values(200_000)[0]) - 200_000)
+        assert [len(values(size + more)) for more in (-40, 400)] == [1, 3]
+        assert MANIFEST_SIZE_MAX - len(values(size - 40)[0]) < 50
+
+    def test_what_could_never_be_finalized_or_repaired_is_too_large(self, manifest: Any) -> None:
+        one = manifest(1).committables[0]
+        many = tuple(replace(one, transactional_id=f"{Random(n).getrandbits(99):x}", subtask=n) for n in range(20_000))
+        with pytest.raises(TooLarge, match=r"finalized of .* is over the limit of 262,144"):
+            encode_in_parts(manifest(1, committables=many))
+        broad = replace(one, written=tuple(Written("a topic of some length", n, n, 1) for n in range(12_000)))
+        with pytest.raises(TooLarge, match=r"repair of .* is over the limit of 262,144"):
+            encode_in_parts(manifest(1, committables=(broad,)))
+
+    def test_lists_that_nobody_would_inflate_are_too_large(
+        self, manifest: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(wire, "COLUMNS_SIZE_MAX", 100_000)
+        logs = (OrderLog("totals", 0, (REF,)),) * 4_000
+        with pytest.raises(TooLarge, match=r"manifest of \d+,\d+ bytes is over the limit of 100,000"):
+            encode_in_parts(manifest(1, order_logs=logs))
 
 
 class TestDamage:
@@ -173,21 +266,23 @@ class TestKeys:
         assert BlockKey.parse(str(key)) == key
         assert DecisionKey.parse(str(key)) is None
 
-    @given(st.sampled_from((Manifest, Finalized, Incarnation, Repair)), numbers, numbers)
-    def test_decision_keys(self, kind: Any, number: int, repair: int) -> None:
-        key = DecisionKey(kind, number, repair if kind is Repair else 0)
+    @given(st.sampled_from((Manifest, ManifestPart, Finalized, Incarnation, Repair)), numbers, numbers)
+    def test_decision_keys(self, kind: Any, number: int, ordinal: int) -> None:
+        key = DecisionKey(kind, number, ordinal if kind in (ManifestPart, Repair) else 0)
         assert DecisionKey.parse(str(key)) == key
         assert BlockKey.parse(str(key)) is None
 
     def test_a_decision_knows_its_key(self, manifest: Any) -> None:
         repair = Repair(7, 2, 1, "lost", manifest(7).committables[0])
-        found = [str(DecisionKey.of(each)) for each in (INCARNATION, manifest(7), Finalized(7, 1, 0, ()), repair)]
-        assert found == ["incarnation/3", "manifest/7", "finalized/7", "repair/7/2"]
+        part = ManifestPart(7, 1, 2, b"")
+        found = [str(DecisionKey.of(each)) for each in (INCARNATION, manifest(7), part, Finalized(7, 1, 0, ()), repair)]
+        assert found == ["incarnation/3", "manifest/7", "manifest/7/2", "finalized/7", "repair/7/2"]
 
     @pytest.mark.parametrize(
         "text",
-        ["", "manifest/", "manifest/07", "manifest/7/1", "manifest/7\n", "repair/7", "manifest/-1", "Manifest/1",
-         "block/1/1/a/0/0/0", "block/1/1/a b/0/0/0-ab", "block/1/1//0/0/0-ab", "block/1/1/a/0/0/0-ab/", "manifest/९"],
+        ["", "manifest/", "manifest/07", "manifest/7/", "manifest/7/1/1", "finalized/7/1", "manifest/7\n", "repair/7",
+         "manifest/-1", "Manifest/1", "block/1/1/a/0/0/0", "block/1/1/a b/0/0/0-ab", "block/1/1//0/0/0-ab",
+         "block/1/1/a/0/0/0-ab/", "manifest/९"],
     )  # fmt: skip
     def test_what_is_no_key(self, text: str) -> None:
         assert BlockKey.parse(text) is None
@@ -197,9 +292,10 @@ class TestKeys:
 FINGERPRINTS = {
     Manifest: [
         "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
-        "6ee16d65b769dd95",
+        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be",
     ],
-    Finalized: ["97b9bc06bfcdb453"],
+    ManifestPart: ["abcda5c455931ae6"],
+    Finalized: ["97b9bc06bfcdb453", "65b62497561b98ea"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2"],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
@@ -222,3 +318,125 @@ def _record_fields(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
         return []
     inner = [found for field in schema["fields"] for found in _record_fields(field["type"])]
     return [(schema["name"], tuple(field["name"] for field in schema["fields"])), *inner]
+
+
+REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
+FOREIGN = BlockRef(0, -1, "elsewhere", 7, bytes(range(32)))
+WHOLE = Manifest(
+    pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4, previous=3, triggered_at_ms=1_000,
+    completed_at_ms=1_100, outputs_by_partition=(("out", 3),), fingerprint="f1", max_parallelism=128, parallelism=2,
+    block_partitions=5, block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10,
+    offsets=(
+        SourceOffset("orders", "orders", "id", 0, 7, 3, 2, (4, 6)), SourceOffset("orders", "orders", "id", 1, 1 << 40),
+    ),
+    operators=(OperatorSnapshot("totals", 2, 10, ((REF, FOREIGN), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
+    committables=(
+        Committable(
+            transactional_id="eo:p:out:0:1.0:0", producer_id=4001, epoch=7, transaction_version=2, cluster_id="cluster",
+            sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6), Written("totals", 1, 9, 1)),
+        ),
+    ),
+    sinks=(("out", "totals", 3),),
+    staged=(
+        StoreCommittable(
+            sink="db", subtask=1, checkpoint=4, records=3, kind="rows", description="d", previous=2, blocks=(REF,),
+            body=b"\0body",
+        ),
+    ),
+    ledger=(("db", 1, 4), ("db", 9, 2)), requests=("r1",), channel_logs=(ChannelLog("head", 0, 5, (FOREIGN,), True),),
+    storage="s3://b/c", origin="o", skips=(RecordPlace("orders", 0, 3),),
+)  # fmt: skip
+MARK = Finalized(5, 1, 2_000, (("db:1:4", "committed"), ("eo:p:out:0:1.0:0", "repaired")))
+OLDER_MANIFESTS = [
+    (
+        "wwGg7gGR8Ia1igJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAODG9yZGVycwxvcmRl"
+        "cnMEaWQCgICAgIBAAAIMdG90YWxzBBQEBAIKMmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHgAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAAAAAgx0b3RhbHMAAgIKMmJsb2NrLzEv"
+        "MS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHgAAAIgZW86cDpvdXQ6MDoxLjA6MMI+DgQOY2x1"
+        "c3RlcgZvdXQACAQMdG90YWxzAAoMDHRvdGFscwISAgAAAgZvdXQMdG90YWxzBgA="
+    ),
+    (
+        "wwFCBUb4c7195wJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
+        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
+        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
+        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAA=="
+    ),
+    (
+        "wwFXviSK8QzkfwJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
+        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
+        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
+        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAAIEZGICCAYIcm93cwJkBAICCjJibG9jay8xLzEv"
+        "dG90YWxzLzAvMC8wLWFiFHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4AAoAYm9keQAEBGRiAggEZGISBAA="
+    ),
+    (
+        "wwHpQsyXsJqmrgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
+        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
+        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
+        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAAIEZGICCAYIcm93cwJkBAICCjJibG9jay8xLzEv"
+        "dG90YWxzLzAvMC8wLWFiFHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4AAoAYm9keQAEBGRiAggEZGISBAACBHIxAAIIaGVh"
+        "ZAAKAgABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAEHMzOi8vYi9jAm8="
+    ),
+    (
+        "wwH5Sn6dnP2yBgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
+        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
+        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
+        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAAIEZGICCAYIcm93cwJkBAICCjJibG9jay8xLzEv"
+        "dG90YWxzLzAvMC8wLWFiFHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4AAoAYm9keQAEBGRiAggEZGISBAACBHIxAAIIaGVh"
+        "ZAAKAgABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwABABBzMzovL2IvYwJv"
+    ),
+    (
+        "wwFu4W1lt2ndlQJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgQECAwADG9yZGVy"
+        "cwxvcmRlcnMEaWQCgICAgIBAAQAAAAIMdG90YWxzBBQEBAIKMmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHh4eHh4eHh4eHgAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAAAAAgx0b3RhbHMAAgIK"
+        "MmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHgAAAIgZW86cDpvdXQ6MDoxLjA6"
+        "MMI+DgQOY2x1c3RlcgZvdXQACAQMdG90YWxzAAoMDHRvdGFscwISAgAAAgZvdXQMdG90YWxzBgACBGRiAggGCHJvd3MCZAQCAgoyYmxv"
+        "Y2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAKAGJvZHkABARkYgIIBGRiEgQAAgRy"
+        "MQACCGhlYWQACgIAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAQAQczM6Ly9iL2MCbwIMb3JkZXJz"
+        "AAYA"
+    ),
+    (
+        "wwHprDn7r//biAJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgQECAwADG9yZGVy"
+        "cwxvcmRlcnMEaWQCgICAgIBAAQAAAAIMdG90YWxzBBQEBAIKMmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4"
+        "eHh4eHh4eHh4eHh4eHh4eHgAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAAAAAgx0b3RhbHMAAgIK"
+        "MmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHgAAAIgZW86cDpvdXQ6MDoxLjA6"
+        "MMI+DgQOY2x1c3RlcgZvdXQACAQMdG90YWxzAAoMDHRvdGFscwISAgAAAgZvdXQMdG90YWxzBgACBGRiAggGCHJvd3MCZAQCAgoyYmxv"
+        "Y2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAKAGJvZHkABARkYgIIBGRiEgQAAgRy"
+        "MQACCGhlYWQACgIAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAQAQczM6Ly9iL2MCbwIMb3JkZXJz"
+        "AAYAAgZvdXQGAA=="
+    ),
+]
+"""Of `WHOLE`, by version."""
+OLDER_MARK = "wwGXubwGv820UwoCoB8EDGRiOjE6NBJjb21taXR0ZWQgZW86cDpvdXQ6MDoxLjA6MBByZXBhaXJlZAA="
+PACKED_MANIFEST = (
+    "wwGX3xjLeOCIvgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYAAgRyMQAQczM6Ly9iL2MCbwIM"
+    "b3JkZXJzAAYAAgZvdXQGAADkCgCqBHictVJLTsMwEJ0409R1Q2hL+H9PgMLWi3KWFFsqUiQjJ1XhehyJC8DYjkVEF1lhjT1jv8mb53EY"
+    "AiPLjVXatgcxviogB1h8fdN4BsymgJiGyQli3vLOdHUTvind6nGWAIo5+T6mTIyZRDuYDsF600ew0k2r91ttNWA5AXwfGZCwFCfZlM/E"
+    "PD8qjhfL1Ul5enZ+cXl1fXN7d38gE+KJiMEfFGKOU+U8+IuNCumpHrSRb9LsOlnJp8dKVsA+18AK3yDCi5dm13ba+k1Geb4ADz3/VeJb"
+    "Lzh1bRaZUQU9lJuFwJp9G1AV6f/jYgI2Rn1EhU4GsgX9A2mswre6Vp5PROLEG8TtsHxYBw/tmjP+jgn8AKSTakI="
+)
+PACKED_MARK = (
+    "wwFltiSXVhuY6goCoB8AdHx4nGNiYWBhYmJg4UlJsjK0MlFIzbcqsMovLbEysDLUM7AygMgKJefn5maWlKSmCBSlFiRmFqWmMAAATLkNyw=="
+)
+
+
+def without_news_since(version: int) -> Manifest:
+    """`WHOLE` as a reader of a manifest of *version* knows it."""
+    offsets, logs, changes = WHOLE.offsets, WHOLE.channel_logs, dict[str, Any]()
+    if version < 7:
+        changes["outputs_by_partition"] = ()
+    if version < 6:
+        offsets, changes["skips"] = tuple(replace(each, skipped=0, skipped_at=()) for each in offsets), ()
+    if version < 5:
+        logs = tuple(replace(log, indexed=False) for log in logs)
+    if version < 4:
+        logs = ()
+        changes |= {"requests": (), "storage": "", "origin": ""}
+    if version < 3:
+        changes |= {"staged": (), "ledger": ()}
+    if version < 2:
+        offsets = tuple(replace(each, leader_epoch=-1) for each in offsets)
+    return replace(WHOLE, offsets=offsets, channel_logs=logs, **changes)

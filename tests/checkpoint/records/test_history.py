@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode
+from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode, encode_in_parts
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
@@ -131,6 +131,75 @@ class TestDamage:
         history.read(b"\xff", b"not even text", None)
         assert list(history.damaged) == ["hello", "\\xff"]
         history.halt_if_damaged()
+
+
+PART_KEYS = [f"manifest/1/{number}" for number in range(1, 1 + len(encode_in_parts(MANIFEST, 100)) - 1)]
+
+
+def in_parts(checkpoint: int) -> list[tuple[str, bytes | None]]:
+    """The records of a manifest that is larger than a record."""
+    *parts, value = encode_in_parts(manifest(checkpoint), 100)
+    numbered = enumerate(parts, 1)
+    return [*((f"manifest/{checkpoint}/{n}", part) for n, part in numbered), (f"manifest/{checkpoint}", value)]
+
+
+class TestParts:
+    def test_a_manifest_is_put_together(self) -> None:
+        history = read(*in_parts(1), mark(1), *in_parts(2))
+        assert history.retained == [manifest(1), manifest(2)]
+        assert history.damaged == {}
+        assert [str(key) for key in history.keys_of(1)] == ["manifest/1", *PART_KEYS, "finalized/1"]
+
+    def test_a_log_is_read_on(self) -> None:
+        """A follower reads tombstones of what it read before."""
+        history = read(*in_parts(1), mark(1), *in_parts(2), mark(2))
+        for key in history.keys_of(1):
+            history.read(str(key).encode(), None, None)
+        history.finish_reading()
+        assert (history.retained, [*history.parts], history.damaged) == ([manifest(2)], [2], {})
+
+    @pytest.mark.parametrize("left", [0, 1, -1], ids=["all but the first", "all but the second", "all but the last"])
+    def test_a_part_that_is_gone(self, left: int) -> None:
+        """It is damage of its manifest, of the newest a halt; until the manifest's own tombstone comes."""
+        log = in_parts(1)
+        gone = log[left] if left >= 0 else log[-2]
+        log.remove(gone)
+        history = read(*log, mark(1))
+        assert [*history.damaged] == ["manifest/1"]
+        assert "is missing" in history.damaged["manifest/1"]
+        with pytest.raises(Halt, match=r"Part . of . is missing"):
+            history.halt_if_damaged()
+        history = read(*log, mark(1), manifest(2), mark(2))
+        history.halt_if_damaged()
+        assert history.damaged_checkpoints() == [1]
+        tombstones: list[Read] = [(str(key), None) for key in history.keys_of(1)]
+        after = read(*log, mark(1), manifest(2), mark(2), (str(gone[0]), None), *tombstones)
+        assert (after.damaged, after.parts, after.retained) == ({}, {}, [manifest(2)])
+
+    def test_parts_without_their_manifest(self) -> None:
+        """Compaction may remove it first; its number counts, and the tombstones of the parts come later."""
+        history = read(*in_parts(3)[:-1])
+        assert (history.manifests, history.damaged, history.checkpoint_latest) == ({}, {}, 3)
+        history = read(*in_parts(3)[:-1], ("manifest/3", None), *((key, None) for key, _ in in_parts(3)[:-1]))
+        assert (history.manifests, history.damaged, history.parts) == ({}, {}, {})
+
+    def test_a_damaged_part(self) -> None:
+        """It is known by its key, and goes with its manifest."""
+        log = in_parts(1)
+        log[1] = (log[1][0], b"garbage")
+        history = read(*log, mark(1), manifest(2), mark(2))
+        assert [*history.damaged] == ["manifest/1/2", "manifest/1"]
+        assert [str(key) for key in history.keys_of(1)] == ["manifest/1", *PART_KEYS, "finalized/1"]
+        history.forget(history.keys_of(1))
+        assert (history.damaged, history.parts) == ({}, {})
+
+    def test_what_is_written_is_known_without_being_read(self) -> None:
+        history = read(manifest(1), mark(1))
+        keys = [DecisionKey.parse(key) for key, _ in in_parts(2)[:-1]]
+        trial = history.copy()
+        trial.admit(manifest(2), [key for key in keys if key])
+        assert [key for key in trial.keys_of(2) if key in keys] == keys
+        assert history.parts == {}
 
 
 class TestWriting:

@@ -35,6 +35,33 @@ def test_create_and_describe(cluster: Any, topic_name: str) -> None:
     assert len(shown) > 20
 
 
+def test_all_topics(cluster: Any, topic: str) -> None:
+    """They are those of users: the brokers' own are left out."""
+    own = Producer({**cluster.config.confluent(), "transactional.id": topic})
+    own.init_transactions(LIMIT_S)  # makes __transaction_state
+    found = cluster.topics.all()
+    assert found[topic] == cluster.topics.describe([topic])[topic]
+    assert not any(name.startswith("__") for name in found)
+
+
+def test_spans_of_several_topics(cluster: Any, topic_name: str) -> None:
+    """They are those of each topic alone; a missing topic is an error, and no topics are none."""
+    names = [f"{topic_name}-{partitions}" for partitions in (1, 3)]
+    for partitions, name in zip((1, 3), names, strict=True):
+        cluster.topics.create(name, partitions=partitions)
+        write(cluster, name, [1_000] * partitions)
+    described = cluster.topics.describe(names)
+    spans = cluster.topics.spans(described.values())
+    for name in names:
+        assert spans[name].first == cluster.topics.start_offsets(name)
+        assert spans[name].end == cluster.topics.end_offsets(name, committed=True)
+    assert spans[names[1]].end == {0: 3, 1: 0, 2: 0}
+    missing = msgspec.structs.replace(described[names[0]], name=f"{topic_name}-missing")
+    with pytest.raises(TopicError):
+        cluster.topics.spans([described[names[0]], missing])
+    assert cluster.topics.spans([]) == {}
+
+
 def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
     before = cluster.topics.describe([topic])[topic]
     admin = AdminClient(cluster.config.confluent())

@@ -8,20 +8,23 @@ from typing import Any
 from confluent_kafka import Producer
 from settled import await_readable
 
-from exactlyonce.engines.spark.source.read_options import parse_read_options, read_schema
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.reading import RangesReader
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 def given(kafka: KafkaCluster, topic: str, **options: Any) -> dict[str, str]:
-    """The options of a read, as a user writes them; two underscores in a name are a dot."""
+    """The options of a read, as a user writes them; two underscores in a name are a dot. *topic* may be empty."""
     dotted = {name.replace("__", "."): str(value) for name, value in options.items()}
-    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic, **dotted}
+    topics = {"subscribe": topic} if topic else {}
+    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, **topics, **dotted}
 
 
 def direct(kafka: KafkaCluster, topic: str, **options: Any) -> RangesReader:
-    parsed = parse_read_options(given(kafka, topic, **options), streaming=False)
-    return RangesReader(parsed, read_schema(parsed))
+    source = ExactlyOnceDataSource(given(kafka, topic, **options))
+    reader = source.reader(source.schema())
+    assert isinstance(reader, RangesReader)
+    return reader
 
 
 def places(reader: RangesReader) -> list[tuple[int, int]]:

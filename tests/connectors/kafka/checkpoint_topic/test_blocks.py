@@ -16,13 +16,14 @@ from confluent_kafka import Consumer, Producer
 from waiting import until
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
-from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.encoding import PART_BYTES, Block
+from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks as store_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, OnDelivery, scan_blocks
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, read_range
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, prepare_topic
 from exactlyonce.connectors.kafka.topics import Topics
@@ -336,15 +337,25 @@ class TestCompaction:
             assert damage.value.ref == ref
 
     @pytest.mark.exhaustive
-    def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any) -> None:
+    @pytest.mark.parametrize("part_bytes", [PART_BYTES, 3_000], ids=["in one record", "in parts"])
+    def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any, part_bytes: int) -> None:
         store = compacting
-        log = store.living()
-        wide = {"fingerprint": "f" * 20_000}
+        log = store.living(part_bytes=part_bytes)
+        refs = tuple(BlockRef(1, number, "block", 1, bytes_of(number, 32)) for number in range(600))
+        wide = {"order_logs": (OrderLog("totals", 0, refs),)}
+        follower = LogFollower(store.client, store.pipeline)
         for checkpoint in range(150):
             log.appended(store.manifest(checkpoint, **wide))
             dropped = [checkpoint - 3] if checkpoint >= 3 else []
             log.appended(store.mark(checkpoint), manifests_dropped=dropped)
-        until(lambda: _manifests_left(store, log.end_offsets[0]) <= 75, meanwhile=log.beaten)
+            if checkpoint % 10 == 0:
+                assert follower.look().latest == store.manifest(checkpoint, **wide)
+        records = 1 + len(log.history.parts.get(149, ()))
+        assert records == (1 if part_bytes == PART_BYTES else 8)
+        until(lambda: _manifests_left(store, log.end_offsets[0]) <= 75 * records, meanwhile=log.beaten)
+        follower.look().halt_if_damaged()
+        assert follower.look().retained == log.history.retained
+        follower.close()
         history = store.opened().history
         assert history.retained == [store.manifest(checkpoint, **wide) for checkpoint in (147, 148, 149)]
         assert sorted(history.finalized) == [147, 148, 149]

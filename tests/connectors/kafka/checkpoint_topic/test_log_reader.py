@@ -248,7 +248,7 @@ class TestOutcomes:
         store.kafka.configure_topic(store.topic.name, max_message_bytes="2000")
         with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
             _write_on(store, bytes(3_000))
-        wide = store.manifest(0, committables=(COMMITTABLE,) * 100)
+        wide = store.manifest(0, fingerprint="f" * 3_000)
         assert log.appended(wide) is Outcome.NOT_WRITTEN
         assert log.refusal
         assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE

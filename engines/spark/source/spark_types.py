@@ -182,16 +182,20 @@ def _record(schema: Any) -> SparkColumn:
     needed = [name for name, type_ in schema["fields"] if not (isinstance(type_, dict) and "optional" in type_)]
     tags = set(schema.get("tag", ())[:1])
 
+    def require_fields(record: Mapping[str, Any]) -> None:
+        if unknown := sorted(map(str, record.keys() - fields.keys() - tags)):
+            raise Unfit(f"it has a field {unknown[0]!r}, which {schema['record']} has not")
+        if missing := [name for name in needed if name not in record]:
+            raise Unfit(f"it has no field {missing[0]!r}")
+
     def convert(record: Any) -> dict[str, Any]:
         if not isinstance(record, dict):
             values = by_position(_sequence(record), schema)
             if len(values) > len(fields):
                 raise Unfit(f"it has {len(values)} fields, and {schema['record']} has {len(fields)}")
             record = dict(zip(fields, values, strict=False))
-        if unknown := sorted(map(str, record.keys() - fields.keys() - tags)):
-            raise Unfit(f"it has a field {unknown[0]!r}, which {schema['record']} has not")
-        if missing := [name for name in needed if name not in record]:
-            raise Unfit(f"it has no field {missing[0]!r}")
+        if record.keys() != fields.keys():
+            require_fields(record)
         return {name: field.value(record.get(name)) for name, field in fields.items()}
 
     return SparkColumn(_struct(fields.items()), convert)

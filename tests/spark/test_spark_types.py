@@ -13,8 +13,8 @@ import pytest
 
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.spark.source import state_reading
+from exactlyonce.engines.spark.source.spark_types import Unfit, column
 from exactlyonce.engines.spark.source.state_reading import Columns
-from exactlyonce.engines.spark.source.state_types import Unfit, column
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key

@@ -1,0 +1,158 @@
+"""A codec with a schema registry, opened: Confluent's wire format, a zero byte and the id of the schema in four bytes.
+
+Invariants: the registry is asked once for an id, never for a record; nothing is asked before the first record. An id
+that the registry does not know counts as an outage at first, since a follower may lag behind its leader. A value whose
+id is in a header is refused, and never read as if it began with an id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exactlyonce.connectors.registry.client import RegistryClient, SchemaRefused, UnknownSchema
+from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.errors import ConfigError, Unavailable
+from exactlyonce.pipeline.registry import Part, PublishedSchema, Registry, SchemaCodec
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+T = TypeVar("T")
+
+MAGIC = b"\0"
+ID_BYTES = 5
+"""The magic byte, and an id in big-endian."""
+LOOKS = 3
+"""The looks for an unknown id before its record is a bad one; between them the runtime pauses, as in an outage."""
+
+
+def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
+    """*codec* for the keys or values of *topic*: itself, unless it has a registry. To be made where it is used."""
+    if not isinstance(codec, SchemaCodec) or codec.registry is None:
+        return codec
+    ids = _Ids(codec, codec.registry, topic, part)
+    readers: dict[bytes, Callable[[bytes], T]] = {}
+    encode_value = codec.encode
+    header = b""
+
+    def decode(data: bytes) -> T:
+        prefix = data[:ID_BYTES]
+        read = readers.get(prefix)
+        if read is None:
+            read = readers[prefix] = ids.reader(prefix)
+        return read(data[ID_BYTES:])
+
+    def encode(value: T) -> bytes:
+        nonlocal header
+        if not header:
+            header = ids.header()
+        return header + encode_value(value)
+
+    return Codec(codec.name, codec.type, encode, decode)
+
+
+def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]:
+    """What `decode` of *codec*, opened, is given of a message: its bytes, after the id in a header if it has one."""
+    from confluent_kafka import Message
+
+    plain: Callable[[Message], Any] = Message.value if part == "value" else Message.key
+    if not isinstance(codec, SchemaCodec) or codec.registry is None:
+        return plain
+    header = f"__{part}_schema_id"
+
+    def with_id(message: Message) -> bytes | None:
+        data: bytes | None = plain(message)
+        headers: Any = message.headers()
+        if headers is None or data is None:
+            return data
+        return b"".join([id for name, id in headers if name == header and id]) + data
+
+    return with_id
+
+
+def check_reading(codec: Codec[Any]) -> None:
+    """Raise `Unavailable` if the registry of *codec* does not answer."""
+    if isinstance(codec, SchemaCodec) and codec.registry is not None:
+        client = RegistryClient(codec.registry)
+        try:
+            client.ping()
+        finally:
+            client.close()
+
+
+def check_writing(codec: Codec[Any], topic: str, part: Part) -> None:
+    """Look up, or register, the schema of keys or values of *topic*.
+
+    Raises `ConfigError` with the registry's reason, and `Unavailable`.
+    """
+    if isinstance(codec, SchemaCodec) and codec.registry is not None:
+        client = RegistryClient(codec.registry)
+        try:
+            _id_of(codec, codec.registry, client, topic, part)
+        finally:
+            client.close()
+
+
+class _Ids:
+    """The ids of a codec's schemas, looked up when a value first has them."""
+
+    def __init__(self, codec: SchemaCodec[Any], registry: Registry, topic: str, part: Part) -> None:
+        self._codec, self._registry, self._topic, self._part = codec, registry, topic, part
+        self._client = RegistryClient(registry)
+        self._unknown: Counter[bytes] = Counter()
+
+    def header(self) -> bytes:
+        """The bytes before an encoded value. Raises `ConfigError`, `Unavailable`."""
+        id = _id_of(self._codec, self._registry, self._client, self._topic, self._part)
+        return MAGIC + id.to_bytes(4, "big") + self._codec.message_indexes
+
+    def reader(self, prefix: bytes) -> Callable[[bytes], Any]:
+        """The decoder of the bytes after *prefix*. Raises ValueError, `Unavailable`."""
+        if prefix[:1] != MAGIC or len(prefix) < ID_BYTES:
+            raise ValueError(
+                f"it begins with {prefix!r}, and not with a zero byte and the id of a schema in four bytes: it was "
+                f"written without a registry, or with the id in a header, which is not read: let its producer write "
+                f"the id before the value"
+            )
+        id = int.from_bytes(prefix[1:], "big")
+        try:
+            writer = self._client.schema(id)
+        except UnknownSchema:
+            self._unknown[prefix] += 1
+            why = f"the registry at {self._client.url} has no schema of its id {id}"
+            if self._unknown[prefix] < LOOKS:
+                raise Unavailable(why) from None
+            raise ValueError(f"{why}: was it written with another registry?") from None
+        if writer.kind != self._codec.kind:
+            raise ValueError(f"its schema {id} is one of {writer.kind}, and the codec one of {self._codec.kind}")
+        return self._codec.decoder_of(writer)
+
+
+def _id_of(codec: SchemaCodec[Any], registry: Registry, client: RegistryClient, topic: str, part: Part) -> int:
+    """The id of the schema that *codec* writes. Raises `ConfigError`, which has the remedy, and `Unavailable`."""
+    subject, schema = registry.subject(topic, part, codec.record_name), codec.published
+    at = f"subject {subject!r} of the registry at {client.url}"
+    try:
+        return client.id_of(subject, schema)
+    except SchemaRefused as error:
+        raise ConfigError(
+            f"{at} does not take the schema of the {part}s of topic {topic!r}: {error}. Change the type so that it is "
+            f"compatible, or the compatibility of the subject. Nothing has been written."
+        ) from None
+    except UnknownSchema as error:
+        why = f"{error}{_compatibility(client, subject, schema)}"
+        raise ConfigError(
+            f"{at} lacks the schema of the {part}s of topic {topic!r}: {why}. Register it, or let the sink do so: "
+            f"register=True. Nothing has been written. It is: {schema.text:.1000}"
+        ) from None
+
+
+def _compatibility(client: RegistryClient, subject: str, schema: PublishedSchema) -> str:
+    """Whether *subject* would take *schema*; empty: it has no version, or lacks what the schema refers to."""
+    try:
+        is_compatible = client.is_compatible(subject, schema)
+    except UnknownSchema:
+        return ""
+    return f"; it would {'' if is_compatible else 'not '}be compatible with the newest version"

@@ -1,0 +1,334 @@
+"""Diff: the outputs of two versions of a pipeline over the same input, from the state of one checkpoint, compared.
+
+Invariants: both versions begin with the same state, at the same offsets, and take their input by time, so that only
+their code differs; nothing is written but files between stages, and a running pipeline runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.source import Readable
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
+from exactlyonce.engines.bounded.result_tables import html_result, html_table
+from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings
+from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
+from exactlyonce.engines.bounded.unit.messages import Reading, Stage
+from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
+from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.plan import plan
+from exactlyonce.engines.savepoints.fitting import require_readable
+from exactlyonce.engines.surroundings.preflight import Inputs, check_operators
+from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.sinks.writer import WritesToTopic
+
+LANES_MIN = 8
+"""Outputs are compared in so many lanes at least, each of which has some of the keys."""
+SHOWN = 100
+COLUMNS = "sink string, key binary, place long, old binary, new binary, old_origin string, new_origin string"
+
+_encode = msgspec.msgpack.Encoder().encode
+_compared_decoder = msgspec.msgpack.Decoder(Compared)
+
+
+@dataclass(frozen=True)
+class SinkDiff:
+    """The comparison of the outputs of one sink."""
+
+    sink: str
+    old: int
+    """Outputs of the old version."""
+    new: int
+    keys: int
+    """Keys with outputs in either version; outputs without a key count as one."""
+    differing: int
+    """Keys whose outputs differ, in content, number or order."""
+    differences: list[KeyDifference]
+    """Those of the first of these keys."""
+
+
+@dataclass
+class DiffReport:
+    """The result of a diff. A notebook shows it as a table."""
+
+    pipeline: str
+    base: int
+    """The checkpoint from whose state both versions began."""
+    records: int = 0
+    """Input records that each version has read."""
+    sinks: list[SinkDiff] = field(default_factory=list)
+    unjudged: list[str] = field(default_factory=list)
+    """Sentences on what was not compared."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the compared outputs are the same."""
+        return not any(sink.differing for sink in self.sinks)
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        parts = [
+            f"{sink.sink}: {sink.differing:,} of {counted(sink.keys, 'key')} differ"
+            for sink in self.sinks
+            if sink.differing
+        ]
+        same = "the outputs are the same" if self.sinks else "there are no outputs to compare"
+        return (
+            f"{self.pipeline}: {counted(self.records, 'record')} from checkpoint {self.base} on: "
+            f"{'; '.join(parts) or same}."
+        )
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The differences as rows of `COLUMNS`."""
+        return [
+            (
+                sink.sink, difference.key, difference.place, difference.old and difference.old.value,
+                difference.new and difference.new.value, _origin(difference.old), _origin(difference.new),
+            )
+            for sink in self.sinks
+            for difference in sink.differences
+        ]  # fmt: skip
+
+    def frame(self, spark: Any) -> Any:
+        """The differences as a DataFrame of the session *spark*."""
+        return spark.createDataFrame(self.rows, COLUMNS)
+
+    def _repr_html_(self) -> str:
+        sinks = [(sink.sink, sink.old, sink.new, sink.keys, sink.differing) for sink in self.sinks]
+        return html_result(
+            self.verdict,
+            html_table(("sink", "old outputs", "new outputs", "keys", "differing keys"), sinks),
+            html_table(("sink", "key", "place", "old", "new", "old from", "new from"), self.rows),
+            html_table(["not compared"], [(reason,) for reason in self.unjudged]),
+        )
+
+
+def _origin(output: ComparedOutput | None) -> str | None:
+    return "{}[{}] {}".format(*output.origin) if output is not None and output.origin is not None else None
+
+
+class Diff:
+    """The diff of versions *old* and *new* of a pipeline. Its constructor refuses a hopeless one before executors
+    start: `ConfigError`, `GraphError`, `StateIncompatible`, `Halt`."""
+
+    def __init__(
+        self,
+        old: Loaded,
+        new: Loaded,
+        client: ClientConfig,
+        *,
+        checkpoint: int | None = None,
+        to: StopOffsets | None = None,
+        shown: int = SHOWN,
+    ) -> None:
+        """*checkpoint* None: the newest savepoint, or else the oldest checkpoint that is retained. *to* is where the
+        input ends; None: at its present end. *shown*: the most differences of a sink."""
+        self._versions, self._client, self._shown = (old, new), client, shown
+        self._graphs = [version.pipeline.build() for version in self._versions]
+        self.name = old.pipeline.name
+        self._notes: list[str] = []
+        if old.pipeline.name != new.pipeline.name:
+            raise GraphError(
+                f"These are two pipelines, {old.pipeline.name!r} and {new.pipeline.name!r}, and a diff compares two "
+                f"versions of one: give both its name, which its checkpoints have."
+            )
+        self._history = read_history(client, self.name)
+        self._base = self._chosen(checkpoint)
+        self._topic = find_topic(client, self.name)
+        for graph in self._graphs:
+            refuse_loops(graph)
+            self._require_same_sources(graph)
+            blocks = block_storage(client, self._topic, self._base.storage)
+            require_readable(graph, self._base, blocks, self._notes.append, drops_fields=True)
+            check_operators(graph, self._base)
+        self._require_run_goes_on()
+        self._ranges = self._read_ranges(to or StopOffsets())
+
+    @property
+    def offsets(self) -> int:
+        """The offsets that each version reads; there may be fewer records."""
+        return sum(reading.length for reading in self._ranges)
+
+    def run(self, executors: Executors, progress: Progress) -> DiffReport:
+        """Compute and compare both versions. Raises `ConfigError` if the checkpoint expires meanwhile."""
+        try:
+            return self._run(executors, progress)
+        except Halt as error:
+            if self._base.checkpoint in read_history(self._client, self.name).manifests:
+                raise
+            raise ConfigError(
+                f"Checkpoint {self._base.checkpoint} of {self.name} has expired while it was read: the pipeline runs, "
+                f"and keeps only its newest ones. Take a savepoint, which stays, by `exactlyonce savepoint "
+                f"{self.name}`: a diff begins there. Or let it run with a larger --num-retained."
+            ) from error
+
+    def _run(self, executors: Executors, progress: Progress) -> DiffReport:
+        for note in self._notes:
+            progress.note(note)
+        progress.began(self._base, 2 * self.offsets)
+        report = DiffReport(self.name, self._base.checkpoint)
+        lanes = max(LANES_MIN, self._base.parallelism)
+        with workplace(executors.staging, f"diff-{self.name}-{self._base.checkpoint}") as folder:
+            sides: list[dict[str, list[OutputFile]]] = []
+            for version, graph, side in zip(self._versions, self._graphs, ("old", "new"), strict=True):
+                own = folder / side
+                own.mkdir()
+                receipts = compute(
+                    plan(graph, self._base.parallelism),
+                    self._stage(version, graph, own, lanes),
+                    {name: str(value) for name, value in self._client.settings.items()},
+                    self._ranges,
+                    executors.submit,
+                )
+                sides.append(outputs_by_sink(receipts))
+                report.records = sum(receipt.records for receipt in receipts)
+            report.sinks += self._compared(sides, folder, lanes, executors)
+        report.unjudged += self._not_compared()
+        return report
+
+    def _chosen(self, checkpoint: int | None) -> Manifest:
+        kept = {manifest.checkpoint: manifest for manifest in self._history.retained}
+        if not kept:
+            raise ConfigError(f"{self.name} has no checkpoint to begin at: let it run until there is one.")
+        if checkpoint is not None:
+            return retained(self._history, checkpoint)
+        savepoints = [number for number, manifest in kept.items() if manifest.is_savepoint]
+        return kept[max(savepoints, default=min((number for number in kept if number), default=0))]
+
+    def _require_run_goes_on(self) -> None:
+        """Raise what would keep a run of the new version from going on at the newest checkpoint."""
+        newest, graph = self._history.latest, self._graphs[1]
+        if newest is not None and newest is not self._base:
+            check_operators(graph, newest)
+            blocks = block_storage(self._client, self._topic, newest.storage)
+            require_readable(graph, newest, blocks, drops_fields=True)
+
+    def _require_same_sources(self, graph: LogicalGraph) -> None:
+        """Raise GraphError unless *graph* reads what the checkpoint has offsets of."""
+        had = {(read.source, read.topic) for read in self._base.offsets}
+        has = {(node.id, node.source.topic or "") for node in graph.sources if node.source is not None}
+        if had != has:
+            raise GraphError(
+                f"Both versions must have the sources of checkpoint {self._base.checkpoint}, with their ids and "
+                f"topics: {_listed(had)}. One has {_listed(has)}."
+            )
+
+    def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
+        require_same_topics(self._client, self._base)
+        sources = {node.id: cast("Readable", node.source) for node in self._graphs[0].sources}
+        with closing(Topics(self._client)) as topics:
+            described = topics.describe(sorted({source.topic for source in sources.values()}))
+            inputs = Inputs(topics, sources, described, {})
+            starts = inputs.offsets_from(self._base)
+            ends = to.ends(inputs, starts)
+        return readings({id: source.topic for id, source in sources.items()}, starts, ends)
+
+    def _stage(self, version: Loaded, graph: LogicalGraph, folder: Path, lanes: int) -> Stage:
+        base = self._base
+        return Stage(
+            reference=version.reference,
+            fingerprint=graph.fingerprint(),
+            parallelism=base.parallelism,
+            checkpoint=base.checkpoint + 1,
+            base=msgspec.structs.replace(base, order_logs=(), committables=()),
+            incarnation=base.incarnation,
+            attempt=base.attempt,
+            topic=self._topic,
+            topic_ids={read.topic: read.topic_id for read in base.offsets},
+            write_state=False,
+            origins=True,
+            folder=str(folder),
+            by_partition=False,
+            lanes=lanes,
+            storage=base.storage,
+            drops_fields=True,
+            skips=self._skips,
+            output_partitions=self._output_partitions(graph),
+        )
+
+    @property
+    def _skips(self) -> tuple[RecordPlace, ...]:
+        """The records that the run has left out since the checkpoint."""
+        later = (each for number, each in self._history.manifests.items() if number > self._base.checkpoint)
+        return tuple(dict.fromkeys(place for manifest in later for place in manifest.skips))
+
+    def _output_partitions(self, graph: LogicalGraph) -> dict[str, int]:
+        """The partitions of each sink's topic; of a missing one those that it would be created with."""
+        counts = {}
+        with closing(Topics(self._client)) as topics:
+            for node in graph.sinks:
+                if node.sink is None or not node.sink.transactional:
+                    continue
+                sink = cast("WritesToTopic", node.sink)
+                counts[node.id] = sink.create_partitions or 1
+                with suppress(TopicError):
+                    counts[node.id] = topics.describe([sink.topic])[sink.topic].partitions
+        return counts
+
+    def _compared(
+        self, sides: Sequence[dict[str, list[OutputFile]]], folder: Path, lanes: int, executors: Executors
+    ) -> Iterator[SinkDiff]:
+        for sink in sorted({*sides[0], *sides[1]}):
+            files = [outputs.get(sink, []) for outputs in sides]
+            old, new = (
+                stage_messages(folder / f"compare-{sink}-{side}", [of_side])
+                for side, of_side in zip(("old", "new"), files, strict=True)
+            )
+            work = [_encode(Comparison(lane, old, new, self._shown)) for lane in range(lanes)]
+            answers = executors.submit(f"{self.name}: diff, compare {sink}", work)
+            done = [_compared_decoder.decode(answer) for answer in answers]
+            keyless = [each for compared in done if (each := compared.keyless_difference) is not None]
+            keyed = [each for compared in done for each in compared.differences]
+            yield SinkDiff(
+                sink=sink,
+                old=sum(file.records for file in files[0]),
+                new=sum(file.records for file in files[1]),
+                keys=sum(compared.keys for compared in done) + any(compared.keyless for compared in done),
+                differing=sum(compared.differing for compared in done) + any(keyless),
+                differences=[*keyless[:1], *keyed][: self._shown],
+            )
+
+    def _not_compared(self) -> Iterator[str]:
+        """What was not compared, in sentences."""
+        compared: list[set[str]] = []
+        for graph in self._graphs:
+            compared.append({node.id for node in graph.sinks if node.sink is not None and node.sink.transactional})
+            for node in graph.sinks:
+                if node.id not in compared[-1] and graph is self._graphs[0]:
+                    yield f"the output of sink {node.id!r}, which does not go to Kafka exactly once"
+        topics = [{node.id: node.sink.topic for node in graph.sinks if node.sink is not None} for graph in self._graphs]
+        for id, topic in topics[0].items():
+            if (now := topics[1].get(id, topic)) != topic:
+                yield f"where the outputs of sink {id!r} go: to {topic} by the old version, to {now} by the new"
+        if not self._base.operators:
+            return
+        before = {snapshot.operator for snapshot in self._base.operators}
+        for side, graph in zip(("old", "new"), self._graphs, strict=True):
+            if missing := sorted({node.id for node in graph.stateful} - before):
+                yield (
+                    f"the earlier state of {', '.join(map(repr, missing))}, which begins empty in the {side} version: "
+                    f"checkpoint {self._base.checkpoint} has none"
+                )
+
+
+def _listed(sources: set[tuple[str, str]]) -> str:
+    return ", ".join(f"{id} of {topic}" for id, topic in sorted(sources)) or "none"

@@ -1,0 +1,112 @@
+"""A diff names the keys whose outputs differ between two versions of a pipeline, and no other; it writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diffed_pipelines import LEFT_OUT, RAISED
+from running import orders
+
+from exactlyonce.cli.main import main
+from exactlyonce.engines.bounded.unit.comparison import ComparedOutput, difference
+from exactlyonce.testing.cluster import KafkaCluster
+
+HERE = Path(__file__).parent / "folds"
+OLD, NEW = "diffed_pipelines:before", "diffed_pipelines:after"
+Updates = dict[str, list[dict[str, Any]]]
+
+
+class Case:
+    """A pipeline that has run over the first orders, with more of them in its topic, of one partition."""
+
+    def __init__(self, kafka: KafkaCluster, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.kafka, self.name, self._capsys = kafka, name, capsys
+        kafka.create_topic(f"{name}-in")
+        self.first, self.more = orders(120, 9), orders(200, 9, first=120)
+        kafka.produce(f"{name}-in", self.first)
+        self._command("backfill", OLD, "--on", "driver", "--parallelism", "2")
+        kafka.produce(f"{name}-in", self.more)
+
+    def diff(self, *words: str, code: int = 0) -> str:
+        return self._command("diff", *words, code=code)
+
+    def _command(self, *words: str, code: int = 0) -> str:
+        self._capsys.readouterr()
+        with chdir(HERE):
+            given = ("--param", f"name={self.name}", "--bootstrap-servers", self.kafka.bootstrap_servers)
+            assert main([*words, *given]) == code
+        out, err = self._capsys.readouterr()
+        return out or err
+
+    def updates(self, *, changed: bool) -> Updates:
+        """The updates of the further orders by customer, as a version gives them."""
+        sums: dict[str, int] = defaultdict(int)
+        updates: Updates = defaultdict(list)
+        for _, value in [*self.first, *self.more]:
+            order = json.loads(value)
+            customer = order["customer"]
+            sums[customer] += order["total"]
+            if order["id"] >= len(self.first) and not (changed and customer == LEFT_OUT):
+                more = order["id"] % 2 if changed and customer == RAISED else 0
+                updates[customer].append({"id": order["id"], "customer": customer, "sum": sums[customer] + more})
+        return updates
+
+    def written(self) -> dict[str, int]:
+        """The number of records that readers see, by topic."""
+        topics = [topic for topic in self.kafka.admin().list_topics().topics if topic.startswith(self.name)]
+        return {topic: len(self.kafka.read_committed(topic)) for topic in topics}
+
+
+@pytest.fixture
+def case(kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]) -> Case:
+    return Case(kafka, topic_name, capsys)
+
+
+@pytest.mark.broker
+def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> None:
+    written = case.written()
+    report = json.loads(case.diff(OLD, OLD, "--from", "1", "--on", "driver", "--json"))
+    assert report["agrees"]
+    assert report["records_in"] == len(case.more)
+    counts = {sink["sink"]: (sink["old"], sink["new"], sink["keys"]) for sink in report["sinks"]}
+    assert counts == {"out": (200, 200, 9), "ids": (200, 200, 1)}
+    assert "sink 'shown'" in report["not_compared"][0]
+    report = json.loads(case.diff(OLD, NEW, "--from", "1", "--on", "driver", "--json", code=1))
+    old, new = case.updates(changed=False), case.updates(changed=True)
+    (out,) = (sink for sink in report["sinks"] if sink["differing"])
+    assert (out["sink"], out["differing"], out["old"]) == ("out", 2, 200)
+    assert out["new"] == 200 - len(old[LEFT_OUT])
+    found = {each["key"]: each for each in out["differences"]}
+    place = next(place for place, pair in enumerate(zip(old[RAISED], new[RAISED], strict=True)) if pair[0] != pair[1])
+    assert found[RAISED]["place"] == place
+    assert [json.loads(found[RAISED][side]["value"]) for side in ("old", "new")] == [
+        old[RAISED][place], new[RAISED][place]
+    ]  # fmt: skip
+    assert found[RAISED]["old"]["origin"] == [f"{case.name}-in", 0, old[RAISED][place]["id"]]
+    assert (found[LEFT_OUT]["place"], found[LEFT_OUT]["new"]) == (0, None)
+    assert json.loads(found[LEFT_OUT]["old"]["value"]) == old[LEFT_OUT][0]
+    text = case.diff(OLD, NEW, "--on", "driver", "--limit", "1", code=1)
+    assert "and 1 keys more" in text
+    assert text.splitlines()[-1].endswith("out: 2 of 9 keys differ.")
+    assert case.written() == written
+
+
+@pytest.mark.broker
+def test_what_is_refused(case: Case) -> None:
+    assert "checkpoint 99" in case.diff(OLD, NEW, "--from", "99", "--on", "driver", code=2)
+    said = case.diff(OLD, "diffed_pipelines:elsewhere", "--on", "driver", code=2)
+    assert f"orders of {case.name}-in. One has orders of {case.name}-more" in said
+    assert "no place to go to" in case.diff(OLD, NEW, "--to", "noon", "--on", "driver", code=2)
+
+
+def test_differences() -> None:
+    one, two, three = (ComparedOutput(value) for value in (b"1", b"2", b"3"))
+    moved = ComparedOutput(b"1", origin=("t", 0, 7))
+    assert difference(b"k", [one], [moved, two]).place == 1
+    assert difference(b"k", [one, two], [two, one]).place == 0
+    assert difference(b"k", [one, two], [moved, two, three]).old is None

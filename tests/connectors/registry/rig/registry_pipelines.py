@@ -1,0 +1,37 @@
+"""Pipelines that tests run as `exactlyonce run registry_pipelines:...`, with a schema registry."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exactlyonce import AvroCodec, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+    total: int
+
+
+class Total(msgspec.Struct):
+    id: int
+    customer: str
+    sum: int
+
+
+def add(total: int | None, order: Order) -> tuple[int, Total]:
+    total = (total or 0) + order.total
+    return total, Total(order.id, order.customer, total)
+
+
+def totals(name: str, registry: str, register: bool = True) -> Pipeline:
+    """The running totals of NAME-in, to NAME-out: Avro on both sides, and keys in Avro."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=AvroCodec(Order, registry=registry)))
+    summed = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    value = AvroCodec(Total, registry=registry, register=register)
+    keys = AvroCodec(str, registry=registry, register=register)
+    summed.sink("out", KafkaSink(f"{name}-out", value=value, key=lambda total: total.customer, key_codec=keys))
+    return pipeline

@@ -1,0 +1,503 @@
+"""Codecs with a registry, against Apicurio and Confluent's own serializers and deserializers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import registry_pipelines
+import shop_messages as shop
+
+pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client needs the extra `registry`")
+
+from confluent_kafka import Message
+from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from login_proxy import asking_for_login
+from registry_server import ANSWER_S, RegistryServer
+from running import QUICK, Run, no_decision_counts, run_here, stop, workers_of
+
+from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
+from exactlyonce.cli.main import main
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.registry import check_reading, check_writing, opened
+from exactlyonce.connectors.registry.codec import LOOKS
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+RIG = Path(__file__).parent / "rig"
+BY_TOPIC = {"subject.name.strategy": topic_subject_name_strategy}
+"""Else Confluent's serializers ask the registry for each record."""
+ROOT = Path(__file__).parents[3]
+
+
+class Item(msgspec.Struct):
+    sku: str
+    count: int = 1
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+    items: list[Item]
+    note: str | None = None
+
+
+class Total(msgspec.Struct):
+    customer: str
+    sum: int
+
+
+ORDER = Order(7, "ann", [Item("tea", 2), Item("jam")])
+OLD_ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [{"name": "customer", "type": "string"}, {"name": "id", "type": "int"}, {"name": "page", "type": "long"}],
+}
+
+
+class NewOrder(msgspec.Struct):
+    id: float
+    customer: str
+    tags: dict[str, int] = {}
+    note: str | None = None
+
+
+@pytest.fixture
+def confluent(registry: RegistryServer) -> SchemaRegistryClient:
+    return SchemaRegistryClient({"url": registry.url, "timeout": ANSWER_S})
+
+
+def record_in(topic: str, part: str = "value") -> SerializationContext:
+    return SerializationContext(topic, MessageField(part))
+
+
+def test_confluents_avro_serializer_and_deserializer_are_the_other_end(
+    registry: RegistryServer, confluent: SchemaRegistryClient, topic_name: str
+) -> None:
+    codec = AvroCodec(Order, registry=registry.url, register=True)
+    ours = opened(codec, topic_name, "value")
+    encoded = ours.encode(ORDER)
+    assert encoded[0] == 0
+    theirs = AvroDeserializer(confluent)(encoded, record_in(topic_name))
+    assert theirs == msgspec.to_builtins(ORDER)
+    again = AvroSerializer(confluent, json.dumps(codec.schema), conf=BY_TOPIC)(theirs, record_in(topic_name))
+    assert again == encoded
+    assert ours.decode(encoded) == ORDER
+
+
+def test_confluents_json_serializer_and_deserializer_are_the_other_end(
+    registry: RegistryServer, confluent: SchemaRegistryClient, topic_name: str
+) -> None:
+    codec = JsonSchemaCodec(Order, registry=registry.url, register=True)
+    ours = opened(codec, topic_name, "value")
+    encoded = ours.encode(ORDER)
+    schema = json.dumps(codec.schema)
+    theirs = JSONDeserializer(schema, schema_registry_client=confluent)(encoded, record_in(topic_name))
+    assert theirs == msgspec.to_builtins(ORDER)
+    again = JSONSerializer(schema, confluent)(theirs, record_in(topic_name))
+    assert again is not None
+    assert again[:5] == encoded[:5]
+    assert ours.decode(again) == ORDER
+    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.id`"):
+        ours.decode(encoded[:5] + b'{"id":"7"}')
+
+
+@pytest.mark.parametrize("message", [shop.Money(cents=5), shop.Order(id=7, total={"cents": 5}), shop.Address(city="x")])
+def test_confluents_protobuf_serializer_and_deserializer_are_the_other_end(
+    registry: RegistryServer, confluent: SchemaRegistryClient, topic_name: str, message: Any
+) -> None:
+    """A first message, one that imports another file, and a nested one.
+
+    Apicurio gives no descriptor back that was registered in base64: the deserializer knows it by the serializer's look.
+    """
+    class_ = type(message)
+    ours = opened(ProtobufCodec(class_, registry=registry.url, register=True), topic_name, "value")
+    encoded = ours.encode(message)
+    assert ProtobufSerializer(class_, confluent, {})(message, record_in(topic_name)) == encoded
+    assert ProtobufDeserializer(class_, {}, confluent)(encoded, record_in(topic_name)) == message
+    assert ours.decode(encoded) == message
+    other = ProtobufCodec(shop.Customer, registry=registry.url)
+    with pytest.raises(ValueError, match=r"it is shop\.\w+( with nested ones)?, by its indexes"):
+        opened(other, topic_name, "value").decode(encoded)
+
+
+def test_a_schema_in_protobufs_language_is_read(registry: RegistryServer, topic_name: str) -> None:
+    text = """
+        syntax = "proto3"; // message Not { }
+        package shop;
+        option java_package = "message Neither { ";
+        message First { string message = 1; message Inner { int64 a = 1; } }
+        /* message Nor {} */
+        message Money { int64 cents = 1; string currency = 2; map<string, int64> rates = 3; }
+    """
+    id = registry.register(f"{topic_name}-value", text, "PROTOBUF").to_bytes(4, "big")
+    decode = opened(ProtobufCodec(shop.Money, registry=registry.url), topic_name, "value").decode
+    assert decode(b"\0" + id + b"\x02\x02\x08\x05") == shop.Money(cents=5)
+    for data, why in (
+        (b"\0\x08\x05", "it is shop.First"),
+        (b"\x02\x04\x08\x05", "it is a message that its schema lacks"),
+        (b"\x04\x02\x00", "it is shop.Money with nested ones"),
+        (b"", "it ends within the indexes"),
+        (b"\x02\x02\x08", "the bytes are no shop.Money"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            decode(b"\0" + id + data)
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_keys_and_values_have_subjects_of_their_own(registry: RegistryServer, topic_name: str, part: Any) -> None:
+    codec = AvroCodec(str, registry=registry.url, register=True)
+    encode = opened(codec, topic_name, part).encode
+    assert opened(codec, topic_name, part).decode(encode("ann")) == "ann"
+    assert f"{topic_name}-{part}" in registry.ask("subjects")
+
+
+@pytest.mark.parametrize(
+    ("subjects", "subject"), [("topic", "{}-value"), ("record", "shop.{}"), ("topic-record", "{}-shop.{}")]
+)
+def test_the_subject_is_named_by_the_strategy(
+    registry: RegistryServer, topic_name: str, subjects: Any, subject: str
+) -> None:
+    name = topic_name.replace("-", "_")
+    schema = {"type": "record", "name": name, "namespace": "shop", "fields": [{"name": "sum", "type": "long"}]}
+    codec = AvroCodec(dict[str, int], schema, registry=registry.url, subjects=subjects, register=True)
+    check_writing(codec, name, "value")
+    assert subject.format(name, name) in registry.ask("subjects")
+
+
+def test_a_value_is_read_by_its_writers_schema_and_resolved_to_the_type(
+    registry: RegistryServer, confluent: SchemaRegistryClient, topic_name: str
+) -> None:
+    codec = AvroCodec(
+        NewOrder,
+        {
+            "type": "record", "name": "Order", "namespace": "shop", "fields": [
+                {"name": "id", "type": "double"}, {"name": "customer", "type": "string"},
+                {"name": "tags", "type": {"type": "map", "values": "long"}, "default": {"new": 1}},
+                {"name": "note", "type": ["null", "string"], "default": None},
+            ],
+        },
+        registry=registry.url,
+    )  # fmt: skip
+    write = AvroSerializer(confluent, json.dumps(OLD_ORDER), conf=BY_TOPIC)
+    old = write({"id": 7, "customer": "ann", "page": 2}, record_in(topic_name))
+    first, second = map(opened(codec, topic_name, "value").decode, (old, old))
+    assert first == second == NewOrder(7.0, "ann", {"new": 1})
+    assert isinstance(first.id, float)
+    assert first.tags is not second.tags
+
+
+def test_references_are_resolved(registry: RegistryServer, topic_name: str) -> None:
+    """Both parts use a third one, and the record uses all."""
+    unit = {"type": "enum", "name": "Unit", "namespace": "shop", "symbols": ["KG", "L"]}
+    part = {"type": "record", "namespace": "shop", "fields": [{"name": "unit", "type": "Unit"}]}
+    names = {name: f"{topic_name}-{name}" for name in ("Unit", "Net", "Gross")}
+    registry.register(names["Unit"], unit)
+    of_unit = {"name": "shop.Unit", "subject": names["Unit"], "version": 1}
+    referred = [of_unit]
+    for name in ("Net", "Gross"):
+        registry.register(names[name], {**part, "name": name}, references=(of_unit,))
+        referred.append({"name": f"shop.{name}", "subject": names[name], "version": 1})
+    fields = [{"name": "net", "type": "shop.Net"}, {"name": "gross", "type": ["null", "shop.Gross"]}]
+    whole = {"type": "record", "name": "Load", "namespace": "shop", "fields": fields}
+    id = registry.register(f"{topic_name}-value", whole, references=tuple(referred))
+    inner = {**part, "name": "Net", "fields": [{"name": "unit", "type": unit}]}
+    reader = {**whole, "fields": [{"name": "net", "type": inner}]}
+    codec = AvroCodec(dict[str, dict[str, str]], reader, registry=registry.url)
+    decode = opened(codec, topic_name, "value").decode
+    assert decode(b"\0" + id.to_bytes(4, "big") + b"\x02\x02\x00") == {"net": {"unit": "L"}}
+
+
+def test_an_id_is_looked_up_once(registry: RegistryServer, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    look_up = SchemaRegistryClient.get_schema
+
+    def counted(client: SchemaRegistryClient, id: int) -> Any:
+        asked.append(id)
+        return look_up(client, id)
+
+    monkeypatch.setattr(SchemaRegistryClient, "get_schema", counted)
+    codec = AvroCodec(Total, registry=registry.url, subjects="topic-record", register=True)
+    encoded = opened(codec, topic_name, "value").encode(Total("ann", 7))
+    for _ in range(2):  # also by another reader
+        decode = opened(codec, topic_name, "value").decode
+        assert [decode(encoded) for _ in range(3)] == [Total("ann", 7)] * 3
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b'{"id": 7}', "it begins with b'{\"id\"'"),
+        (b"", "it begins with b''"),
+        (b"\0\0\0", "and not with a zero byte and the id"),
+        (b"\1" + bytes(20), "with the id in a header, which is not read"),
+    ],
+)
+def test_other_bytes_are_named(registry: RegistryServer, data: bytes, named: str) -> None:
+    with pytest.raises(ValueError, match=r"it begins with") as error:
+        opened(AvroCodec(Total, registry=registry.url), "t", "value").decode(data)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_a_value_with_its_id_in_a_header_is_refused(registry: RegistryServer, topic_name: str, metadata: bool) -> None:
+    """Also where its first bytes look like an id."""
+    codec = AvroCodec(Total, registry=registry.url, register=True)
+    encoded = opened(codec, topic_name, "value").encode(Total("ann", 7))
+    decoder = KafkaSource(topic_name, value=codec, metadata=metadata).decoder()  # type: ignore[call-overload]  # of both
+    headers: list[Any] = [("trace", b"7"), ("__value_schema_id", b"\1" + bytes(16))]
+    plain, refused = (Message(topic=topic_name, value=encoded, headers=each) for each in (headers[:1], headers))
+    assert decoder.decode(decoder.parts([plain])[0]) == (
+        Record(Total("ann", 7), None, 0, (("trace", b"7"),), topic_name, 0, 0) if metadata else Total("ann", 7)
+    )
+    with pytest.raises(ValueError, match="the id in a header, which is not read") as error:
+        decoder.decode(decoder.parts([refused])[0])
+    assert "the id in a header, which is not read" in decoder.problem(refused, error.value)
+
+
+def test_a_schema_that_the_type_cannot_read_is_an_error_of_the_record(
+    registry: RegistryServer, topic_name: str
+) -> None:
+    in_json = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}
+    cases = [
+        (in_json, "JSON", "is one of JSON, and the codec one of AVRO"),
+        (OLD_ORDER, "AVRO", "it is a shop.Order, and Total is read: give schema="),
+        ({**OLD_ORDER, "name": "Total"}, "AVRO", "No default value for field sum"),
+    ]
+    decode = opened(AvroCodec(Total, registry=registry.url), topic_name, "value").decode
+    for number, (schema, kind, why) in enumerate(cases):
+        id = registry.register(f"{topic_name}-{number}", schema, kind)
+        with pytest.raises(ValueError, match=why):
+            decode(b"\0" + id.to_bytes(4, "big") + b"\x06ann\x02\x02")
+
+
+def test_an_unknown_id_counts_as_an_outage_until_it_was_looked_up_several_times(
+    registry: RegistryServer, topic_name: str
+) -> None:
+    decode = opened(AvroCodec(Total, registry=registry.url), topic_name, "value").decode
+    unknown = b"\0\x00\xff\xff\xff" + b"\x06ann\x02"
+    for _ in range(LOOKS - 1):
+        with pytest.raises(Unavailable, match="has no schema of its id 16777215"):
+            decode(unknown)
+    with pytest.raises(ValueError, match="was it written with another registry"):
+        decode(unknown)
+
+
+def test_a_schema_that_is_not_there_is_refused_unless_the_sink_registers_it(
+    registry: RegistryServer, topic_name: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"subject '{topic_name}-value' .* lacks the schema of the values") as error:
+        check_writing(AvroCodec(Total, registry=registry.url), topic_name, "value")
+    assert "register=True" in str(error.value)
+    assert '"name": "Total"' in str(error.value)
+    assert f"{topic_name}-value" not in registry.ask("subjects")
+    check_writing(AvroCodec(Total, registry=registry.url, register=True), topic_name, "value")
+    check_writing(AvroCodec(Total, registry=registry.url), topic_name, "value")
+
+
+@pytest.mark.parametrize("register", [True, False])
+def test_an_incompatible_schema_is_refused_with_the_registrys_reason(
+    registry: RegistryServer, topic_name: str, register: bool
+) -> None:
+    subject = f"{topic_name}-value"
+    registry.register(subject, {"type": "record", "name": "Total", "fields": [{"name": "sum", "type": "long"}]})
+    registry.must_be(subject, "BACKWARD")
+    reason = r"does not take .*Incompatible.*customer" if register else r"would not be compatible with the newest"
+    with pytest.raises(ConfigError, match=reason):
+        check_writing(AvroCodec(Total, registry=registry.url, register=register), topic_name, "value")
+    assert registry.ask(f"subjects/{subject}/versions") == [1]
+
+
+def test_a_registry_that_is_away_is_an_outage(registry: RegistryServer, topic_name: str) -> None:
+    nowhere = AvroCodec(Total, registry="http://127.0.0.1:9")
+    wrong = AvroCodec(Total, registry=registry.url.replace("/apis/ccompat/v7", "/nothing"))
+    for codec, why in ((nowhere, "does not answer"), (wrong, "is the URL that of its API")):
+        codec_of_values = opened(codec, topic_name, "value")
+        calls: list[Callable[[], object]] = [
+            partial(check_reading, codec),
+            partial(check_writing, codec, topic_name, "value"),
+            partial(codec_of_values.encode, Total("ann", 7)),
+            partial(codec_of_values.decode, bytes(20)),
+        ]
+        for call in calls:
+            with pytest.raises(Unavailable, match=why):
+                call()
+
+
+def test_a_login_is_a_reference_and_in_no_error(
+    registry: RegistryServer, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asking_for_login(registry, "ann:hunter2-hunter2") as url:
+        settings = {"url": url, "basic.auth.user.info": "env:REGISTRY_LOGIN"}
+        codec = AvroCodec(Total, registry=settings, register=True)
+        monkeypatch.setenv("REGISTRY_LOGIN", "ann:hunter3-hunter3")
+        with pytest.raises(Unavailable, match=r"refuses the login; correct basic\.auth\.user\.info") as error:
+            check_writing(codec, topic_name, "value")
+        assert "hunter" not in str(error.value)
+        monkeypatch.setenv("REGISTRY_LOGIN", "ann:hunter2-hunter2")
+        check_writing(codec, topic_name, "value")
+        ours = opened(codec, topic_name, "value")
+        assert ours.decode(ours.encode(Total("ann", 7))) == Total("ann", 7)
+
+
+def encoded_orders(
+    confluent: SchemaRegistryClient, name: str, first: int, count: int, schema: Any = None
+) -> list[tuple[str, bytes]]:
+    """Orders *first* and on for NAME-in, each with its key, by Confluent's serializer."""
+    schema = schema or AvroCodec(registry_pipelines.Order).schema
+    write = AvroSerializer(confluent, json.dumps(schema), conf=BY_TOPIC)
+    orders = [{"id": i, "customer": f"c{i % 17}", "total": i % 90 + 1} for i in range(first, first + count)]
+    return [(str(place % 5), write(order, record_in(f"{name}-in"))) for place, order in enumerate(orders)]
+
+
+def fed(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, first: int, count: int) -> None:
+    kafka.produce(f"{name}-in", encoded_orders(confluent, name, first, count))
+
+
+def assert_totals(kafka: KafkaCluster, confluent: SchemaRegistryClient, name: str, count: int) -> None:
+    """The running totals of orders 0 and on are in NAME-out, each once and in order, by Confluent's deserializer."""
+    read, topic = AvroDeserializer(confluent, conf=BY_TOPIC), f"{name}-out"
+    totals: dict[str, list[tuple[int, int]]] = {}
+    for record in kafka.read_committed(topic):
+        total = read(record.value, record_in(topic))
+        assert read(record.key, record_in(topic, "key")) == total["customer"]
+        totals.setdefault(total["customer"], []).append((total["id"], total["sum"]))
+    ids = sorted(id for of_customer in totals.values() for id, _ in of_customer)
+    assert ids == list(range(count))
+    for of_customer in totals.values():
+        expected = itertools.accumulate(id % 90 + 1 for id, _ in of_customer)
+        assert [sum for _, sum in of_customer] == list(expected)
+
+
+@pytest.fixture
+def start(
+    run: Callable[..., Run], registry: RegistryServer, kafka: KafkaCluster, topic_name: str
+) -> Callable[..., Run]:
+    kafka.create_topic(f"{topic_name}-in", 3)
+    params = ("--param", f"name={topic_name}", "--param", f"registry={registry.url}", *QUICK)
+
+    def begin(*arguments: str) -> Run:
+        environment = {"PYTHONPATH": str(RIG)}
+        return run("registry_pipelines:totals", *params, "--parallelism", "2", *arguments, env=environment)
+
+    return begin
+
+
+@pytest.mark.broker
+def test_a_run_and_bounded_work_read_and_write_what_confluents_serializers_do(
+    kafka: KafkaCluster, confluent: SchemaRegistryClient, registry: RegistryServer, topic_name: str
+) -> None:
+    kafka.create_topic(f"{topic_name}-in", 3)
+    params = ("--param", f"name={topic_name}", "--param", f"registry={registry.url}")
+    fed(kafka, confluent, topic_name, 0, 300)
+    ended = run_here(
+        kafka.bootstrap_servers, "registry_pipelines:totals", *params, *QUICK, "--inline", "--until", "latest"
+    )
+    assert ended.code == 0, ended.said
+    fed(kafka, confluent, topic_name, 300, 300)
+    servers = ("--bootstrap-servers", kafka.bootstrap_servers)
+    assert main(["catch-up", "registry_pipelines:totals", *params, *servers, "--on", "driver"]) == 0
+    assert_totals(kafka, confluent, topic_name, 600)
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_example_of_a_schema_that_grows_prints_what_the_page_says(
+    kafka: KafkaCluster, registry: RegistryServer, topic_name: str
+) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--registry", registry.url, "--topic", topic_name)
+    example = [sys.executable, str(ROOT / "examples" / "evolving_schema.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "schema-registry.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_new_incarnation_waits_for_the_registry(
+    start: Callable[..., Run],
+    registry: RegistryServer,
+    kafka: KafkaCluster,
+    confluent: SchemaRegistryClient,
+    topic_name: str,
+) -> None:
+    fed(kafka, confluent, topic_name, 0, 1_000)
+    first = start()
+    first.await_checkpoint()
+    away = re.compile("The schema registry at .* does not answer.* A new incarnation begins")
+    later = encoded_orders(confluent, topic_name, 1_000, 1_000)
+    with registry.away(), no_decision_counts(kafka, topic_name):
+        kafka.produce(f"{topic_name}-in", later)
+        first.await_event(lambda event: away.search(event.get("text", "")) is not None)
+    first.await_step("deployed")  # the decision may have counted all the same: no checkpoint need have records any more
+    stop(first)
+    assert start("--until", "latest").wait() == 0
+    assert_totals(kafka, confluent, topic_name, 2_000)
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_totals_are_exact_after_a_kill_and_an_outage_of_the_registry(
+    start: Callable[..., Run],
+    registry: RegistryServer,
+    kafka: KafkaCluster,
+    confluent: SchemaRegistryClient,
+    topic_name: str,
+) -> None:
+    """A schema that no worker has seen comes while the registry is away: nothing is skipped, and the run goes on."""
+    fed(kafka, confluent, topic_name, 0, 2_000)
+    first = start()
+    first.await_checkpoint()
+    os.kill(workers_of(first)[0], signal.SIGKILL)
+    fed(kafka, confluent, topic_name, 2_000, 2_000)
+    first.await_checkpoint()
+    first.kill()
+    second = start()
+    second.await_step("deployed")
+    evolved = {**AvroCodec(registry_pipelines.Order).schema, "doc": "evolved"}
+    evolved["fields"] = [*evolved["fields"], {"name": "page", "type": ["null", "long"], "default": None}]
+    later = encoded_orders(confluent, topic_name, 4_000, 2_000, evolved)
+    second.await_checkpoint()
+    with registry.away():
+        kafka.produce(f"{topic_name}-in", later)
+        second.await_event(lambda event: "the codec met an outage" in event.get("text", ""))
+        second.await_step("deployed")
+    second.await_checkpoint()
+    stop(second)
+    assert start("--until", "latest").wait() == 0
+    assert_totals(kafka, confluent, topic_name, 6_000)
+
+
+@pytest.mark.broker
+def test_a_run_does_not_start_without_its_registry_or_its_schema(
+    kafka: KafkaCluster, registry: RegistryServer, topic_name: str
+) -> None:
+    kafka.create_topic(f"{topic_name}-in")
+    for params, code, why in (
+        ((f"registry={registry.url}", "register=false"), 2, r"Sink 'out': .* lacks the schema of the values"),
+        (("registry=http://127.0.0.1:9",), 4, r"Source 'orders': .*http://127.0.0.1:9 does not answer"),
+    ):
+        arguments = [argument for param in (f"name={topic_name}", *params) for argument in ("--param", param)]
+        ended = run_here(kafka.bootstrap_servers, "registry_pipelines:totals", *arguments, "--inline")
+        assert ended.code == code
+        assert re.search(why, ended.said)
+    assert kafka.read_committed(f"{topic_name}-in") == []

@@ -1,0 +1,448 @@
+"""Dead letters: each record that cannot be processed is written once with its reason, the others as if it were not."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from contextlib import chdir, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from running import HERE, Job, visible
+
+from exactlyonce import Output, Pipeline
+from exactlyonce.cli.main import main
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
+from exactlyonce.engines.runtime.assembler import inputs_at_hand
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
+from exactlyonce.engines.runtime.operators import (
+    BatchOperator,
+    Filter,
+    FlatMap,
+    KeyBy,
+    Map,
+    Process,
+    SinkOutput,
+    Stateful,
+    listeners,
+)
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, Reason, as_input
+from exactlyonce.pipeline.errors import GraphError, Unavailable
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.records import Record
+from exactlyonce.sinks import DeadLetters, KafkaSink
+from exactlyonce.sinks.kafka import letter_replay
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.state_type import StateType
+from exactlyonce.state.stored import StoredState
+from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
+
+BAD = b'{"id": 7, "customer": 12, "total": 1}'
+RECORD = 3
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+class Tally(msgspec.Struct):
+    seen: list[int]
+
+
+def fail_on_threes(number: int) -> int:
+    if number % 3 == 0:
+        raise ValueError(f"{number} is a multiple of 3")
+    return number
+
+
+def table(type_: Any) -> KeyedTable[Any]:
+    return KeyedTable(StoredState(operator="op", type=type_, groups=range(16), max_parallelism=16))
+
+
+def tallied(state: Tally | None, number: int) -> tuple[Tally, int]:
+    state = state or Tally([])
+    state.seen.append(number)  # changed in place, then failed
+    return state, fail_on_threes(number)
+
+
+def told(state: int | None, number: int, emit: Callable[..., None]) -> tuple[int, int]:
+    emit(number, Output("side", int))
+    return (state or 0) + 1, fail_on_threes(number)
+
+
+def emitting(number: int, emit: Callable[..., None]) -> None:
+    emit(number)
+    fail_on_threes(number)
+
+
+def reduced(before: int, number: int) -> int:
+    fail_on_threes(number)
+    return before + number
+
+
+class Collected:
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    def write(self, outputs: Any) -> None:
+        self.written += map(int, outputs.values)
+
+
+OPERATORS: dict[str, Callable[[], BatchOperator]] = {
+    "map": lambda: Map("op", fail_on_threes),
+    "filter": lambda: Filter("op", lambda number: fail_on_threes(number) > 0),
+    "flat_map": lambda: FlatMap("op", lambda number: (fail_on_threes(each) for each in (number,))),
+    "key_by": lambda: KeyBy("op", fail_on_threes),
+    "process": lambda: Process("op", emitting),
+    "stateful_map": lambda: Stateful("op", tallied, table(Tally), clone=StateType[Any]("op", Tally).clone),
+    "stateful_flat_map": lambda: Stateful("op", lambda s, n: (n, [fail_on_threes(n)]), table(int), flat=True),
+    "with side outputs": lambda: Stateful("op", told, table(int), sides={"side": []}),
+}
+
+
+def run(operator: BatchOperator, numbers: list[int]) -> tuple[list[int], list[Any]]:
+    """The outputs, and the letters, of *numbers*, each of a key of its own."""
+    outputs: list[int] = []
+    letters: list[Any] = []
+    operator.downstream.append(lambda batch: outputs.extend(batch.records))
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters.listeners.append(lambda batch: letters.extend(batch.records))
+    operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key(n) for n in numbers]))
+    return outputs, letters
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_each_operator_goes_on_without_the_records_that_fail(kind: str) -> None:
+    numbers = list(range(1, 2 * CHUNK_RECORDS))
+    operator = OPERATORS[kind]()
+    side: list[int] = []
+    if kind == "with side outputs":
+        listeners(operator, "side").append(lambda batch: side.extend(batch.records))
+    outputs, letters = run(operator, numbers)
+    good, bad = ([n for n in numbers if bool(n % 3) is whole] for whole in (True, False))
+    assert outputs == good
+    assert [int(letter.value) for letter in letters] == bad
+    reasons = [Reason.of(letter.headers) for letter in letters]
+    assert [reason.offset for reason in reasons if reason] == bad
+    assert reasons[0] is not None
+    assert (reasons[0].error, reasons[0].message) == ("ValueError", "3 is a multiple of 3")
+    assert reasons[0].traceback.endswith('in fail_on_threes: raise ValueError(f"{number} is a multiple of 3")')
+    assert str(Path(__file__).parent) not in reasons[0].traceback
+    assert side == (good if kind == "with side outputs" else [])
+
+
+def test_a_state_that_was_changed_in_place_is_as_before() -> None:
+    operator = OPERATORS["stateful_map"]()
+    assert isinstance(operator, Stateful)
+    numbers = [1, 3, 2, 6, 4]
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key("ann")] * len(numbers)))
+    assert operator.table.get(canonical_key("ann")) == Tally([1, 2, 4])
+
+
+def test_a_reduction_goes_on_from_the_last_good_record() -> None:
+    operator = Stateful("op", reduced, table(int), reduces=True)
+    outputs: list[int] = []
+    operator.downstream.append(lambda batch: outputs.extend(batch.records))
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    numbers = [3, 1, 6, 2]  # the first of a key is its state: no function runs
+    operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key("ann")] * len(numbers)))
+    assert outputs == [3, 4, 6]
+    assert operator.table.get(canonical_key("ann")) == 6
+
+
+def test_a_sink_writes_what_can_be_encoded() -> None:
+    written = Collected()
+    encoder = KafkaSink[int]("out", key=lambda number: str(fail_on_threes(number))).encoder(int)
+    _, letters = run(SinkOutput("op", written, encoder), [1, 2, 3, 4, 6])
+    assert written.written == [1, 2, 4]
+    assert [int(letter.value) for letter in letters] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"), [(ConnectionError("away"), Unavailable), (Unavailable("away"), Unavailable)], ids=repr
+)
+@pytest.mark.parametrize("kind", ["map", "process", "stateful_flat_map"])
+def test_an_outage_makes_no_letter(kind: str, raised: Exception, error: type[Exception]) -> None:
+    def fail(*given: Any) -> Any:
+        raise raised
+
+    operator = OPERATORS[kind]()
+    operator.fn = fail  # type: ignore[attr-defined]  # each of these has one
+    with pytest.raises(error):
+        run(operator, [1])
+
+
+def test_a_letter_depends_on_the_record_alone() -> None:
+    """Addresses of objects and folders of files differ between processes, sets have no order; long texts are cut."""
+    output = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    place = Coordinates("t", 0, 1)
+    texts = [
+        Reason.of(output.letter({"b", "a"}, place, ValueError(f"{object()} {'x' * 9_999}")).headers) for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] is not None
+    assert "0x..." in texts[0].message
+    assert len(texts[0].message) <= TEXT_LENGTH_MAX + 3
+    assert output.letter({"b", "a"}, place, ValueError()).value == b'["a","b"]'
+
+
+@pytest.mark.parametrize(
+    ("limits", "letters", "records", "exceeded"),
+    [
+        (DeadLetterLimits(), 1_000_000, 1_000_000, False),
+        (DeadLetterLimits(per_checkpoint=2), 2, 10, False),
+        (DeadLetterLimits(per_checkpoint=2), 3, 10, True),
+        (DeadLetterLimits(per_checkpoint=0), 1, 10, True),
+        (DeadLetterLimits(share=0.1), 10, 100, False),
+        (DeadLetterLimits(share=0.1), 11, 100, True),
+        (DeadLetterLimits(share=0.01), 1, 3, False),
+        (DeadLetterLimits(share=0.01), 2, 3, True),
+        (DeadLetterLimits(share=1), 3, 3, False),
+    ],
+)
+def test_limits(limits: DeadLetterLimits, letters: int, records: int, exceeded: bool) -> None:
+    assert bool(limits.exceeded(letters, records)) is exceeded
+
+
+@pytest.mark.parametrize(
+    ("on_error", "text"),
+    [
+        (DeadLetters("orders-dead", max_per_checkpoint=-1), "max_per_checkpoint=-1 must be"),
+        (DeadLetters("orders-dead", max_share=3), "max_share=3 must be from 0 to 1"),
+        (DeadLetters("no topic"), "topic 'no topic' must be"),
+        ("skip", "on_error='skip' must be DeadLetters"),
+    ],
+)
+def test_what_is_refused_as_the_pipeline_is_built(on_error: Any, text: str) -> None:
+    pipeline = Pipeline("orders")
+    orders = pipeline.source("orders", KafkaSource("orders", value=int))
+    orders.map(str, id="text", output=str, on_error=on_error).sink("out", KafkaSink("out"))
+    with pytest.raises(GraphError, match=text):
+        pipeline.build()
+
+
+def test_what_a_letter_holds() -> None:
+    """The input record, unless a state has taken it, whatever the parallelism; and of a letter, only its own reason."""
+    dead = DeadLetters("dead")
+    pipeline = Pipeline("orders")
+    source = pipeline.source("in", KafkaSource("in", value=int, on_error=dead))
+    keyed = source.map(abs, id="early", output=int).key_by(lambda number: number, partitioned=True)
+    kept = keyed.reduce("kept", max)
+    kept.map(abs, id="late", output=int).sink("out", KafkaSink("out"))
+    source.sink("copies", KafkaSink("copies"))
+    graph = pipeline.build()
+    holding = [id for id in ("in", "early", "kept", "late", "out", "copies") if inputs_at_hand(graph, graph.node(id))]
+    assert holding == ["in", "early", "kept", "copies"]
+    inner = DeadLetterOutput(
+        "p", "a", "source", lambda line: None, {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
+    )
+    place = Coordinates("t", 0, 1)
+    letter = inner.undecoded(place, ValueError("first"), "first")
+    outer = DeadLetterOutput("q", "b", "source", lambda line: None, {"t": lambda _: letter})
+    assert as_input(outer.undecoded(place, ValueError("second"), "second")) == letter
+    assert as_input(letter).headers == (("h", b"1"),)
+
+
+def test_a_replay_sends_a_record_with_several_letters_once() -> None:
+    record: DeadLetter = Record(b"1", topic="t", partition=2, offset=7)
+    sent, first = letter_replay._once(None, record)
+    assert (first, letter_replay._once(sent, record)) == ([record], (True, []))
+
+
+def test_where_letters_may_not_go() -> None:
+    for topic, text in (("in", "which the pipeline reads"), ("out", "has the outputs of sink 'out'")):
+        pipeline = Pipeline("orders")
+        numbers = pipeline.source("numbers", KafkaSource("in", value=int, on_error=DeadLetters(topic)))
+        numbers.sink("out", KafkaSink("out"))
+        with pytest.raises(GraphError, match=text):
+            pipeline.build()
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def expected(records: list[tuple[int, bytes]]) -> tuple[list[tuple[int, str, int]], Counter[tuple[str, int]]]:
+    """The totals of `pipelines.lettered` over (offset, value) of one partition, and the letters by operator, offset."""
+    sums, totals, letters = defaultdict[str, int](int), [], Counter[tuple[str, int]]()
+    for offset, value in records:
+        order = json.loads(value)
+        if value == BAD:
+            letters["orders", offset] += 1
+        elif order["total"] % 5 == 0:
+            letters["checked", offset] += 1
+        elif order["total"] % 7 == 0:
+            letters["totals", offset] += 1
+        else:
+            sums[order["customer"]] += order["total"]
+            if order["id"] % 11 > 1:
+                letters["out", offset] += 1
+            else:
+                totals.append((order["id"], order["customer"], sums[order["customer"]]))
+    return totals, letters
+
+
+def letters_in(kafka: KafkaCluster, topic: str, count: int) -> list[tuple[Committed, Reason]]:
+    found = []
+    for record in visible(kafka, topic, count):
+        reason = Reason.of(record.headers)
+        assert reason is not None
+        found.append((record, reason))
+    return found
+
+
+def assert_lettered(job: Job, but: Collection[int] = ()) -> list[tuple[Committed, Reason]]:
+    """The outputs and letters of everything fed to the one partition, *but* what is at these offsets."""
+    given = job.kafka.read_committed(job.topic)
+    fed = [(record.offset, record.value or b"") for record in given if record.offset not in but]
+    totals, wanted = expected(fed)
+    seen = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(totals))]
+    assert sorted((each["id"], each["customer"], each["sum"]) for each in seen) == sorted(totals)
+    found = letters_in(job.kafka, f"{job.name}-dead", wanted.total() + len(but))
+    letters = [letter for letter in found if letter[1].offset not in but]
+    assert Counter((reason.operator, reason.offset) for _, reason in letters) == wanted
+    assert all(reason.topic == f"{job.name}-in" for _, reason in letters)
+    return letters
+
+
+def audit(job: Job) -> dict[str, Any]:
+    out = io.StringIO()
+    words = ["audit", "pipelines:lettered", "--param", f"name={job.name}", "--on", "driver", "--json"]
+    with chdir(HERE), redirect_stdout(out):
+        code = main([*words, "--bootstrap-servers", job.kafka.bootstrap_servers])
+    report: dict[str, Any] = json.loads(out.getvalue())
+    assert code == 0, report
+    return report
+
+
+@pytest.mark.broker
+def test_every_record_is_written_once_or_is_a_letter_once_through_kills(
+    job_of: Callable[..., Job], failpoint: Callable[..., dict[str, str]]
+) -> None:
+    job = job_of("lettered", "--parallelism", "2", partitions=1)
+    job.feed(300)
+    job.kafka.produce(job.topic, [BAD] * 9)
+    for name in ("coordinator-checked", "coordinator-decided"):
+        killed = job.start(env=failpoint(name))
+        job.feed(400)
+        killed.wait()
+    job.kafka.produce(job.topic, [BAD])
+    last = job.finish(env=failpoint("worker-frozen"))
+    letters = assert_lettered(job)
+    assert 1 <= last.events[-1]["dead_letters"] <= len(letters)
+    given = {record.offset: record for record in job.kafka.read_committed(job.topic)}
+    for letter, reason in letters:
+        assert reason.has_input is (reason.operator in ("orders", "checked"))
+        fed = given[reason.offset]
+        if reason.has_input:
+            assert (letter.key, letter.value) == (fed.key, fed.value)
+        elif reason.operator == "totals":
+            assert json.loads(letter.value or b"") == json.loads(fed.value or b"")
+        else:
+            assert json.loads(letter.value or b"").keys() == {"id", "customer", "sum"}
+    message = next(reason.message for _, reason in letters if reason.operator == "totals")
+    assert " for <object object at 0x...>" in message
+    report = audit(job)
+    assert (report["findings"], report["unjudged"]) == ([], [])
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+def test_a_backfill_writes_the_same_letters(job_of: Callable[..., Job]) -> None:
+    job = job_of("lettered", "--param", "max_per_checkpoint=200", partitions=1)
+    job.feed(300)
+    job.kafka.produce(job.topic, [BAD] * 9)
+    assert backfill(job) == 0
+    letters = assert_lettered(job)
+    job.kafka.produce(job.topic, [BAD] * 201)
+    assert backfill(job) == RECORD
+    assert len(letters_in(job.kafka, f"{job.name}-dead", len(letters))) == len(letters)
+    job.finish_here("--param", "max_per_checkpoint=201")
+    assert_lettered(job)
+
+
+def backfill(job: Job) -> int:
+    words = ["backfill", "pipelines:lettered", "--param", f"name={job.name}", "--on", "driver"]
+    with chdir(HERE):
+        return main([*words, "--param", "max_per_checkpoint=200", "--bootstrap-servers", job.kafka.bootstrap_servers])
+
+
+@pytest.mark.broker
+def test_a_flood_stops_the_job_before_any_of_it_is_written(job_of: Callable[..., Job]) -> None:
+    job = job_of("lettered", "--param", "max_per_checkpoint=20", partitions=1)
+    job.feed(30)
+    job.finish_here()
+    before = len(assert_lettered(job))
+    job.kafka.produce(job.topic, [BAD] * 21)
+    said = job.finish_here(code=RECORD)
+    assert "21 dead letters for sink 'orders-dead-letters', more than max_per_checkpoint=20" in said
+    assert "dead letter: source 'orders'" in said
+    assert len(job.kafka.read_committed(f"{job.name}-dead")) == before
+    job.finish_here("--param", "max_per_checkpoint=21")
+    assert_lettered(job)
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`command("list", "--json")` is what `exactlyonce dead-letters` prints."""
+
+    def run(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(["dead-letters", *words, "--bootstrap-servers", kafka.bootstrap_servers]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return run
+
+
+@pytest.mark.broker
+def test_letters_are_shown_and_each_is_sent_back_once(
+    job_of: Callable[..., Job], kafka: KafkaCluster, command: Callable[..., str]
+) -> None:
+    job = job_of("lettered", partitions=1)
+    job.feed(40)
+    kafka.produce(job.topic, [("k", b"\xff{")])
+    job.finish_here()
+    topic, letters = f"{job.name}-dead", assert_lettered(job, but={40})
+    assert f"{len(letters) + 1} dead letters: " in command("list", topic)
+    facts = [json.loads(line) for line in command("list", topic, "--operator", "orders", "--json").splitlines()]
+    assert [(each["offset"], each["key"], each["value"]) for each in facts] == [(40, "k", repr(b"\xff{"))]
+    assert "the value is not Order in json" in command("show", topic, facts[0]["place"])
+    again = [reason.offset for _, reason in letters if reason.has_input] + [40]
+    left = len(letters) + 1 - len(again)
+    assert command("replay", topic).splitlines() == [
+        f"{len(again)} records sent back to {job.topic}.",
+        f"{left} dead letters left out: behind an operator with state or a loop, they have no input record. "
+        "docs/pipelines.md, dead letters, says what to do with them.",
+    ]
+    given = kafka.read_committed(job.topic)
+    whole = [(record.key, record.value, record.headers, record.partition) for record in given]
+    assert Counter(whole[41:]) == Counter(whole[offset] for offset in again)
+    assert "that was not sent back before" in command("replay", topic)
+    assert len(kafka.read_committed(job.topic)) == len(given)
+    assert "no dead letter at" in command("show", topic, "0:999", code=2)
+    assert "is no place" in command("show", topic, "17", code=2)
+    assert f"{job.name}-nowhere" in command("list", f"{job.name}-nowhere", code=2)
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive
+def test_the_example(kafka: KafkaCluster) -> None:
+    example = Path(__file__).parents[2] / "examples" / "dead_letters.py"
+    given = [sys.executable, str(example), "--bootstrap-servers", kafka.bootstrap_servers]
+    shown = subprocess.run(given, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.splitlines()
+    assert [line for line in shown if line.startswith("  ")] == [
+        "  books   10.00 EUR", "  tea     23.00 EUR", "  books   60.00 EUR", "  tea     32.00 EUR"
+    ]  # fmt: skip
+    assert "3 dead letters: euros KeyError 2, payments DecodeError 1" in shown
