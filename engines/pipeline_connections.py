@@ -50,7 +50,7 @@ class PipelineConnections(Connections):
         note: Callable[[str], None],
         step: Callable[[str, int], None],
         reference: Reference,
-        units: tuple[Submit, Path] | None = None,
+        units: tuple[Submit, str | Path] | None = None,
         succession: Succession | None = None,
     ) -> None:
         """*step* hears of each durable record. *reference* is how the pipeline is imported. *units* run a replay on

@@ -159,12 +159,38 @@ def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
         yield start
 
 
+def _storage_server(kind: str, folder: Path) -> Any:
+    from hdfs_server import HdfsServer
+    from s3_server import S3Server
+
+    return S3Server() if kind == "s3" else HdfsServer(folder)
+
+
 @pytest.fixture(params=["s3", "hdfs"])
 def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of a test's own, where blocks may lie outside of the topic."""
-    from tests.connectors.blocks.conftest import started
+    with closing(_storage_server(request.param, tmp_path_factory.mktemp("blocks"))) as server:
+        yield server
 
-    with closing(started(request.param, tmp_path_factory.mktemp("blocks"))) as server:
+
+@pytest.fixture(scope="session")
+def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with closing(_storage_server("s3", tmp_path_factory.getbasetemp())) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(_s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server with S3's protocol, started once for all tests of a process, whose client this process is."""
+    for name, value in _s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    return _s3_server
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Hadoop's HDFS, started once; the tests are skipped, loudly, where it cannot be had."""
+    with closing(_storage_server("hdfs", tmp_path_factory.mktemp("hdfs"))) as server:
         yield server
 
 

@@ -7,7 +7,7 @@ Every call blocks, for tens of seconds at most, tries once, and may be made by a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
 """The first words of a folder's errors: the second for the one of `--checkpoint-storage`."""
@@ -46,3 +46,13 @@ class Folder(Protocol):
 
     def remove_folder(self) -> bool:
         """Remove the empty folder, where folders are more than parts of names; whether there was one."""
+
+
+class FolderOfLargeFiles(Folder, Protocol):
+    """The files may be larger than memory."""
+
+    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
+        """As `put`, with the content of an open file, which is read in parts. It takes as long as the content does."""
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes | None:
+        """*length* bytes of the content from *offset*, at least one; fewer where it ends. None without such a file."""

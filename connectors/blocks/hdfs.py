@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
-from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
 R = TypeVar("R")
@@ -37,7 +37,11 @@ GIVEN_UP_MAX = 64
 """The most requests given up and not ended: each keeps a thread and four descriptors. With so many, further requests
 fail at once, until the system ends their connections or the name node answers."""
 
+PART_BYTES = 8 << 20
+"""An open file is written in such parts, each a request with a timeout of its own."""
+
 _RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
+_FULL = ("QuotaExceededException", "No space left")
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
 
 
@@ -56,7 +60,7 @@ class HdfsFolder:
     def check(self) -> None:
         def probed(client: Any) -> None:
             client.mkdirs(self._path, create_parent=True)
-            self._write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
+            _write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
             client.delete(probe)
 
         self._asked(probed)
@@ -66,24 +70,35 @@ class HdfsFolder:
 
         def written(client: Any) -> None:
             try:
-                self._write(client, temporary, content)
-                with suppress(FileExistsError):  # an earlier attempt has put it, and lost its answer
-                    client.rename(temporary, path)
-                    return
+                _write(client, temporary, content)
             except Exception:
-                with suppress(Exception):  # else it is an orphan
-                    client.delete(temporary)
+                _delete_or_leave(client, temporary)
                 raise
-            client.delete(temporary)
+            _rename(client, temporary, path)
 
         self._asked(written)
 
-    @staticmethod
-    def _write(client: Any, path: str, content: bytes) -> None:
-        """Write a new file; the data nodes have its bytes on disk, and the name node its end."""
-        with client.create(path) as file:  # it replaces nothing
-            file.write(content)
-            file.hsync()
+    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
+        path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
+
+        def append(client: Any, part: bytes) -> None:
+            new.write(part)
+
+        def close(client: Any) -> None:
+            new.hsync()
+            new.close()
+            _rename(client, temporary, path)
+
+        file.seek(0)
+        new: Any = self._asked(lambda client: client.create(temporary))  # it replaces nothing
+        try:
+            while part := file.read(PART_BYTES):
+                self._asked(partial(append, part=part))
+            self._asked(close)
+        except ExactlyOnceError:
+            with suppress(ExactlyOnceError):
+                self._asked(lambda client: _delete_or_leave(client, temporary))
+            raise
 
     def get(self, name: str) -> bytes | None:
         def read(client: Any) -> bytes | None:
@@ -91,6 +106,18 @@ class HdfsFolder:
                 content: bytes = client.read(f"{self._path}/{name}").read()
             except FileNotFoundError:
                 return None
+            return content
+
+        return self._asked(read)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes | None:
+        def read(client: Any) -> bytes | None:
+            try:
+                file = client.read(f"{self._path}/{name}")
+            except FileNotFoundError:
+                return None
+            wanted = min(length, len(file) - offset)
+            content: bytes = file.read_range(offset, wanted) if wanted > 0 else b""
             return content
 
         return self._asked(read)
@@ -156,7 +183,33 @@ class HdfsFolder:
             reason = _said(error)
             if isinstance(error, PermissionError) or any(refusal in str(error) for refusal in _REFUSED):
                 raise ConfigError(f"{self._named} refuses: {reason}") from error
+            if any(full in str(error) for full in _FULL):
+                raise StorageUnavailable(f"{self._named} is full: make room there. It says: {reason}") from error
             raise StorageUnavailable(f"{self._named} does not answer: {reason}") from error
+
+
+def _write(client: Any, path: str, content: bytes) -> None:
+    """Write a new file; the data nodes have its bytes on disk, and the name node its end."""
+    with client.create(path) as file:  # it replaces nothing
+        file.write(content)
+        file.hsync()
+
+
+def _rename(client: Any, temporary: str, path: str) -> None:
+    try:
+        with suppress(FileExistsError):  # an earlier attempt has put it, and lost its answer
+            client.rename(temporary, path)
+            return
+    except Exception:
+        _delete_or_leave(client, temporary)
+        raise
+    client.delete(temporary)
+
+
+def _delete_or_leave(client: Any, path: str) -> None:
+    """Delete a temporary file; one that stays is an orphan."""
+    with suppress(Exception):
+        client.delete(path)
 
 
 def _answer(answer: Future[R], ask: Callable[[], R]) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 
 from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
@@ -22,6 +22,7 @@ REMOVED_AT_ONCE = 1_000
 """The protocol's limit."""
 _NO_BUCKET = ("NoSuchBucket",)
 _NO_FILE = ("NoSuchKey", "404")
+_BEHIND_END = ("InvalidRange", "416")
 _THERE = ("PreconditionFailed", "412")
 _NO_CONDITION = ("NotImplemented", "501")
 _NO_RIGHT = (
@@ -51,6 +52,13 @@ class S3Folder:
         self._asked("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
 
     def put(self, name: str, content: bytes, aside: str) -> None:
+        self._put(name, content)
+
+    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
+        file.seek(0)
+        self._put(name, file)
+
+    def _put(self, name: str, content: bytes | BinaryIO) -> None:
         try:
             self._call("put_object", Key=self._prefix + name, Body=content, IfNoneMatch="*")
         except _Answered as answer:
@@ -58,11 +66,17 @@ class S3Folder:
                 raise answer.error from answer
 
     def get(self, name: str) -> bytes | None:
+        return self._content(name)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes | None:
+        return self._content(name, Range=f"bytes={offset}-{offset + length - 1}")
+
+    def _content(self, name: str, **part: str) -> bytes | None:
         file_system = self._file_system()
         from fsspec.asyn import sync
 
         async def read() -> bytes:
-            answer = await file_system._call_s3("get_object", Bucket=self._bucket, Key=self._prefix + name)
+            answer = await file_system._call_s3("get_object", Bucket=self._bucket, Key=self._prefix + name, **part)
             async with answer["Body"] as body:
                 content: bytes = await body.read()
             return content
@@ -74,6 +88,8 @@ class S3Folder:
         except _Answered as answer:
             if answer.code in _NO_FILE:
                 return None
+            if answer.code in _BEHIND_END:
+                return b""
             raise answer.error from answer
 
     def files(self) -> Iterator[StoredFile]:

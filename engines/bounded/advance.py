@@ -93,19 +93,20 @@ def advance(
     *,
     ranges: Sequence[Reading],
     submit: Submit,
-    staging: Path,
+    staging: str | Path,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *connections* have recovered; *staging* is a folder that all units see. *final*: a clean end follows. Raises
+    *connections* have recovered; *staging* is a folder that all units see, or a
+    URL of HDFS or S3. *final*: a clean end follows. Raises
     `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock, leader = SystemClock(), connections.leader
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
-    with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
-        common = _common(loaded, options, connections, manifest, physical, folder)
+    with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as files:
+        common = _common(loaded, options, connections, manifest, physical, files)
         client = {name: str(value) for name, value in options.client.settings.items()}
         receipts = compute(physical, common, client, ranges, submit)
         hit("advance-computed")
@@ -154,7 +155,7 @@ def _common(
     connections: PipelineConnections,
     manifest: Manifest,
     physical: Plan,
-    folder: Path,
+    files: str,
 ) -> Stage:
     return Stage(
         reference=loaded.reference,
@@ -169,7 +170,7 @@ def _common(
         write_state=True,
         origins=False,
         by_partition=True,
-        folder=str(folder),
+        files=files,
         storage=options.checkpoint.storage,
         drops_fields=options.allow_dropped_fields,
         skips=options.skip,
@@ -196,7 +197,7 @@ def _publications(
     topics = _topics(physical)
     for sink, staged in sorted(outputs_by_sink(receipts).items()):
         partitions = sorted({partition for file in staged for partition in file.counts})
-        outputs = stage_messages(Path(common.folder, f"publish-{sink}"), [staged])
+        outputs = stage_messages(f"{common.files}publish-{sink}", [staged])
         records, size = sum(file.records for file in staged), sum(file.file.size for file in staged)
         worthwhile = max(-(-records // PUBLISHER_RECORDS), -(-size // PUBLISHER_BYTES))
         publishers = min(physical.parallelism, len(partitions), worthwhile)

@@ -14,7 +14,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
-from shutil import disk_usage
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
@@ -28,7 +27,7 @@ from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process
 from exactlyonce.engines.bounded.unit.messages import Reading
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
 from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
@@ -269,7 +268,7 @@ class CatchUp:
         self.choose_parallelism(executors)
         return self.lead(executors.submit, executors.staging)
 
-    def lead(self, submit: Submit, staging: Path) -> Summary:
+    def lead(self, submit: Submit, staging: str | Path) -> Summary:
         """Lead the pipeline until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = self._plan()
         with closing(self._connections(physical, self._note, submit, staging)) as connections:
@@ -293,7 +292,7 @@ class CatchUp:
         return physical
 
     def _connections(
-        self, physical: Plan, note: Callable[[str], None], submit: Submit, staging: Path
+        self, physical: Plan, note: Callable[[str], None], submit: Submit, staging: str | Path
     ) -> PipelineConnections:
         """The connections of a leader that has looked, and fenced nobody."""
         connections = PipelineConnections(
@@ -325,7 +324,7 @@ class CatchUp:
         else:
             self.progress.note(text)
 
-    def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: Path) -> bool:
+    def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> bool:
         """Advance to the present stop offsets; False if the work stands there."""
         ranges = self._ranges(connections)
         total = sum(reading.length for reading in ranges)
@@ -353,7 +352,7 @@ class CatchUp:
                 most = chunk_records(
                     summary.parallelism,
                     offset_bytes=advanced.staged_bytes / offsets,
-                    free_bytes=disk_usage(staging).free,
+                    free_bytes=free_bytes(staging),
                     offset_ms=advanced.publishing_ms / offsets,
                     timeout_ms=connections.transaction_timeout_ms,
                 )
@@ -381,13 +380,13 @@ class CatchUp:
 
 
 def chunk_records(
-    parallelism: int, *, offset_bytes: float, free_bytes: int, offset_ms: float = 0.0, timeout_ms: int = 0
+    parallelism: int, *, offset_bytes: float, free_bytes: int | None, offset_ms: float = 0.0, timeout_ms: int = 0
 ) -> int:
     """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
 
-    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, nor
-    than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither makes a chunk
-    smaller than CHUNK_RECORDS_MIN.
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, if it
+    is known, nor than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither
+    makes a chunk smaller than CHUNK_RECORDS_MIN.
 
     >>> tebibyte = 1 << 40
     >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
@@ -398,7 +397,7 @@ def chunk_records(
     7500000
     """
     most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
-    if offset_bytes:
+    if offset_bytes and free_bytes is not None:
         most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
     if offset_ms:
         most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))

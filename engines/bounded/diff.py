@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -187,21 +186,19 @@ class Diff:
         progress.began(self._base, 2 * self.offsets)
         report = DiffReport(self.name, self._base.checkpoint)
         lanes = max(LANES_MIN, self._base.parallelism)
-        with workplace(executors.staging, f"diff-{self.name}-{self._base.checkpoint}") as folder:
+        with workplace(executors.staging, f"diff-{self.name}-{self._base.checkpoint}") as files:
             sides: list[dict[str, list[OutputFile]]] = []
             for version, graph, side in zip(self._versions, self._graphs, ("old", "new"), strict=True):
-                own = folder / side
-                own.mkdir()
                 receipts = compute(
                     plan(graph, self._base.parallelism),
-                    self._stage(version, graph, own, lanes),
+                    self._stage(version, graph, f"{files}{side}-", lanes),
                     {name: str(value) for name, value in self._client.settings.items()},
                     self._ranges,
                     executors.submit,
                 )
                 sides.append(outputs_by_sink(receipts))
                 report.records = sum(receipt.records for receipt in receipts)
-            report.sinks += self._compared(sides, folder, lanes, executors)
+            report.sinks += self._compared(sides, files, lanes, executors)
         report.unjudged += self._not_compared()
         return report
 
@@ -242,7 +239,7 @@ class Diff:
             ends = to.ends(inputs, starts)
         return readings({id: source.topic for id, source in sources.items()}, starts, ends)
 
-    def _stage(self, version: Loaded, graph: LogicalGraph, folder: Path, lanes: int) -> Stage:
+    def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base
         return Stage(
             reference=version.reference,
@@ -256,7 +253,7 @@ class Diff:
             topic_ids={read.topic: read.topic_id for read in base.offsets},
             write_state=False,
             origins=True,
-            folder=str(folder),
+            files=files,
             by_partition=False,
             lanes=lanes,
             storage=base.storage,
@@ -285,13 +282,13 @@ class Diff:
         return counts
 
     def _compared(
-        self, sides: Sequence[dict[str, list[OutputFile]]], folder: Path, lanes: int, executors: Executors
+        self, sides: Sequence[dict[str, list[OutputFile]]], files: str, lanes: int, executors: Executors
     ) -> Iterator[SinkDiff]:
         for sink in sorted({*sides[0], *sides[1]}):
-            files = [outputs.get(sink, []) for outputs in sides]
+            outputs = [side.get(sink, []) for side in sides]
             old, new = (
-                stage_messages(folder / f"compare-{sink}-{side}", [of_side])
-                for side, of_side in zip(("old", "new"), files, strict=True)
+                stage_messages(f"{files}compare-{sink}-{side}", [of_side])
+                for side, of_side in zip(("old", "new"), outputs, strict=True)
             )
             work = [_encode(Comparison(lane, old, new, self._shown)) for lane in range(lanes)]
             answers = executors.submit(f"{self.name}: diff, compare {sink}", work)
@@ -300,8 +297,8 @@ class Diff:
             keyed = [each for compared in done for each in compared.differences]
             yield SinkDiff(
                 sink=sink,
-                old=sum(file.records for file in files[0]),
-                new=sum(file.records for file in files[1]),
+                old=sum(file.records for file in outputs[0]),
+                new=sum(file.records for file in outputs[1]),
                 keys=sum(compared.keys for compared in done) + any(compared.keyless for compared in done),
                 differing=sum(compared.differing for compared in done) + any(keyless),
                 differences=[*keyless[:1], *keyed][: self._shown],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -70,7 +69,7 @@ def compute(
         sent = tuple(file for receipt in receipts for file in receipt.sent if file.edge in edges)
         units = [unit for task in tasks for unit in _units(plan, task, ranges=ranges, logs=logs, left=left)]
         stage = msgspec.structs.replace(common, sent=sent)
-        file = stage_messages(Path(common.folder, f"stage-{number}"), [stage, *units])
+        file = stage_messages(f"{common.files}stage-{number}", [stage, *units])
         work = [_encode(UnitPlace({**client}, file, receiver)) for receiver, _ in enumerate(units, STAGE + 1)]
         stage_receipts = [_decoder.decode(answer) for answer in submit(description, work)]
         done = [(receipt.ack.task, receipt.ack.subtask) for receipt in stage_receipts]

@@ -46,8 +46,8 @@ class Executors(NamedTuple):
     """The place where units run."""
 
     submit: Submit
-    staging: Path
-    """A folder for files between stages, which all units and this process see."""
+    staging: str | Path
+    """A folder for files between stages, which all units and this process see, or a URL of HDFS or S3."""
     cores: Callable[[], int]
     """The number of units that run at the same time."""
 

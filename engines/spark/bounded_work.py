@@ -72,10 +72,10 @@ def backfill(
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
 
     *pipeline* is one that executors can import, or `module:attribute`. *to* is "latest", a time, or offsets in JSON, as
-    for `exactlyonce backfill`; *staging* a folder that all executors see, needed where they are on other machines;
-    *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint when it is repeated.
-    *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete, sometimes from another
-    thread: `progress=print` prints lines.
+    for `exactlyonce backfill`; *staging* a folder that all executors see, or a URL of HDFS or S3, needed where they are
+    on other machines; *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint
+    when it is repeated. *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete,
+    sometimes from another thread: `progress=print` prints lines.
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(

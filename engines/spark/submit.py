@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from exactlyonce.engines.bounded.submit import Executors, Submit, UnitsDone, perform, settled
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE, usable_staging
 from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.engines.spark.jobs import described, watched
 from exactlyonce.engines.spark.session import (
@@ -89,11 +89,11 @@ def _collect(
 
 
 def executors_of(spark: SparkSession, staging: str | Path | None, progress: UnitsDone | None = None) -> Executors:
-    """The executors of *spark*; ConfigError where they need a folder *staging* shared with this machine."""
+    """The executors of *spark*; ConfigError where they need a *staging* shared with this machine."""
     if staging is None and not runs_here(spark):
         require_staging(spark.conf.get("spark.master", "") or "a Connect server")
     submit = submit_to(spark, progress)
-    return Executors(submit, Path(staging or THIS_MACHINE).absolute(), lambda: _cores(spark))
+    return Executors(submit, usable_staging(staging or THIS_MACHINE), lambda: _cores(spark))
 
 
 def _cores(spark: SparkSession) -> int:
@@ -105,7 +105,7 @@ def require_staging(master: str) -> NoReturn:
     """Raise ConfigError: a Spark on other machines needs a shared folder."""
     raise ConfigError(
         f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
-        f"path, with room for the input of a chunk."
+        f"path, or a URL hdfs://host:port/folder or s3://bucket/prefix, with room for the input of a chunk."
     )
 
 

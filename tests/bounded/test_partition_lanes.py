@@ -97,7 +97,7 @@ def test_partitions_are_shared_out(
     stage = Stage(
         reference={}, fingerprint="", parallelism=parallelism, checkpoint=1, base=blank_manifest(), incarnation=1,
         attempt=0, topic=TopicInfo("p.checkpoints", "id", 1, 1), topic_ids={}, write_state=True, origins=False,
-        folder=str(tmp_path), by_partition=True,
+        files=f"{tmp_path}/", by_partition=True,
     )  # fmt: skip
     receipts = [_receipt(number, {partition: records}) for number, partition in enumerate(partitions)]
     found = list(advance._publications(stage, {}, plan(broad("p").build(), parallelism), 1, receipts))
@@ -112,7 +112,7 @@ class Tampering:
         self.done: set[str] = set()
 
     def __call__(self, files: StagedFiles, staged: StagedFile, partition: int) -> Iterator[OutputBatch]:
-        sink = Path(staged.path).name.split(".")[0].removeprefix("output-").rpartition("-")[0]
+        sink = Path(staged.location).name.split(".")[0].removeprefix("output-").rpartition("-")[0]
         for batch in read_outputs(files, staged, partition):
             if partition == 1 and sink not in self.done and len(batch.values) > 12:
                 self.done.add(sink)

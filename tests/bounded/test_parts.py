@@ -75,28 +75,28 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_file_that_cannot_be_read_whole(tmp_path: Path) -> None:
     """A folder that is not shared, and a file that is cut, damaged or gone, before and while it is read."""
     file = staged(tmp_path / "file", b"one", b"two", b"three")
-    whole = Path(file.path).read_bytes()
-    gone = msgspec.structs.replace(file, path=str(tmp_path / "other"))
+    whole = Path(file.location).read_bytes()
+    gone = msgspec.structs.replace(file, location=str(tmp_path / "other"))
     other = msgspec.structs.replace(file, size=99)
     for wrong, receiver in ((gone, 0), (other, 0), (file, 3)):
         with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
             taken(wrong, receiver)
     for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"?", b"?" + whole[1:], whole[: len(whole) // 2]):
-        Path(file.path).write_bytes(damaged)
+        Path(file.location).write_bytes(damaged)
         with pytest.raises(ConfigError, match="cannot be read whole"):
             taken(file, 2)
     unnoticed = 0
     for place in range(len(whole)):  # a bit of a byte is wrong
-        Path(file.path).write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
+        Path(file.location).write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
         with suppress(ConfigError):
             assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", b"three"]]
             unnoticed += 1
     assert unnoticed == 12, "where a receiver without frames has none, there is nothing to be wrong"
-    Path(file.path).write_bytes(whole)
+    Path(file.location).write_bytes(whole)
     with closing(StagedFiles()) as files:
         frames = files.frames(file, 2)
         assert frames is not None
-        os.truncate(file.path, 4)
+        os.truncate(file.location, 4)
         with pytest.raises(ConfigError, match=r"cannot be read whole: it ends at \d+"):
             list(frames.bodies())
 

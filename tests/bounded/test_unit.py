@@ -58,15 +58,15 @@ class Computing:
         self.stage = Stage(
             reference=loaded.reference, fingerprint=self.graph.fingerprint(), parallelism=parallelism, checkpoint=1,
             base=base, incarnation=1, attempt=0, topic=self.topic, topic_ids=ids, write_state=True, origins=False,
-            folder=str(folder), by_partition=False,
+            files=f"{folder}/", by_partition=False,
         )  # fmt: skip
         self._runs = count()
 
     def run(self, **changes: Any) -> list[Receipt]:
         logs = changes.pop("logs", None)
-        folder = Path(self.stage.folder, f"run-{next(self._runs)}")
+        folder = Path(self.stage.files, f"run-{next(self._runs)}")
         folder.mkdir()
-        stage = msgspec.structs.replace(self.stage, folder=str(folder), **changes)
+        stage = msgspec.structs.replace(self.stage, files=f"{folder}/", **changes)
         return compute(self.plan, stage, dict(self.config.settings), self.ranges, in_process, logs)
 
     def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:

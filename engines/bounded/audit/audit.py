@@ -155,7 +155,7 @@ class Audit:
         loaded: Loaded,
         client: ClientConfig,
         submit: Submit,
-        staging: Path,
+        staging: str | Path,
         progress: AuditProgress,
         *,
         ignore_foreign: bool = False,

@@ -159,7 +159,7 @@ def recomputed(
     client: ClientConfig,
     interval: CheckpointInterval,
     submit: Submit,
-    staging: Path,
+    staging: str | Path,
     *,
     origins: bool = False,
 ) -> Iterator[Recomputed]:
@@ -177,8 +177,8 @@ def recomputed(
         )
     refuse_loops(graph)
     require_same_topics(client, manifest)
-    with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
-        common = _common(loaded, client, interval, folder, origins=origins)
+    with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as files:
+        common = _common(loaded, client, interval, files, origins=origins)
         physical = plan(graph, manifest.parallelism)
         logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
         settings = {name: str(value) for name, value in client.settings.items()}
@@ -218,9 +218,7 @@ def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
             )
 
 
-def _common(
-    loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, folder: Path, *, origins: bool
-) -> Stage:
+def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, files: str, *, origins: bool) -> Stage:
     manifest = interval.manifest
     return Stage(
         reference=loaded.reference,
@@ -234,7 +232,7 @@ def _common(
         topic_ids={read.topic: read.topic_id for read in manifest.offsets},
         write_state=False,
         origins=origins,
-        folder=str(folder),
+        files=files,
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,

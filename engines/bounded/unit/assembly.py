@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -317,7 +316,7 @@ class Assembly:
     def _file(self, name: str, receivers: int) -> FrameWriter:
         """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""
         name = name.format(self.unit.subtask).replace(">", "+")
-        return FrameWriter(Path(self.stage.folder, f"{name}.{self.label}"), receivers)
+        return FrameWriter(f"{self.stage.files}{name}.{self.label}", receivers)
 
 
 def _sent_to(subtask: int, stage: Stage, files: StagedFiles, edges: Collection[str]) -> dict[tuple[str, int], Frames]:

@@ -49,7 +49,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     write_state: bool
     origins: bool
     """Whether output files have the origin of each record."""
-    folder: str
+    files: str
+    """The beginning of the locations of its files; see `workplace`."""
     by_partition: bool
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
     lanes: int = 0

@@ -49,7 +49,7 @@ def compute_again(fed: Fed, loaded: Loaded, checkpoint: int, submit: Submit, fol
         reference=loaded.reference, fingerprint=manifest.fingerprint, parallelism=manifest.parallelism,
         checkpoint=checkpoint, base=interval.base, incarnation=manifest.incarnation, attempt=manifest.attempt,
         topic=topic, topic_ids={each.topic: each.topic_id for each in manifest.offsets}, write_state=True,
-        origins=False, folder=str(folder), by_partition=False,
+        origins=False, files=f"{folder}/", by_partition=False,
     )  # fmt: skip
     reader = BlockReader(fed.config.confluent(), topic)
     logs = {
