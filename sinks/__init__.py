@@ -1,8 +1,9 @@
-"""Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, `files/`, `iceberg/`, `mysql/`, `postgres/`, `redis/`, and one
+that prints.
 
 `writer` and `committer` are the seams to engines; `refusals` has the error texts of stores, `ledger` the rules of their
-ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store) and
-`sql/` (tables of any database).
+ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store), `sql/`
+(tables of any database) and `lake/` (tables of files).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported on first use: a
 process starts with the sinks of its pipeline alone.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from exactlyonce.sinks.files.sink import FileSink
+    from exactlyonce.sinks.iceberg.sink import IcebergSink
     from exactlyonce.sinks.kafka.dead_letters import DeadLetters
     from exactlyonce.sinks.kafka.sink import KafkaSink
     from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
@@ -27,6 +29,7 @@ __all__ = [
     "DeadLetters",
     "FileSink",
     "ForeignLedger",
+    "IcebergSink",
     "KafkaSink",
     "LedgerBehind",
     "LedgerEntry",
@@ -44,6 +47,7 @@ _MODULES = {
     "DeadLetters": "kafka.dead_letters",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
+    "IcebergSink": "iceberg.sink",
     "KafkaSink": "kafka.sink",
     "LedgerBehind": "ledger",
     "LedgerEntry": "ledger",

@@ -1,0 +1,148 @@
+"""A table of Iceberg as a sink: the description. It opens nothing."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.secrets import is_reference, reference_problem
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks.committer import Committer, CommitterContext
+from exactlyonce.sinks.files.columns import Column, columns_of
+from exactlyonce.sinks.lake.table import ICEBERG
+from exactlyonce.sinks.writer import Opened, WriterContext
+
+T = TypeVar("T")
+_SECRET = re.compile(r"token$|credential|password|secret|access-key|account-key|sas|://[^/@]*:[^@]*@", re.IGNORECASE)
+_IDENTIFIER = re.compile(r"[^.\s]+(\.[^.\s]+)+")
+
+
+@dataclass(frozen=True, eq=False)
+class IcebergSink(Sink[T], Generic[T]):
+    """Writes rows to a table of Iceberg, exactly once: a checkpoint is one snapshot of the table.
+
+    - *table*: "namespace.table".
+    - *catalog*: the properties of pyiceberg's catalog: ``{"type": "sql", "uri": ..., "warehouse": ...}``, or ``{"type":
+      "rest", "uri": ...}``; ``name``, "default" unless given, tells catalogs of one database apart. A value may be
+      ``env:NAME`` or ``file:/path``, and one with a secret must be.
+    - *create*: create the table, and its namespace, if it is missing, with the fields of the record's type as columns.
+    - *roll_bytes*: the size of rows in memory at which a subtask writes them as files, before its interval ends.
+    """
+
+    table: str
+    _: KW_ONLY
+    catalog: Mapping[str, str] = field(repr=False)
+    create: bool = False
+    roll_bytes: int = 128 << 20
+
+    @property
+    def transactional(self) -> bool:
+        """False: files wait in no Kafka transaction."""
+        return False
+
+    @property
+    def stages(self) -> bool:
+        """True: rows are in files until their checkpoint is decided."""
+        return True
+
+    @property
+    def shown(self) -> str:
+        """The table."""
+        return self.table
+
+    # --- problems ---------------------------------------------------------------------------------------------------
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The problems of the arguments, and of the type as rows of a table."""
+        if not isinstance(self.table, str) or not _IDENTIFIER.fullmatch(self.table):
+            yield f'table={self.table!r} must be a namespace and a name: "shop.totals"'
+        yield from _catalog_problems(self.catalog)
+        if not isinstance(self.create, bool):
+            yield f"create={self.create!r} must be True or False"
+        size = self.roll_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            yield f"roll_bytes={size!r} must be a number of bytes: 128 << 20"
+        if type_ is not UNKNOWN:
+            try:
+                columns_of(type_)
+            except schema.UnsupportedType as error:
+                yield str(error)
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Table, the catalog's name, and the records' schema."""
+        return {
+            "sink": "iceberg",
+            "table": self.table,
+            "catalog": self.catalog.get("name", "default"),
+            "value": schema.describe(type_),
+        }
+
+    # --- committer and writer ---------------------------------------------------------------------------------------
+
+    def open_committer(self, context: CommitterContext) -> Committer:
+        with self._needing():
+            from exactlyonce.sinks.iceberg.catalog import OpenCatalog
+            from exactlyonce.sinks.iceberg.table import IcebergLake, ledger_property
+            from exactlyonce.sinks.lake.committer import LakeCommitter
+
+        ledger = ledger_property(context.pipeline, context.sink)
+        lake = IcebergLake(
+            OpenCatalog(self.catalog, self.table), self.table, self._columns(context.type), ledger, create=self.create
+        )
+        return LakeCommitter(context, lake, ICEBERG, f"the property {ledger} of table {self.table}")
+
+    def open_writer(self, context: WriterContext) -> Opened:
+        """See `Writable`; the table is loaded, for its columns and partitions."""
+        with self._needing():
+            from exactlyonce.sinks.iceberg.catalog import OpenCatalog
+            from exactlyonce.sinks.iceberg.table import IcebergFiles, columns_of_table
+            from exactlyonce.sinks.lake.columns import TableRows
+            from exactlyonce.sinks.lake.writer import LakeWriter
+
+        catalog = OpenCatalog(self.catalog, self.table)
+        with catalog.explained():
+            table = catalog.get().load_table(self.table)
+        name = (
+            f"{context.pipeline}.{context.sink}-{context.incarnation}-{context.attempt}-{context.subtask}-"
+            f"{secrets.token_hex(8)}"
+        )
+        files = IcebergFiles(catalog, table, name)
+        rows = TableRows(self._columns(context.type), columns_of_table(table), self.table)
+        return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes), rows)
+
+    def _columns(self, type_: Any) -> tuple[Column, ...]:
+        return columns_of(type_)
+
+    def _needing(self) -> Any:
+        return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")
+
+
+def refers(value: str) -> bool:
+    """Whether a property's value is a reference to a secret; ``file://`` begins the address of a warehouse.
+
+    >>> refers("file:/run/secrets/uri"), refers("file:///data/lake")
+    (True, False)
+    """
+    return is_reference(value) and not value.startswith("file://")
+
+
+def _catalog_problems(catalog: Any) -> Iterator[str]:
+    """The problems of a catalog's properties, none of which is shown."""
+    if not isinstance(catalog, Mapping) or not catalog:
+        yield 'catalog= must be the properties of a catalog: {"type": "sql", "uri": ..., "warehouse": ...}'
+        return
+    for name, value in catalog.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            yield f"catalog[{name!r}] must be text, as pyiceberg reads it"
+        elif problem := reference_problem(value):
+            yield f"catalog[{name!r}]={value!r}: {problem}"
+        elif not refers(value) and (_SECRET.search(name) or _SECRET.search(value)):
+            yield f"catalog[{name!r}] has a secret written out: put it into a variable, 'env:NAME', or into a file"
+    if not {"type", "uri", "py-catalog-impl"} & set(catalog):
+        yield 'catalog= has no "type": "sql", "rest", or another one that pyiceberg knows'

@@ -1,0 +1,291 @@
+"""A table of Iceberg as a lake: staged data files, and commits that write the ledger as a property of the table.
+
+Invariants: every change of a ledger makes a snapshot of the main branch, and the catalog compares that the branch is
+where it was when the ledger was read. So a commit whose ledger was replaced is refused, whenever it lands: a fence,
+too, makes a snapshot, of no files. A property outlives `expire_snapshots`, and other writers keep it. pyiceberg
+retries no commit of ours: its retries would not read the ledger.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg import exceptions as iceberg
+from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile, write_manifest
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.sorting import NullOrder, SortDirection
+
+from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.files.columns import Column
+from exactlyonce.sinks.files.parquet import arrow_schema
+from exactlyonce.sinks.iceberg.catalog import OpenCatalog
+from exactlyonce.sinks.lake.columns import matched
+from exactlyonce.sinks.ledger import SinkLedger
+
+FORMAT_VERSION_MAX = 2
+"""Of the tables to which pyiceberg writes."""
+LOOKED_AT_ONCE = 16
+
+
+def ledger_property(pipeline: str, sink: str) -> str:
+    """The property of a table that has the ledger; no name has a slash in it."""
+    return f"exactlyonce.ledger.{pipeline}/{sink}"
+
+
+class StagedManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a committable: a manifest that lists its files, and belongs to no snapshot."""
+
+    path: str
+    spec_id: int
+    rows: int
+
+
+encode_body = msgspec.msgpack.Encoder().encode
+decode_body = msgspec.msgpack.Decoder(StagedManifest).decode
+
+
+class IcebergLake:
+    """See `Lake`. *identifier*: "namespace.table"."""
+
+    def __init__(
+        self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, *, create: bool
+    ) -> None:
+        self._catalog, self._identifier, self._columns, self._ledger = catalog, identifier, columns, ledger
+        self._create = create
+
+    def check(self) -> None:
+        """See `Lake`; also writes a file into the table's folder, and removes it."""
+        with self._catalog.explained():
+            try:
+                table = self._catalog.get(create=self._create).load_table(self._identifier)
+            except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
+                if not self._create:
+                    raise StoreError(self._missing()) from None
+                table = self._created()
+            self._require(table)
+            place = _locations(table).new_metadata_location(f"exactlyonce-probe-{secrets.token_hex(8)}")
+            with table.io.new_output(place).create() as probe:
+                probe.write(b"")
+            table.io.delete(place)
+
+    def inspect(self) -> None:
+        with self._catalog.explained():
+            try:
+                self._require(self._catalog.get().load_table(self._identifier))
+            except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
+                raise StoreError(self._missing()) from None
+
+    def _missing(self) -> str:
+        namespace = self._identifier.rpartition(".")[0]
+        try:
+            names = sorted(".".join(name) for name in self._catalog.get().list_tables(namespace))
+        except iceberg.NoSuchNamespaceError:
+            names = []
+        there = f"Namespace {namespace!r} has {', '.join(names[:10])}" if names else f"Namespace {namespace!r} is empty"
+        return (
+            f"Catalog {self._catalog.name!r} has no table {self._identifier}. {there}. Create the table, set "
+            f"create=True, or correct the name of the table, or `name` in catalog=."
+        )
+
+    def _created(self) -> Table:
+        catalog = self._catalog.get()
+        catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
+        return catalog.create_table_if_not_exists(self._identifier, arrow_schema(self._columns))
+
+    def _require(self, table: Table) -> None:
+        if table.metadata.format_version > FORMAT_VERSION_MAX:
+            raise StoreError(
+                f"Table {self._identifier} has format version {table.metadata.format_version}, and pyiceberg writes up "
+                f"to {FORMAT_VERSION_MAX}: make a table with 'format-version' = '{FORMAT_VERSION_MAX}'."
+            )
+        written = table.properties.get(TableProperties.WRITE_FILE_FORMAT, TableProperties.WRITE_FILE_FORMAT_DEFAULT)
+        if written != "parquet":
+            raise StoreError(f"Table {self._identifier} wants {written} files, and Parquet is written: set "
+                             f"'{TableProperties.WRITE_FILE_FORMAT}' = 'parquet'.")  # fmt: skip
+        matched(self._columns, columns_of_table(table), self._identifier)
+
+    def load(self) -> LoadedIceberg:
+        with self._catalog.explained():
+            return LoadedIceberg(self, self._catalog.get().load_table(self._identifier))
+
+    def close(self) -> None:
+        self._catalog.close()
+
+    # --- for what it has loaded
+
+    @property
+    def catalog(self) -> OpenCatalog:
+        return self._catalog
+
+    @property
+    def ledger_property(self) -> str:
+        return self._ledger
+
+    def require(self, table: Table) -> None:
+        """Raise unless *table*, which may have changed since the check, takes the rows of this sink."""
+        self._require(table)
+
+
+def columns_of_table(table: Table) -> Any:
+    """The columns of *table*, as Arrow."""
+    return schema_to_pyarrow(table.schema(), include_field_ids=False)
+
+
+def _locations(table: Table) -> Any:
+    return load_location_provider(table.metadata.location, table.metadata.properties)
+
+
+class LoadedIceberg:
+    """See `LoadedTable`."""
+
+    def __init__(self, lake: IcebergLake, table: Table) -> None:
+        self._lake, self._table = lake, table
+        table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # on this handle alone
+
+    @property
+    def ledger(self) -> SinkLedger:
+        return SinkLedger.decode(self._table.properties.get(self._lake.ledger_property))
+
+    def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
+        """See `LoadedTable`. Data files keep their places; the manifests that list them are removed."""
+        table, bodies = self._table, [decode_body(body) for body in staged]
+        with self._lake.catalog.explained():
+            files = self._files(bodies)
+            summary = {"exactlyonce.ledger": self._lake.ledger_property, "exactlyonce.checkpoint": str(checkpoint)}
+            with table.transaction() as transaction:
+                transaction.set_properties({self._lake.ledger_property: ledger.encode().decode()})
+                with transaction.update_snapshot(summary).fast_append() as snapshot:
+                    for file in files:
+                        snapshot.append_data_file(file)
+            for body in bodies:
+                with suppress(OSError):
+                    table.io.delete(body.path)
+
+    def _files(self, bodies: Sequence[StagedManifest]) -> list[DataFile]:
+        """The files to add, all of which are there, in the table's present partitions."""
+        if not bodies:
+            return []
+        self._lake.require(self._table)
+        spec_id = self._table.metadata.default_spec_id
+        files: list[DataFile] = []
+        for body in bodies:
+            listed = [entry.data_file for entry in self._entries(body)]
+            self._require_whole(body, listed)
+            files += listed if body.spec_id == spec_id else self._partitioned_anew(listed)
+        return files
+
+    def _entries(self, body: StagedManifest) -> list[ManifestEntry]:
+        manifest = ManifestFile.from_args(manifest_path=body.path, partition_spec_id=body.spec_id)
+        try:
+            return manifest.fetch_manifest_entry(self._table.io)
+        except FileNotFoundError:
+            raise StoreError(_gone(body.path)) from None
+
+    def _require_whole(self, body: StagedManifest, files: Sequence[DataFile]) -> None:
+        rows = sum(file.record_count for file in files)
+        if rows != body.rows:
+            raise StoreError(f"{body.path} lists {rows:,} rows, and {body.rows:,} were written: it was changed.")
+        io = self._table.io
+        with ThreadPoolExecutor(LOOKED_AT_ONCE) as pool:
+            there = list(pool.map(lambda file: io.new_input(file.file_path).exists(), files))
+        for file, is_there in zip(files, there, strict=True):
+            if not is_there:
+                raise StoreError(_gone(file.file_path))
+
+    def _partitioned_anew(self, files: Iterable[DataFile]) -> list[DataFile]:
+        """The rows of *files* in new ones, as the table is partitioned now: pyiceberg adds files of no other spec."""
+        table = self._table
+        written = WrittenFiles(table, secrets.token_hex(8))
+        return [
+            new
+            for file in files
+            for new in written.write(pq.read_table(table.io.new_input(file.file_path).open()))
+        ]  # fmt: skip
+
+
+def _gone(path: str) -> str:
+    return (
+        f"{path} was set aside, and is gone: another program has removed it, for instance by remove_orphan_files with "
+        f"a limit shorter than this pipeline was away. Put it back if there is a copy."
+    )
+
+
+class WrittenFiles:
+    """Data files of a table, as it was when it was loaded. *name* is in the name of each file, and unique."""
+
+    def __init__(self, table: Table, name: str) -> None:
+        self._table, self._name = table, name
+        self._number = count(1)
+
+    def write(self, rows: Any) -> list[DataFile]:
+        """One file for each partition, or more where it is larger than `write.target-file-size-bytes`."""
+        table = self._table
+        unique: Any = self._name  # pyiceberg, too, makes it a part of names alone
+        rows = _sorted(table, rows)
+        return list(_dataframe_to_data_files(table.metadata, rows, table.io, write_uuid=unique, counter=self._number))
+
+
+def _sorted(table: Table, rows: Any) -> Any:
+    """*rows* in the table's sort order."""
+    fields = table.sort_order().fields
+    if not fields:
+        return rows
+    schema = table.schema()
+    names, keys = [], []
+    for number, field in enumerate(fields):
+        source: Any = rows
+        for part in (schema.find_column_name(field.source_id) or "").split("."):
+            source = source.column(part) if isinstance(source, pa.Table) else pc.struct_field(source, part)
+        transform = field.transform.pyarrow_transform(schema.find_type(field.source_id))
+        names.append(str(number))
+        keys.append(transform(source))
+    order = [
+        (name, "ascending" if field.direction is SortDirection.ASC else "descending",
+         "at_start" if field.null_order is NullOrder.NULLS_FIRST else "at_end")
+        for name, field in zip(names, fields, strict=True)
+    ]  # fmt: skip
+    return rows.take(pc.sort_indices(pa.table(keys, names), sort_keys=order))
+
+
+class IcebergFiles:
+    """See `StagedFiles`."""
+
+    def __init__(self, catalog: OpenCatalog, table: Table, name: str) -> None:
+        self._catalog, self._table, self._name = catalog, table, name
+        self._written = WrittenFiles(table, name)
+        self._files: list[DataFile] = []
+
+    def write(self, rows: Any) -> None:
+        with self._catalog.explained():
+            self._files += self._written.write(rows)
+
+    def cut(self, checkpoint: int) -> bytes:
+        """Write the manifest. Its snapshot id is none: the commit lists its files in one of its own."""
+        files, self._files = self._files, []
+        metadata = self._table.metadata
+        path = _locations(self._table).new_metadata_location(f"exactlyonce-{self._name}-{checkpoint}.avro")
+        with (
+            self._catalog.explained(),
+            write_manifest(
+                metadata.format_version, metadata.spec(), self._table.schema(), self._table.io.new_output(path), 0,
+                "null",
+            ) as manifest,
+        ):  # fmt: skip
+            for file in files:
+                manifest.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))
+        rows = sum(file.record_count for file in files)
+        return encode_body(StagedManifest(path=path, spec_id=metadata.default_spec_id, rows=rows))
+
+    def close(self) -> None:
+        self._catalog.close()

@@ -1,0 +1,67 @@
+"""The seam between a lake sink and a table format.
+
+Invariants: a table's commit compares and sets. It adds all files and the ledger, or nothing, and raises `Conflict` if
+another commit of the same ledger came since the table was loaded; then it has changed nothing, and never will. So two
+commits of one ledger have an order, and each has read what the one before has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from exactlyonce.sinks.ledger import SinkLedger
+
+ICEBERG = "iceberg"
+"""A kind of committable."""
+
+
+class Conflict(Exception):
+    """Another commit was faster: load the table again, and compare the ledger."""
+
+
+class LoadedTable(Protocol):
+    """A table as it was when it was loaded."""
+
+    @property
+    def ledger(self) -> SinkLedger:
+        """The ledger of the sink; `SinkLedger()` if there is none."""
+
+    def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
+        """Add what *staged* lists, in its order, and write *ledger*, in one commit.
+
+        *staged* are bodies of committables; *checkpoint* is the newest of them, for people. `StoreError` if a staged
+        file is gone, or the table cannot take the rows any more; `StoreUnavailable` if the outcome is unknown.
+        """
+
+
+class Lake(Protocol):
+    """The table of one sink of one pipeline. Made without effect; every call loads the table anew.
+
+    A catalog or file system that does not answer is `StoreUnavailable`; an error that another attempt would meet again
+    is `StoreError`. Neither holds a secret. For one thread at a time.
+    """
+
+    def check(self) -> None:
+        """Raise unless rows of this sink can be written; create the table if the sink says so."""
+
+    def inspect(self) -> None:
+        """As `check`, but nothing is created or written."""
+
+    def load(self) -> LoadedTable: ...
+
+    def close(self) -> None:
+        """Close connections; the next call connects again."""
+
+
+class StagedFiles(Protocol):
+    """The files of one writer, on the thread that writes them."""
+
+    def write(self, rows: Any, /) -> None:
+        """Write a `pyarrow.Table` of rows, as one file, or one for each partition."""
+
+    def cut(self, checkpoint: int) -> bytes:
+        """End an interval: its files and the list of them are durable; -> the body of its committable."""
+
+    def close(self) -> None:
+        """Let go of connections."""
