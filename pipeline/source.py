@@ -32,6 +32,11 @@ class Source(ABC, Generic[T_co]):
         """The Kafka topic of the input, if there is one."""
         return None
 
+    @property
+    def place(self) -> str:
+        """Its name in checkpoints and errors: the topic, or a name with a colon, which no topic has."""
+        return self.topic or ""
+
     def problems(self) -> Iterator[str]:
         """The mistakes in this description, each with its remedy."""
         return iter(())

@@ -84,12 +84,19 @@ class StagedAck(msgspec.Struct, frozen=True):
 
 
 class SourceOffset(msgspec.Struct, frozen=True):
-    """Sn of one partition: the offset of the first record after the barrier."""
+    """Sn of one split, as a partition of a topic: the offset of the first record after the barrier.
+
+    >>> SourceOffset("in", "orders", "id", 0, 7).in_topic, SourceOffset("in", "file:/data", "id", 0, 7).in_topic
+    (True, False)
+    """
 
     source: str
     topic: str
+    """The topic, or the place of another source, which has a colon: no topic's name has one."""
     topic_id: str
+    """The identity of the topic, or of the split of another source, as a file and its version."""
     partition: int
+    """The number of the split, which no other split of the source ever has."""
     offset: int
     leader_epoch: int = -1
     """The epoch of the last record read below the offset; -1: unknown. It shows whether a log was truncated and
@@ -98,6 +105,13 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """The number of records below the offset that were skipped, because they do not decode."""
     skipped_at: tuple[int, ...] = ()
     """The offsets of the last few of these, in order."""
+    ended: bool = False
+    """Whether no record will ever follow; never of a topic."""
+
+    @property
+    def in_topic(self) -> bool:
+        """Whether the split is a partition of a topic."""
+        return ":" not in self.topic
 
 
 class RecordPlace(msgspec.Struct, frozen=True):

@@ -226,9 +226,9 @@ class KafkaSource(Source[T]):
         return KafkaReader(
             source=context.source,
             topic=self.topic,
-            topic_id=context.topic_id,
+            topic_id=positions[0].topic_id if positions else "",
             offsets={position.partition: position.offset for position in positions},
-            targets=context.targets,
+            targets=context.targets or {},
             config=config,
             epochs={position.partition: position.leader_epoch for position in positions if position.leader_epoch >= 0},
             make=make,

@@ -166,7 +166,6 @@ def _common(
         incarnation=connections.leader.incarnation.incarnation,
         attempt=connections.leader.attempt,
         topic=connections.log.topic,
-        topic_ids=connections.surroundings.inputs.topic_ids,
         write_state=True,
         origins=False,
         by_partition=True,

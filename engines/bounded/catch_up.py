@@ -24,7 +24,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.stages import refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, require_topics, rest
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
@@ -253,7 +253,7 @@ class CatchUp:
             elif self.options.restoration is None:
                 starts: Offsets = {source: {} for source in inputs.sources}
                 for start in inputs.start_offsets():
-                    starts[start.source][start.partition] = start.offset
+                    starts[start.source][start.partition] = start
                 self.records = self._count(inputs, starts)
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
@@ -288,6 +288,7 @@ class CatchUp:
     def _plan(self) -> Plan:
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
+        require_topics(physical.graph)
         refuse_loops(physical.graph)
         return physical
 
@@ -375,8 +376,7 @@ class CatchUp:
         return sum(reading.length for reading in self._to_read(inputs, starts))
 
     def _to_read(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
-        topics = {id: source.topic for id, source in inputs.sources.items()}
-        return readings(topics, starts, self.stop_offsets.ends(inputs, starts))
+        return readings(starts, self.stop_offsets.ends(inputs, starts))
 
 
 def chunk_records(

@@ -18,12 +18,11 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, require_topics
 from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
@@ -31,7 +30,7 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.fitting import require_readable
-from exactlyonce.engines.surroundings.preflight import Inputs, check_operators
+from exactlyonce.engines.surroundings.preflight import Inputs, by_kind, check_operators
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -222,7 +221,7 @@ class Diff:
     def _require_same_sources(self, graph: LogicalGraph) -> None:
         """Raise GraphError unless *graph* reads what the checkpoint has offsets of."""
         had = {(read.source, read.topic) for read in self._base.offsets}
-        has = {(node.id, node.source.topic or "") for node in graph.sources if node.source is not None}
+        has = {(node.id, node.source.place) for node in graph.sources if node.source is not None}
         if had != has:
             raise GraphError(
                 f"Both versions must have the sources of checkpoint {self._base.checkpoint}, with their ids and "
@@ -231,13 +230,14 @@ class Diff:
 
     def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
         require_same_topics(self._client, self._base)
-        sources = {node.id: cast("Readable", node.source) for node in self._graphs[0].sources}
+        require_topics(self._graphs[0])
+        sources, _ = by_kind(self._graphs[0])
         with closing(Topics(self._client)) as topics:
             described = topics.describe(sorted({source.topic for source in sources.values()}))
             inputs = Inputs(topics, sources, described, {})
             starts = inputs.offsets_from(self._base)
             ends = to.ends(inputs, starts)
-        return readings({id: source.topic for id, source in sources.items()}, starts, ends)
+        return readings(starts, ends)
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base
@@ -250,7 +250,6 @@ class Diff:
             incarnation=base.incarnation,
             attempt=base.attempt,
             topic=self._topic,
-            topic_ids={read.topic: read.topic_id for read in base.offsets},
             write_state=False,
             origins=True,
             files=files,

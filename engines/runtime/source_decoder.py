@@ -76,7 +76,7 @@ class SourceDecoder:
         """Skipped records not named since `tell`."""
         self._unnamed_last = ""
         """The place of the last of them."""
-        self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.topic}
+        self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.place}
         self._sleep = sleep
         self._on_error, self._dead_letters = source.on_error, dead_letters
         self._decoder = source.decoder()

@@ -15,6 +15,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, class_name, is_fatal
 from exactlyonce.testing.simulation.clients import PIPE_BYTES, Awaited, Pipe, SimulatedClients, Steps
 
@@ -50,9 +51,7 @@ class Sending(Protocol):
 
 
 class Attempt:
-    def __init__(
-        self, plan: Plan, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
-    ) -> None:
+    def __init__(self, plan: Plan, incarnation: int, number: int, manifest: Manifest, offsets: Offsets) -> None:
         self.plan, self.incarnation, self.number = plan, incarnation, number
         self.manifest, self.offsets = manifest, offsets
         self.pipes: dict[tuple[int, str], Pipe] = {}

@@ -96,7 +96,7 @@ def test_partitions_are_shared_out(
     """Each partition has so many *records*; little output is not worth many transactions."""
     stage = Stage(
         reference={}, fingerprint="", parallelism=parallelism, checkpoint=1, base=blank_manifest(), incarnation=1,
-        attempt=0, topic=TopicInfo("p.checkpoints", "id", 1, 1), topic_ids={}, write_state=True, origins=False,
+        attempt=0, topic=TopicInfo("p.checkpoints", "id", 1, 1), write_state=True, origins=False,
         files=f"{tmp_path}/", by_partition=True,
     )  # fmt: skip
     receipts = [_receipt(number, {partition: records}) for number, partition in enumerate(partitions)]

@@ -113,7 +113,7 @@ def test_a_staging_folder_that_is_full(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
-    ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
+    ranges = (Reading("s", "t", "i", 0, 5, 105), Reading("s", "t", "i", 1, 0, 0), Reading("u", "v", "i", 0, 10, 43))
     found: list[tuple[Reading, ...]] = []
     left: tuple[Reading, ...] = ranges
     while any(each.length for each in left):
@@ -136,7 +136,8 @@ def inputs(ends: dict[int, int]) -> Inputs:
 
 
 def test_a_partition_that_appears_meanwhile() -> None:
-    seen, starts = inputs({0: 10, 1: 20, 2: 5}), {"s": {0: 3, 1: 4}}
+    seen = inputs({0: 10, 1: 20, 2: 5})
+    starts = {"s": {0: SourceOffset("s", "t", "i", 0, 3), 1: SourceOffset("s", "t", "i", 1, 4)}}
     assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
     assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
     with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):

@@ -11,7 +11,7 @@ from blank_manifest import blank_manifest
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.topics import Topic
-from exactlyonce.engines.surroundings.preflight import Inputs
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import Halt
 
 KNOWN = Topic("orders", "old", 2)
@@ -46,13 +46,21 @@ def test_a_topic_that_no_broker_knows_was_deleted() -> None:
         looked_at(None, None, None)
 
 
+def numbers(offsets: Offsets) -> dict[str, dict[int, int]]:
+    """The offsets by source and partition; each is of its own source, partition and topic."""
+    for source, partitions in offsets.items():
+        for partition, start in partitions.items():
+            assert (start.source, start.topic, start.topic_id, start.partition) == (source, "orders", "old", partition)
+    return {source: {p: start.offset for p, start in partitions.items()} for source, partitions in offsets.items()}
+
+
 def test_partitions_count_once_every_broker_knows_them() -> None:
     seen = looked_at(of(5), of(4))
-    assert seen.added_since(NEWEST) == {"in": {2: 0, 3: 0}}
-    assert seen.offsets_from(NEWEST) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
-    assert looked_at(of(5), None, of(1)).offsets_from(NEWEST) == {"in": {0: 7, 1: 9}}
+    assert numbers(seen.added_since(NEWEST)) == {"in": {2: 0, 3: 0}}
+    assert numbers(seen.offsets_from(NEWEST)) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
+    assert numbers(looked_at(of(5), None, of(1)).offsets_from(NEWEST)) == {"in": {0: 7, 1: 9}}
 
 
 def test_a_run_up_to_a_target_takes_no_more_partitions() -> None:
     seen = looked_at(of(3), targets={"in": {0: 10, 1: 10}})
-    assert seen.offsets_from(NEWEST) == {"in": {0: 7, 1: 9}}
+    assert numbers(seen.offsets_from(NEWEST)) == {"in": {0: 7, 1: 9}}

@@ -46,9 +46,12 @@ class CheckpointInterval:
         """The ranges that were read. A new partition began at its beginning."""
         starts = {(start.source, start.partition): start.offset for start in self.base.offsets}
         return tuple(
-            Reading(end.source, end.topic, end.partition, starts.get((end.source, end.partition), 0), end.offset)
+            Reading(
+                end.source, end.topic, end.topic_id, end.partition,
+                starts.get((end.source, end.partition), 0), end.offset,
+            )
             for end in self.manifest.offsets
-        )
+        )  # fmt: skip
 
     @property
     def offsets(self) -> int:
@@ -207,11 +210,11 @@ def partition_counts(client: ClientConfig, history: History, manifest: Manifest,
 
 
 def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
-    """Raise Halt if an input topic of *manifest* was replaced since then."""
+    """Raise Halt if an input topic of *manifest* was replaced since then; readers check other splits themselves."""
     with closing(Topics(client)) as topics:
-        described = topics.describe(sorted({read.topic for read in manifest.offsets}))
+        described = topics.describe(sorted({read.topic for read in manifest.offsets if read.in_topic}))
     for read in manifest.offsets:
-        if described[read.topic].topic_id != read.topic_id:
+        if read.in_topic and described[read.topic].topic_id != read.topic_id:
             raise Halt(
                 f"Topic {read.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "
                 f"read then is gone."
@@ -229,7 +232,6 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         incarnation=manifest.incarnation,
         attempt=manifest.attempt,
         topic=find_topic(client, manifest.pipeline),
-        topic_ids={read.topic: read.topic_id for read in manifest.offsets},
         write_state=False,
         origins=origins,
         files=files,

@@ -242,8 +242,7 @@ class Assembly:
         for reading in unit.readings:
             if reading.source == node.id:
                 epoch = known.get((reading.partition, reading.start), -1)
-                topic_id = stage.topic_ids[reading.topic]
-                start = SourceOffset(node.id, reading.topic, topic_id, reading.partition, reading.start, epoch)
+                start = SourceOffset(node.id, reading.topic, reading.topic_id, reading.partition, reading.start, epoch)
                 reader = ReaderInTurn(start, opening(reading.end), self._staying)
                 self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, push))
 

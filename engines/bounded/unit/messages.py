@@ -16,10 +16,12 @@ from exactlyonce.engines.runtime.source_decoder import Skipped
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Offsets [start, end) of one partition, as a source reads it."""
+    """Offsets [start, end) of one partition or other split, as a source reads it."""
 
     source: str
     topic: str
+    topic_id: str
+    """See `SourceOffset.topic_id`."""
     partition: int
     start: int
     end: int
@@ -45,7 +47,6 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     topic: TopicInfo
     """The checkpoint topic."""
-    topic_ids: dict[str, str]
     write_state: bool
     origins: bool
     """Whether output files have the origin of each record."""

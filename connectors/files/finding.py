@@ -1,0 +1,136 @@
+"""The splits of a folder's files: each file, or part of a large one, has a number for good.
+
+Invariants: a file that was found is never read in another version; one that has ended may be removed; new files get
+numbers above all others, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.files.places import FoundFile, Place
+from exactlyonce.pipeline.errors import ConfigError, Halt
+
+SPLITS_MAX = 10_000
+"""Every checkpoint names every file that is in the folder."""
+
+
+class FileSplit(NamedTuple):
+    """The identity of a split: a part of one version of a file, from *begin* to *end* in bytes or row groups."""
+
+    version: str
+    begin: int
+    end: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.version} {self.begin}-{self.end} {self.name}"
+
+    @classmethod
+    def parse(cls, identity: str) -> FileSplit:
+        """The split of an identity.
+
+        >>> FileSplit.parse("70-1 0-70 2026/all orders.csv").name
+        '2026/all orders.csv'
+        """
+        version, part, name = identity.split(" ", 2)
+        begin, end = part.split("-")
+        return cls(version, int(begin), int(end), name)
+
+
+Parts = Callable[[FoundFile], Iterable[tuple[int, int]]]
+"""The parts of a file that are read one by one: (begin, end) of each, adjacent."""
+
+
+class FileFinder:
+    """The `SplitFinder` of the files of *place* that match *pattern*; without *interval_s* it looks once."""
+
+    def __init__(self, source: str, place: Place, pattern: str, parts: Parts, interval_s: float | None) -> None:
+        self._source, self._place, self._pattern, self._parts = source, place, pattern, parts
+        self._interval_s = interval_s
+        self._looked_s: float | None = None
+
+    def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
+        if not self._is_due():
+            return []
+        files = {file.name: file for file in self._place.files() if fnmatchcase(file.name, self._pattern)}
+        read = {split.name for split in self._checked(known, files)}
+        number = max((position.partition for position in known), default=-1) + 1
+        new = [files[name] for name in sorted(files.keys() - read)]
+        splits = [split for file in new for split in self._splits(file)]
+        if number + len(splits) > SPLITS_MAX and len(known) + len(splits) > SPLITS_MAX:
+            raise ConfigError(
+                f"Source {self._source!r}: {self._place.url} has {len(known) + len(splits):,} files or parts of them, "
+                f"and a checkpoint has room for {SPLITS_MAX:,}. Read fewer folders, write larger files, or "
+                f"remove those that were read."
+            )
+        return [
+            SourceOffset(self._source, self._place.url, str(split), number, 0)
+            for number, split in enumerate(splits, number)
+        ]
+
+    def _is_due(self) -> bool:
+        now_s = time.monotonic()
+        if self._looked_s is not None and (self._interval_s is None or now_s - self._looked_s < self._interval_s):
+            return False
+        self._looked_s = now_s
+        return True
+
+    def _checked(self, known: Sequence[SourceOffset], files: dict[str, FoundFile]) -> Iterator[FileSplit]:
+        """The splits of *known*, none of which has changed."""
+        for position in known:
+            split = FileSplit.parse(position.topic_id)
+            file = files.get(split.name)
+            if file is not None and file.version != split.version:
+                raise changed(position, split)
+            if file is None and not position.ended:
+                raise gone(position, split)
+            yield split
+
+    def _splits(self, file: FoundFile) -> Iterator[FileSplit]:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"Source {self._source!r}: the name of file {file.name!r} in {self._place.url} is not in UTF-8, so no "
+                f"checkpoint can name it. Rename it."
+            ) from None
+        for begin, end in self._parts(file):
+            yield FileSplit(file.version, begin, end, file.name)
+
+    def close(self) -> None:
+        """Nothing is connected."""
+
+
+def changed(position: SourceOffset, split: FileSplit) -> Halt:
+    return _halt(
+        position,
+        f"File {split.name!r} of {position.topic} was changed after source {position.source!r} had found it: a part of "
+        f"it may have been read in the old version, and would be doubled or lost.",
+        "restore it as it was; write files under a name that begins with a dot or an underscore, and rename them once "
+        "they are whole",
+    )
+
+
+def gone(position: SourceOffset, split: FileSplit) -> Halt:
+    return _halt(
+        position,
+        f"File {split.name!r} of {position.topic} is gone, and source {position.source!r} had read only "
+        f"{position.offset} records of it.",
+        "restore it with its time of modification; remove files only after a checkpoint has them as ended, which "
+        "`exactlyonce checkpoints` shows",
+    )
+
+
+def _halt(position: SourceOffset, what: str, choices: str) -> Halt:
+    return Halt(
+        f"{what}\n  Choices: {choices}; or `exactlyonce reset` and recompute from what is there.",
+        operator=position.source,
+        topic=position.topic,
+        partition=position.partition,
+        offset=position.offset,
+    )

@@ -1,0 +1,211 @@
+"""Sources that are no topics: each record once, whatever is killed; what cannot be read again stops the job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import Quiet
+from bounded import Silent
+from running import HERE, Job, Run, orders, stop
+from test_kill_matrix import run_to_the_end
+from waiting import until
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.catch_up import CatchUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+ROOT = Path(__file__).parents[2]
+BAD_RECORD, HALTED = 3, 6
+STEPS = ("worker-frozen", "worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-committed")
+JobOf = Callable[..., Job]
+
+
+def halted(run: Run, *texts: str) -> None:
+    assert run.wait() == HALTED, run.said
+    assert [text for text in texts if text not in run.said] == [], run.said
+
+
+class Folder:
+    """A folder of orders in JSON lines; `fed` has those of a job."""
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self.path, self.job = path, job
+        path.mkdir()
+
+    def add(self, name: str, count: int) -> Path:
+        """A file with the next orders, which appears whole."""
+        more = orders(count, first=len(self.job.fed))
+        hidden = self.path / f".{name}"
+        hidden.write_text("".join(f"{value}\n" for _, value in more))
+        self.job.fed += more
+        return hidden.rename(self.path / name)
+
+
+@pytest.fixture
+def files_of(job_of: JobOf, tmp_path: Path) -> Callable[..., tuple[Job, Folder]]:
+    def made(target: str, *arguments: str) -> tuple[Job, Folder]:
+        folder = tmp_path / "in"
+        job = job_of(f"source_pipelines:{target}", "--param", f"folder={folder}", *arguments)
+        return job, Folder(folder, job)
+
+    return made
+
+
+def test_files_are_read_once(files_of: Any) -> None:
+    """A run reads what is there, in parts where it is large, and ends; the next one reads what is new."""
+    job, folder = files_of("files", "--inline")
+    folder.add("b.jsonl", 2_000)
+    folder.add("a.jsonl", 10)
+    job.finish()
+    job.assert_copies()
+    folder.add("0.jsonl", 20)
+    job.finish()
+    job.assert_copies()
+    job.assert_totals()
+
+
+@pytest.mark.exhaustive(but=["worker-frozen"])
+@pytest.mark.parametrize("name", STEPS)
+def test_files_and_a_process_that_is_killed(name: str, files_of: Any, failpoint: Any) -> None:
+    job, folder = files_of("files", "--parallelism", "2")
+    for number in range(3):
+        folder.add(f"{number}.jsonl", 700)
+    run_to_the_end(job, env=failpoint(name))
+    job.assert_totals()
+    job.assert_copies()
+
+
+def test_new_files_while_it_runs(files_of: Any) -> None:
+    """A file is found while the pipeline runs, once; those that were read may be removed."""
+    job, folder = files_of("files", "--param", "watch=100ms")
+    first = folder.add("b.jsonl", 100)
+    run = job.start()
+    run.await_checkpoint()
+    until(lambda: ended(job) == {0, 1})
+    job.assert_copies()
+    first.unlink()
+    folder.add("a.jsonl", 100)
+    job.assert_copies()
+    run.kill()
+    folder.add("c.jsonl", 100)
+    stopped = job.start()
+    job.assert_copies()
+    stop(stopped)
+    job.assert_totals()
+
+
+def ended(job: Job) -> set[int]:
+    """The splits that have ended, by the newest checkpoint."""
+    newest = job.history().latest
+    assert newest is not None
+    return {position.partition for position in newest.offsets if position.ended}
+
+
+def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
+    """The run goes on with the topic; with --until latest it ends once both are read."""
+    job, folder = files_of("joined")
+    folder.add("old.jsonl", 500)
+    run = job.start()
+    run.await_checkpoint()
+    job.feed(500)
+    job.assert_copies()
+    run.kill()
+    job.feed(500)
+    job.finish()
+    job.assert_copies()
+    job.assert_totals()
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters", "count"),
+    [
+        ("generated", ("count=300", "splits=3", "rate=1000"), 300),
+        pytest.param("listed", (), 100, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_run_ends_with_its_sources(
+    target: str, parameters: tuple[str, ...], count: int, job_of: JobOf, kafka: KafkaCluster
+) -> None:
+    """It needs no --until; another run ends at once, without output."""
+    options = [part for parameter in parameters for part in ("--param", parameter)]
+    job = job_of(f"source_pipelines:{target}", *options, "--inline")
+    job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
+    for _ in range(2):
+        run = job.start()
+        assert run.wait() == 0, run.said
+        job.assert_copies()
+        job.assert_totals()
+
+
+def test_a_file_that_changes(files_of: Any) -> None:
+    """It stops the pipeline, while it runs and at the start, once the version that was read is not the file's."""
+    job, folder = files_of("files", "--param", "watch=50ms", "--inline")
+    file = folder.add("a.jsonl", 10)
+    run = job.start()
+    run.await_checkpoint()
+    until(lambda: ended(job) == {0})
+    with file.open("a") as appended:
+        appended.write("{}\n")
+    changed = "File 'a.jsonl' of file:", "was changed after source 'orders' had found it"
+    halted(run, *changed)
+    halted(job.start(), *changed)
+    job.assert_copies()
+
+
+def test_a_file_that_goes(files_of: Any) -> None:
+    """It stops the pipeline unless it was read to its end. A record that does not decode is named by its file."""
+    job, folder = files_of("files", "--inline")
+    damaged = folder.path / "damaged.jsonl"
+    damaged.write_text('{"id": 1}\n')
+    run = job.start("--until", "latest")
+    assert run.wait() == BAD_RECORD
+    assert f"[0] offset 0: in file:{damaged}, the line is not Order in json: Object missing" in run.said
+    damaged.unlink()
+    halted(job.start("--until", "latest"), "File 'damaged.jsonl' of file:", "had read only 0 records of it")
+
+
+@pytest.mark.exhaustive
+def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
+    """An audit computes the interval again from the files, also from parts of them; without them it says what is gone.
+    Work up to given offsets needs topics."""
+    job, folder = files_of("files", "--parallelism", "2", "--checkpoint-interval", "50ms", "--num-retained", "100")
+    files = [folder.add(f"{number}.jsonl", 2_000) for number in range(2)]
+    job.finish()
+    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
+    params = {"name": job.name, "folder": str(folder.path)}
+    reference: dict[str, object] = {
+        "module": "source_pipelines", "attribute": "files", "params": params, "path": str(HERE)
+    }  # fmt: skip
+    target = Loaded(load_reference(reference), reference)
+
+    def audited() -> Any:
+        return Audit(target, client, in_process, tmp_path, Quiet()).run()
+
+    report = audited()
+    assert (report.findings, report.unjudged, report.records_in) == ([], [], 4_000)
+    with pytest.raises(ConfigError, match="Source 'orders' reads no topic"):
+        CatchUp(target, RunOptions(client), Silent()).judge()
+    files[1].unlink()
+    assert [why for why in audited().unjudged if "File '1.jsonl' of file:" in why and "is gone" in why]
+
+
+@pytest.mark.exhaustive
+def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: str) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
+    example = [sys.executable, str(ROOT / "examples" / "files_to_kafka.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "sources.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
