@@ -102,7 +102,6 @@ class CrashingWorld(SimulatedWorld):
         self.topic = TopicInfo(name, self.broker.topic_id(name) or "", BLOCK_PARTITIONS, 1)
         for topic in self._scripts:
             self.broker.create_topic(topic)
-        self.topic_ids = {topic: self.broker.topic_id(topic) or "" for topic in self._scripts}
         for topic, partitions in self.outputs.items():
             self.broker.create_topic(topic, partitions)
         self._producer = self.broker.init_transactions(None)

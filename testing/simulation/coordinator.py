@@ -32,7 +32,7 @@ from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
-from exactlyonce.engines.surroundings.preflight import PipelineTopics
+from exactlyonce.engines.surroundings.preflight import Offsets, PipelineTopics
 from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
@@ -217,7 +217,7 @@ class SimulatedCoordinator:
         then(None)
 
     @property
-    def added(self) -> Mapping[str, Mapping[int, int]]:
+    def added(self) -> Offsets:
         return self.topics.added
 
     def arrived(self) -> Iterator[Callable[[], None]]:

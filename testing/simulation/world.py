@@ -21,6 +21,7 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.plan import Plan, plan
+from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.broker.interface import Error, NoAnswer, Record, TransactionalBroker
 from exactlyonce.testing.broker.model import BrokerModel
@@ -58,8 +59,6 @@ class SimulatedWorld:
     transaction_timeout_ms: int
     topic: TopicInfo
     """The checkpoint topic."""
-    topic_ids: dict[str, str]
-    """The ids of the input topics by name."""
     outside: OutsideBlocks | None = None
     load: Load | None = None
 
@@ -174,7 +173,7 @@ class SimulatedWorld:
         incarnation: int,
         number: int,
         manifest: Manifest,
-        offsets: dict[str, dict[int, int]],
+        offsets: Offsets,
     ) -> list[Process]:
         attempt = Attempt(coordinator.plan, incarnation, number, manifest, offsets)
         processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.plan.parallelism)]
@@ -191,7 +190,7 @@ class SimulatedWorld:
         return msg.Start(
             reference={}, parallelism=attempt.plan.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
-            offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
+            offsets=attempt.offsets, targets=targets, mode=self.settings.mode,
             unaligned=self.settings.unaligned, incremental=self.settings.incremental,
             state=self.state_settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
             transaction_timeout_ms=self.transaction_timeout_ms, storage=self.settings.storage,

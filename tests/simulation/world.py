@@ -175,7 +175,6 @@ class World(SimulatedWorld):
         self.topic = TopicInfo(TOPIC, self.broker.topic_id(TOPIC) or "", self.block_partitions, 1)
         for source, each in self.inputs.items():
             self.broker.create_topic(topic_of(source), each.at_first)
-        self.topic_ids = {topic_of(each): self.broker.topic_id(topic_of(each)) or "" for each in self.inputs}
         self.feed()
         for sink in self.sinks:
             self.broker.create_topic(sink, self.output_partitions)
