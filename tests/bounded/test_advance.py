@@ -96,6 +96,7 @@ def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> N
     fed.assert_nothing_left()
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_share_their_transactional_ids(
     fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,6 +332,7 @@ def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
         catch_up(fed, closing, 2, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def upkeep_after(upkeep: Callable[[], None], work: Callable[[Any], list[bytes]]) -> list[bytes]:
         answers = work(None)

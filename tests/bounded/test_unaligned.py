@@ -114,6 +114,7 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
     assert_totals(kafka, f"{topic_name}-out", job.fed)
 
 
+@pytest.mark.exhaustive
 def test_its_state_is_shown(
     slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

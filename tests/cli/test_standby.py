@@ -25,6 +25,7 @@ def events(said: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.exhaustive
 def test_a_standby_takes_over_from_a_run_that_was_killed(orders: Orders) -> None:
     leader = orders.command.start("run", "orders:pipeline", "--inline", "--checkpoint-interval", "100ms")
     try:
@@ -71,6 +72,7 @@ def test_a_standby_takes_over_from_a_run_that_is_silent(orders: Orders, monkeypa
             leader()
 
 
+@pytest.mark.exhaustive
 def test_a_standby_that_is_stopped_ends_at_once(orders: Orders) -> None:
     orders.ran()
     leader = orders.begun_elsewhere()

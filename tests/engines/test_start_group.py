@@ -40,17 +40,17 @@ def test_a_kill_before_the_first_checkpoint(
 ) -> None:
     """The offsets are read once. A commit of the group between kill and restart changes nothing."""
     group = f"{topic_name}-old"
-    job = job_of("moved_over", "--parallelism", "2", "--param", f"group={group}")
+    job = job_of("moved_over", "--param", f"group={group}")
     job.feed(COUNT)
     before = read_some(kafka, group, job.topic, COUNT // 3)
     offsets = committed(kafka, group)
-    job.finish(env=failpoint("coordinator-checked"), code=-9)
+    job.finish("--inline", env=failpoint("coordinator-checked"), code=-9)
     assert job.history().latest is not None
     assert sorted(job.history().manifests) == [0]
     assert committed(kafka, group) == offsets
     with closing(Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[TopicPartition(job.topic, 0, 0)], asynchronous=False)
     job.feed(COUNT)
-    job.finish()
+    job.finish_here()
     after = ids_in(kafka, f"{job.name}-copies", 2 * COUNT - len(before))
     assert_once([*before, *after], job.fed)

@@ -55,10 +55,10 @@ SHAPES_OF = {
 }  # fmt: skip
 """A topology with loops for each luck of loops."""
 ELSEWHERE = {
-    "at least once", "cancelled", "cancelled and deleted", "stores", "carried", "slow stores", *HARMS,
+    "at least once", "cancelled and deleted", "stores", "carried", "slow stores", "unaligned load", *HARMS,
     *(MUTANTS[name].luck for name in SAMPLE),
 }  # fmt: skip
-"""Luck that the sample of another test has."""
+"""Luck that the sample of another test has; unaligned load is met there in two parts."""
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_what_barriers_overtake_counts_once() -> None:
     assert [each for each in wanted if not seen[each]] == []
 
 
-@pytest.mark.exhaustive(but=["cancelled-3", "cancelled and deleted-3"])
+@pytest.mark.exhaustive(but=["cancelled and deleted-3"])
 @pytest.mark.parametrize("seeds", [3, 8])
 @pytest.mark.parametrize("luck", ["cancelled", "cancelled and deleted"])
 def test_checkpoints_go_where_the_retention_says_so(luck: str, seeds: int) -> None:

@@ -112,6 +112,7 @@ pipeline.source("in", KafkaSource("{name}-in", value=int)).map(Doubling).sink("o
 """
 
 
+@pytest.mark.exhaustive
 def test_the_users_traceback_comes_first_after_retries_too(
     spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
         assert there == here
 
 
+@pytest.mark.exhaustive
 def test_units_share_tasks(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
     """Twenty units a stage are eight tasks on two cores, with a label for each unit; output and state are exact."""
     fed.feed(300)
