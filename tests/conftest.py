@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -175,7 +176,14 @@ def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with closing(_storage_server("s3", tmp_path_factory.getbasetemp())) as server:
+    import botocore.session
+
+    with (
+        closing(_storage_server("s3", tmp_path_factory.getbasetemp())) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # Each folder has a client of its own, which would read the descriptions of all AWS anew.
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield server
 
 
