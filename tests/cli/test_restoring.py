@@ -169,7 +169,7 @@ def test_a_run_that_goes_on(orders: Orders) -> None:
         assert healthy.stop() == 0, "it was left in peace"
 
 
-@pytest.mark.exhaustive(but=["newest"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rewind", [False, True], ids=["newest", "rewind"])
 def test_a_checkpoint_that_is_taken_right_before_the_fence(
     orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool

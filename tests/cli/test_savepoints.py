@@ -87,6 +87,7 @@ def test_several_that_are_deleted_at_once(orders: Orders) -> None:
         assert set(orders.history().savepoints) == left
 
 
+@pytest.mark.exhaustive
 def test_two_who_ask_for_the_end(orders: Orders) -> None:
     """The second gets the savepoint of the run's end, if it asked for that end; else it is told which one it is."""
     with orders.running() as run:
