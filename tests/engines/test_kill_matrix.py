@@ -36,7 +36,7 @@ def run_to_the_end(job: Job, *arguments: str, env: dict[str, str]) -> list[int]:
     return codes
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(but=["coordinator-committed"])
 @pytest.mark.parametrize("name", STEPS)
 def test_diamond(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
     job = job_of("diamond", "--parallelism", "2")
