@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import UnionType
@@ -40,6 +41,8 @@ KEY_TYPES = (bytes, str, int, float, bool)
 class KafkaSource(Source[T]):
     """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`, with ``metadata=True`` `Record[Order]`.
 
+    - *topic*: its name, or the names of several in a list: then the stream is the union of a source for each,
+      ``<id>-<topic>``, with the other arguments in common. `Record.topic` tells them apart.
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
     - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
@@ -53,6 +56,10 @@ class KafkaSource(Source[T]):
     """
 
     topic_name: str
+    """The first of `topic_names`."""
+    topic_names: tuple[str, ...]
+    several: bool
+    """Whether the topics were given as a list, which may grow."""
     value_codec: Codec[Any]
     key_codec: Codec[Any]
     value_type: Any
@@ -64,7 +71,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[V],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
@@ -76,7 +83,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Record[V]],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: TypeForm[V] | Codec[V],
         key: type[Any] | Codec[Any] = ...,
@@ -90,7 +97,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Any],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: UnionType | type[Any],
         start: Start = ...,
@@ -102,7 +109,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Record[Any]],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: UnionType | type[Any],
         key: type[Any] | Codec[Any] = ...,
@@ -114,7 +121,7 @@ class KafkaSource(Source[T]):
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: Any,
         key: type[Any] | Codec[Any] | None = None,
@@ -123,14 +130,17 @@ class KafkaSource(Source[T]):
         metadata: bool = False,
         on_error: OnError = "fail",
     ) -> None:
-        if problem := _key_problem(key, metadata):
+        names = (topic,) if isinstance(topic, str) else tuple(topic)
+        if problem := _topics_problem(names, start) or _key_problem(key, metadata):
             raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {problem}")
         try:
             value_codec, key_codec = codec_for(value), codec_for(key or bytes)
         except schema.UnsupportedType as error:
             raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {error}") from None
         fields = {
-            "topic_name": topic,
+            "topic_name": names[0],
+            "topic_names": names,
+            "several": not isinstance(topic, str),
             "value_codec": value_codec,
             "key_codec": key_codec,
             "value_type": value_codec.type if isinstance(value, Codec) else value,
@@ -145,6 +155,17 @@ class KafkaSource(Source[T]):
     @property
     def topic(self) -> str:
         return self.topic_name
+
+    @property
+    def parts(self) -> Mapping[str, KafkaSource[T]]:
+        return {name: self._part(name) for name in self.topic_names} if self.several else {}
+
+    def _part(self, topic: str) -> KafkaSource[T]:
+        """The same source of one of its topics."""
+        part = copy.copy(self)
+        for field, content in {"topic_name": topic, "topic_names": (topic,), "several": False}.items():
+            object.__setattr__(part, field, content)
+        return part
 
     @property
     def type(self) -> Any:
@@ -311,6 +332,14 @@ class KafkaDecoder:
 
     def time_ms(self, record: Message) -> int:
         return record.timestamp()[1]
+
+
+def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
+    if not topics or len({*topics}) < len(topics):
+        return "give one topic or more, each once"
+    if len(topics) > 1 and isinstance(start, Mapping):
+        return "start= gives offsets by partition, of one topic: read each of these by a source of its own"
+    return None
 
 
 def _key_problem(key: Any, metadata: bool) -> str | None:

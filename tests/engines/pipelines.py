@@ -435,6 +435,15 @@ def moved_over(name: str, group: str) -> Pipeline:
     return pipeline
 
 
+def several_topics(name: str) -> Pipeline:
+    """Copies of the orders of two topics, with even and with odd ids in topics of their own."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource([f"{name}-in", f"{name}-in.more"], value=Order))
+    chosen = [f"{name}-even", f"{name}-odd.ids"]
+    orders.sink("copies", KafkaSink(lambda order: chosen[order.id % 2], topics=chosen, key=_customer))
+    return pipeline
+
+
 class Odd(msgspec.Struct):
     """Fields of an order, so that only the class says what it is."""
 
