@@ -59,10 +59,8 @@ LOOK_PAUSE_MS = 20
 LOOK_TIMEOUT_MS = 30_000
 """The broker has ended whatever was open and not lost by then."""
 LANE_PAUSE_MS = 3
-
-
-class ReadersHeld(BrokerUnavailable):
-    """A look at records gave up: an open transaction holds readers before them."""
+READERS_HELD = "are held by an open transaction"
+"""In the error of a look at records that gave up."""
 
 
 class SimulatedJob(Job):
@@ -399,7 +397,7 @@ class SimulatedCoordinator:
             if visible.last_stable_offset > first.first_offset:
                 break
             if self.world.clock.monotonic_ms() > deadline_ms:
-                raise ReadersHeld(f"readers of {first.topic}-{first.partition} are held by an open transaction")
+                raise BrokerUnavailable(f"readers of {first.topic}-{first.partition} {READERS_HELD}")
             yield self.world.clock.monotonic_ms() + LOOK_PAUSE_MS
         everything = yield from self.world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
         for fate, records in ((Fate.COMMITTED, visible.records[:1]), (Fate.ABORTED, everything.records[:1])):

@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "offsets": (lambda: KafkaSource(["a", "b"], value=int, start={0: 1}), r"start= gives offsets .* source of its own"),
     "no topics": (lambda: KafkaSink(lambda order: "a"), r"declare all topics that it may give, each once, as topics="),
     "a name with topics": (lambda: KafkaSink("a", topics=["a"]), r"topics= goes with a function as the topic"),
-    "a number": (lambda: KafkaSink(7), r"the topic is 7, and must be a name, or a function"),  # type: ignore[arg-type]
+    "a number": (lambda: KafkaSink(7), r"the topic is 7, and must be a name, or a function"),  # type: ignore[arg-type]  # as a user may write it
 }
 
 

@@ -51,7 +51,7 @@ from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
 from exactlyonce.testing.simulation import coordinator as simulated
-from exactlyonce.testing.simulation.coordinator import ReadersHeld
+from exactlyonce.testing.simulation.coordinator import READERS_HELD
 from exactlyonce.testing.simulation.processes import Attempt
 from exactlyonce.testing.simulation.world import SimulatedWorld
 
@@ -262,7 +262,8 @@ class World(SimulatedWorld):
             self._halt("halt for a store")
             return
         unreachable = isinstance(end.error, Halt) and UNREACHABLE in str(end.error)
-        if (unreachable or isinstance(end.error, ReadersHeld)) and self.broker.has_forgotten():
+        held = isinstance(end.error, BrokerUnavailable) and READERS_HELD in str(end.error)
+        if (unreachable or held) and self.broker.has_forgotten():
             self._halt("readers held by an id that is forgotten")
             return
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)
