@@ -23,6 +23,7 @@ import memory
 import overtaking
 import parquet_files
 import spark_backfill
+import spark_follow
 import spark_reading
 import spark_sink
 import spark_state
@@ -55,6 +56,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,
     "spark-sink": spark_sink.scenario,
+    "spark-follow": spark_follow.scenario,
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,

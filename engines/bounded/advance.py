@@ -94,12 +94,13 @@ def advance(
     ranges: Sequence[Reading],
     submit: Submit,
     staging: str | Path,
+    submit_small: Submit | None = None,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *connections* have recovered; *staging* is a folder that all units see, or a
-    URL of HDFS or S3. *final*: a clean end follows. Raises
+    *connections* have recovered; *staging* is a folder that all units see, or a URL of HDFS or S3. *submit_small*, if
+    given, runs publications of little output. *final*: a clean end follows. Raises
     `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock, leader = SystemClock(), connections.leader
@@ -114,7 +115,8 @@ def advance(
         opened_ms = clock.monotonic_ms()
         try:
             work = _publications(common, client, physical, connections.transaction_timeout_ms, receipts)
-            publications = _published(common, work, submit)
+            publish = submit_small if submit_small is not None and _publishes_little(receipts) else submit
+            publications = _published(common, work, publish)
         except Exception:  # readers need not wait until the open transactions, which no record names, time out
             with suppress(ExactlyOnceError):
                 _abort_all_but(connections)
@@ -187,6 +189,13 @@ def _topics(physical: Plan) -> dict[str, str]:
     """The topic by sink, of the sinks whose outputs are staged for publication."""
     sinks = {node.id: node.sink for node in physical.graph.sinks if node.sink is not None}
     return {id: sink.topic or "" for id, sink in sinks.items() if sink.transactional}
+
+
+def _publishes_little(receipts: Sequence[Receipt]) -> bool:
+    """Whether the staged outputs of all sinks are no more than those of one publication."""
+    files = [file for receipt in receipts for file in receipt.outputs]
+    records, size = sum(file.records for file in files), sum(file.file.size for file in files)
+    return records <= PUBLISHER_RECORDS and size <= PUBLISHER_BYTES
 
 
 def _publications(

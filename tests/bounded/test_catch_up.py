@@ -246,8 +246,8 @@ class Following(Silent):
         elif self.records == len(self.fed.all):
             self.stopping.set()
 
-    def follow(self, loaded: Loaded, folder: Path) -> None:
-        catch_up(self.fed, loaded, 2, folder, follow=True, stopping=self.stopping, progress=self)
+    def follow(self, loaded: Loaded, folder: Path, **options: Any) -> None:
+        catch_up(self.fed, loaded, 2, folder, follow=True, stopping=self.stopping, progress=self, **options)
 
 
 @pytest.mark.exhaustive
@@ -262,6 +262,32 @@ def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     assert history.latest is not None
     assert history.latest.kind == "checkpoint"
     assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait for its silence"
+
+
+@pytest.mark.parametrize("limit", ["SMALL_RECORDS", pytest.param("SMALL_STATE_BYTES", marks=pytest.mark.exhaustive)])
+def test_small_chunks_of_one_that_follows_need_no_executors(
+    limit: str, fed: Fed, loaded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The driver computes small chunks if it may. In any case it writes the output of a chunk, if that is little."""
+    given: list[str] = []
+
+    def executors(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        given.append(stage.partition(", ")[2])
+        return in_process(stage, work)
+
+    def feed() -> None:
+        monkeypatch.setattr(catching_up, limit, 1)
+        fed.feed(60)
+
+    fed.feed(60)
+    Following(fed, feed).follow(loaded("broad"), tmp_path, submit=executors, small_here=True)
+    stages = [*given]
+    given.clear()
+    fed.feed(60)
+    catch_up(fed, loaded("broad"), 2, tmp_path, submit=executors)
+    assert [*stages, "publish"] == given, "the first chunk stays here, and so does what the second publishes"
+    fed.assert_output()
+    fed.assert_nothing_left()
 
 
 @pytest.mark.exhaustive

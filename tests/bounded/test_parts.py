@@ -23,12 +23,12 @@ from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, first_part, rest
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import ordering, staging
-from exactlyonce.engines.bounded.unit.messages import Reading
+from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.surroundings.preflight import Inputs
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
 
 
@@ -219,3 +219,21 @@ def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:
     assert isinstance(reason, str)
     assert "loop 'retry'" in reason
     assert "in a cycle none comes first" in reason
+
+
+def test_a_unit_in_this_process_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times in all, like a task of Spark; an error that a retry would meet again comes as an answer at once."""
+    labels: list[str] = []
+
+    def run(work: bytes, label: str) -> bytes:
+        labels.append(label)
+        error = msgspec.msgpack.decode(work)
+        raise {"unit": BrokerUnavailable("it restarts"), "publication": ConfigError("no such setting")}[error["type"]]
+
+    monkeypatch.setattr("exactlyonce.engines.bounded.submit._KINDS", {"unit": run, "publication": run})
+    for kind, tries in (("unit", 4), ("publication", 1)):
+        labels.clear()
+        with pytest.raises((BrokerUnavailable, ConfigError)):
+            in_process("orders: checkpoint 1, stage in", [msgspec.msgpack.encode({"type": kind})])
+        assert [tries_before(label) for label in labels] == [*range(tries)]
+        assert len({*labels}) == tries
