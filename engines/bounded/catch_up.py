@@ -298,7 +298,7 @@ class CatchUp:
             connections.drive(connections.leader.conclude())
         return summary
 
-    def _go_on(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: Path) -> None:
+    def _go_on(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> None:
         """Follow the input until the end is asked for."""
         idle_s = silent_s = 0.0
         while not self.stopping.wait(pause_s := follow_pause_s(idle_s)):
