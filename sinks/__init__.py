@@ -1,5 +1,5 @@
-"""Sinks, one folder or module per store: `kafka/`, `files/`, `iceberg/`, `mysql/`, `postgres/`, `redis/`, and one
-that prints.
+"""Sinks, one folder or module per store: `kafka/`, `delta/`, `files/`, `iceberg/`, `mysql/`, `postgres/`, `redis/`,
+and one that prints.
 
 `writer` and `committer` are the seams to engines; `refusals` has the error texts of stores, `ledger` the rules of their
 ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store), `sql/`
@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from exactlyonce.sinks.delta.sink import DeltaSink
     from exactlyonce.sinks.files.sink import FileSink
     from exactlyonce.sinks.iceberg.sink import IcebergSink
     from exactlyonce.sinks.kafka.dead_letters import DeadLetters
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeadLetters",
+    "DeltaSink",
     "FileSink",
     "ForeignLedger",
     "IcebergSink",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "DeadLetters": "kafka.dead_letters",
+    "DeltaSink": "delta.sink",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
     "IcebergSink": "iceberg.sink",

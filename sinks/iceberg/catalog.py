@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks import refusals
-from exactlyonce.sinks.iceberg.sink import refers
+from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.table import Conflict
 
 ANSWER_TIMEOUT_S = 30

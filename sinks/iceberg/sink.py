@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import Committer, CommitterContext
-from exactlyonce.sinks.files.columns import Column, columns_of
+from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.lake.description import LakeSink, property_problems, writer_name
 from exactlyonce.sinks.lake.table import ICEBERG
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
-_SECRET = re.compile(r"token$|credential|password|secret|access-key|account-key|sas|://[^/@]*:[^@]*@", re.IGNORECASE)
 _IDENTIFIER = re.compile(r"[^.\s]+(\.[^.\s]+)+")
 
 
 @dataclass(frozen=True, eq=False)
-class IcebergSink(Sink[T], Generic[T]):
+class IcebergSink(LakeSink[T], Generic[T]):
     """Writes rows to a table of Iceberg, exactly once: a checkpoint is one snapshot of the table.
 
     - *table*: "namespace.table".
@@ -42,16 +38,6 @@ class IcebergSink(Sink[T], Generic[T]):
     roll_bytes: int = 128 << 20
 
     @property
-    def transactional(self) -> bool:
-        """False: files wait in no Kafka transaction."""
-        return False
-
-    @property
-    def stages(self) -> bool:
-        """True: rows are in files until their checkpoint is decided."""
-        return True
-
-    @property
     def shown(self) -> str:
         """The table."""
         return self.table
@@ -63,16 +49,7 @@ class IcebergSink(Sink[T], Generic[T]):
         if not isinstance(self.table, str) or not _IDENTIFIER.fullmatch(self.table):
             yield f'table={self.table!r} must be a namespace and a name: "shop.totals"'
         yield from _catalog_problems(self.catalog)
-        if not isinstance(self.create, bool):
-            yield f"create={self.create!r} must be True or False"
-        size = self.roll_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            yield f"roll_bytes={size!r} must be a number of bytes: 128 << 20"
-        if type_ is not UNKNOWN:
-            try:
-                columns_of(type_)
-            except schema.UnsupportedType as error:
-                yield str(error)
+        yield from super().problems(type_)
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, the catalog's name, and the records' schema."""
@@ -93,7 +70,7 @@ class IcebergSink(Sink[T], Generic[T]):
 
         ledger = ledger_property(context.pipeline, context.sink)
         lake = IcebergLake(
-            OpenCatalog(self.catalog, self.table), self.table, self._columns(context.type), ledger, create=self.create
+            OpenCatalog(self.catalog, self.table), self.table, columns_of(context.type), ledger, create=self.create
         )
         return LakeCommitter(context, lake, ICEBERG, f"the property {ledger} of table {self.table}")
 
@@ -108,28 +85,12 @@ class IcebergSink(Sink[T], Generic[T]):
         catalog = OpenCatalog(self.catalog, self.table)
         with catalog.explained():
             table = catalog.get().load_table(self.table)
-        name = (
-            f"{context.pipeline}.{context.sink}-{context.incarnation}-{context.attempt}-{context.subtask}-"
-            f"{secrets.token_hex(8)}"
-        )
-        files = IcebergFiles(catalog, table, name)
-        rows = TableRows(self._columns(context.type), columns_of_table(table), self.table)
+        files = IcebergFiles(catalog, table, writer_name(context))
+        rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
         return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes), rows)
-
-    def _columns(self, type_: Any) -> tuple[Column, ...]:
-        return columns_of(type_)
 
     def _needing(self) -> Any:
         return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")
-
-
-def refers(value: str) -> bool:
-    """Whether a property's value is a reference to a secret; ``file://`` begins the address of a warehouse.
-
-    >>> refers("file:/run/secrets/uri"), refers("file:///data/lake")
-    (True, False)
-    """
-    return is_reference(value) and not value.startswith("file://")
 
 
 def _catalog_problems(catalog: Any) -> Iterator[str]:
@@ -137,12 +98,6 @@ def _catalog_problems(catalog: Any) -> Iterator[str]:
     if not isinstance(catalog, Mapping) or not catalog:
         yield 'catalog= must be the properties of a catalog: {"type": "sql", "uri": ..., "warehouse": ...}'
         return
-    for name, value in catalog.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            yield f"catalog[{name!r}] must be text, as pyiceberg reads it"
-        elif problem := reference_problem(value):
-            yield f"catalog[{name!r}]={value!r}: {problem}"
-        elif not refers(value) and (_SECRET.search(name) or _SECRET.search(value)):
-            yield f"catalog[{name!r}] has a secret written out: put it into a variable, 'env:NAME', or into a file"
+    yield from property_problems("catalog", catalog)
     if not {"type", "uri", "py-catalog-impl"} & set(catalog):
         yield 'catalog= has no "type": "sql", "rest", or another one that pyiceberg knows'

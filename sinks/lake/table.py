@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from exactlyonce.sinks.ledger import SinkLedger
 
-ICEBERG = "iceberg"
-"""A kind of committable."""
+DELTA, ICEBERG = "delta", "iceberg"
+"""Kinds of committables."""
 
 
 class Conflict(Exception):

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lake_hands import commit
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
@@ -31,11 +32,6 @@ class Event(msgspec.Struct):
     id: int
     at: datetime
     tag: str | None = None
-
-
-def commit(committer: Any, *committables: Any) -> bool:
-    done: bool = committer.commit(list(committables), 1, ORIGIN)
-    return done
 
 
 def test_all_subtasks_of_a_checkpoint_are_one_snapshot(lake: Any, totals: Any) -> None:

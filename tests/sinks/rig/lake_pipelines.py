@@ -7,7 +7,7 @@ import os
 from pipelines import add, reading
 
 from exactlyonce import Pipeline
-from exactlyonce.sinks import IcebergSink
+from exactlyonce.sinks import DeltaSink, IcebergSink
 
 LAKE = "LAKE_OF_TESTS"
 """The variable with the folder of the lake."""
@@ -17,10 +17,13 @@ def iceberg_properties(folder: str | os.PathLike[str]) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
 
-def iceberg(name: str) -> Pipeline:
-    """The running totals of the orders in NAME-in, appended to shop.NAME."""
+def into(name: str, lake: str) -> Pipeline:
+    """The running totals of the orders in NAME-in, appended to a table of *lake*: "iceberg" or "delta"."""
     pipeline, orders = reading(name)
     totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    table = f"shop.t{name.replace('-', '_')}"
-    totals.sink("lake", IcebergSink(table, catalog=iceberg_properties(os.environ[LAKE]), create=True))
+    folder = os.environ[LAKE]
+    if lake == "delta":
+        totals.sink("lake", DeltaSink(f"{folder}/totals", create=True))
+    else:
+        totals.sink("lake", IcebergSink("shop.totals", catalog=iceberg_properties(folder), create=True))
     return pipeline

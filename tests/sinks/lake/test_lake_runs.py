@@ -1,4 +1,4 @@
-"""Runs from Kafka into a table of Iceberg, killed at every step; DuckDB counts, which shares no code with the sink."""
+"""Runs from Kafka into tables of lakes, killed at every step; DuckDB counts, which shares no code with the sinks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from waiting import until
 
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
-duckdb_ext = pytest.importorskip("duckdb_ext", reason="ICEBERG NOT TESTED: DuckDB and its extensions are missing")
+for library in ("pyiceberg", "deltalake"):
+    pytest.importorskip(library, reason="LAKES NOT TESTED: they need the extras `iceberg` and `delta`")
+duckdb_ext = pytest.importorskip("duckdb_ext", reason="LAKES NOT TESTED: DuckDB and its extensions are missing")
 duckdb = pytest.importorskip("duckdb")
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -32,32 +33,42 @@ STEPS = [
 
 
 class LakeJob(Job):
-    """The pipeline `iceberg`, and its table as DuckDB reads it."""
+    """The pipeline into *lake*, and its table as DuckDB reads it."""
 
     folder: Path
+    lake: str
 
-    def rows(self) -> list[tuple[int, str, int]]:
-        """The rows of the newest snapshot, which the catalog's own row names."""
-        with sqlite3.connect(self.folder / "catalog.db") as catalog:
-            ((newest,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables")
+    def ids(self) -> list[int]:
+        scan, place = "delta_scan", str(self.folder / "totals")
+        if self.lake == "iceberg":
+            with sqlite3.connect(self.folder / "catalog.db") as catalog:
+                ((place,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables")
+            scan = "iceberg_scan"
         with duckdb.connect() as reader:
             duckdb_ext.init(reader)
-            return list(reader.execute("SELECT id, customer, sum FROM iceberg_scan(?)", [newest]).fetchall())
+            return [id for (id,) in reader.execute(f"SELECT id FROM {scan}(?)", [place]).fetchall()]
 
     def assert_exact(self) -> None:
         """Each order is in the table once."""
-        assert_once([id for id, _, _ in self.rows()], self.fed, "the table")
+        assert_once(self.ids(), self.fed, self.lake)
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def lake(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def job(kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeJob:
+def job(
+    kafka: KafkaCluster, topic_name: str, run: Any, lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> LakeJob:
     folder = tmp_path / "lake"
     folder.mkdir()
     monkeypatch.setenv(LAKE, str(folder))
     path = [str(HERE.parent / "rig"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    job = LakeJob(run, kafka, topic_name, "lake_pipelines:iceberg")
-    job.folder = folder
+    job = LakeJob(run, kafka, topic_name, "lake_pipelines:into", "--param", f"lake={lake}")
+    job.folder, job.lake = folder, lake
     return job
 
 
@@ -87,7 +98,7 @@ def test_a_kill_at_every_step(job: LakeJob, step: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_catalog_is_away_for_a_minute(job: LakeJob) -> None:
+def test_the_folder_is_away_for_a_minute(job: LakeJob) -> None:
     """The checkpoint waits for it, nobody restarts, and all comes once."""
     job.feed(2_000)
     incarnation = job.start()
