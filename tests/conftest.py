@@ -30,7 +30,7 @@ THREADS = pytest.StashKey[int]()
 """How many this process had when it was last rid of clients."""
 THREADS_LEFT_MAX = 40
 """More of them than there were before are clients that only a cycle of references keeps."""
-EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 30
+EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 20
 """How many hypothesis draws for a test that does not say it."""
 
 
