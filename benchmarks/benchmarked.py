@@ -7,7 +7,7 @@ import msgspec
 from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import AvroCodec, Pipeline, ProtobufCodec
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
@@ -46,6 +46,18 @@ def totals(name: str, source: str, sink: str) -> Pipeline:
     pipeline = Pipeline(name)
     (
         pipeline.source("in", KafkaSource(source, value=Order))
+        .key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
+        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
+    )
+    return pipeline
+
+
+def file_totals(name: str, folder: str, sink: str) -> Pipeline:
+    """A running total per customer, of the orders in the files of a folder."""
+    pipeline = Pipeline(name)
+    (
+        pipeline.source("in", FileSource(folder, value=Order))
         .key_by(lambda order: order.customer)
         .stateful_map("totals", add)
         .sink("out", KafkaSink(sink, key=lambda total: total.customer))

@@ -38,6 +38,7 @@ BOUNDS = {
     "pass-through, ratio": Bound(0.8, 0.95, at_least=True),
     "running total, 1,000 keys, ratio": Bound(0.75, 0.9, at_least=True),
     "running total, 1,000,000 keys, ratio": Bound(0.55, 0.7, at_least=True),
+    "running total of a file of JSON lines, ratio": Bound(0.8, 0.9, at_least=True),
     "p99 visibility minus the interval": Bound(300, 100, at_least=False),
     "p99 from produce to visible, interval 100 ms": Bound(300, 150, at_least=False),
     "unaligned checkpoints under back-pressure, times sooner": Bound(5, 8, at_least=True),

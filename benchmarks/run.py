@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import elsewhere
+import files
 import formats
 import keyed_state
 import large_state
@@ -42,6 +43,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "map-filter": throughput.mapping,
     "totals": throughput.totals,
     "many-totals": throughput.many_totals,
+    "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
     "unaligned": overtaking.scenario,

@@ -59,9 +59,10 @@ class SourceReader(Protocol):
         """Connect, and go to the positions. A removed position may raise here, or in `poll`."""
 
     def add(self, start: SourceOffset) -> None:
-        """Read another split too, from *start* on; nothing happens if it is read already."""
+        """Read another split too, from *start* on; nothing happens if it is read already. If it has ended, it is gone
+        from the source: leave it out of the positions from now on."""
 
-    def poll(self, records_max: int, timeout_s: float) -> list[Any]:
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
         """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first.
 
         Raises `Halt` if the next records were removed, `TopicError` if the source is gone. Waits out an outage.
@@ -123,7 +124,7 @@ class RecordDecoder(Protocol):
     def decode(self) -> Callable[[Any], Any]:
         """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.outage`."""
 
-    def parts(self, records: list[Any]) -> Sequence[Any]:
+    def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         """The argument of `decode` for each of *records*."""
 
     def problem(self, record: Any, error: BaseException) -> str:
@@ -179,7 +180,10 @@ class SplitFinder(Protocol):
 
     def find(self, known: Sequence[SourceOffset]) -> Sequence[SourceOffset]:
         """The starts of the splits that are not among *known*, with numbers above theirs; at the start, and at every
-        checkpoint. Raises `Halt` if a known split has changed, or is gone before its end."""
+        checkpoint. A known one that has ended may be among them as it is: it is gone, and checkpoints need not name it
+        any more. Never the one with the highest number, so that no number is used again.
+
+        Raises `Halt` if a known split has changed, or is gone before its end."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,8 +1,8 @@
 """Sources whose splits are read one after the other: the reader, the range and the records of any of them.
 
 A source gives its finder, and opens one split at a position; the rest is here. Invariants: a split is read in its
-order, and is marked as ended with its last record; a batch keeps what was read as it is, and makes a record with its
-place only where one is asked for. No I/O of its own.
+order, to its end unless it has no record at the moment, and is marked as ended with its last record. A batch keeps what
+was read as it is, and makes a record with its place only where one is asked for. No I/O of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OpenSplit(Protocol):
         """The time of its records, in ms since 1970."""
 
     def read(self, records_max: int) -> Sequence[Any]:
-        """The next records as they are, *records_max* at most; empty: none now, or none ever."""
+        """The next records as they are; fewer than *records_max*: no more now, so that another split has its turn."""
 
     @property
     def ended(self) -> bool:
@@ -148,7 +148,9 @@ class SplitsReader:
         self._unended = sorted(split for split, position in self._positions.items() if not position.ended)
 
     def add(self, start: SourceOffset) -> None:
-        if start.partition not in self._positions:
+        if start.ended:
+            self._positions.pop(start.partition, None)
+        elif start.partition not in self._positions:
             self._positions[start.partition] = start
             self._unended.append(start.partition)
 

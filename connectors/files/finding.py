@@ -49,29 +49,44 @@ Parts = Callable[[FoundFile], Iterable[tuple[int, int]]]
 class FileFinder:
     """The `SplitFinder` of the files of *place* that match *pattern*; without *interval_s* it looks once."""
 
-    def __init__(self, source: str, place: Place, pattern: str, parts: Parts, interval_s: float | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        place: Place,
+        pattern: str,
+        parts: Parts,
+        interval_s: float | None,
+        *,
+        forgets_removed: bool = False,
+    ) -> None:
+        """*forgets_removed*: files that have ended and are gone may be left out of checkpoints."""
         self._source, self._place, self._pattern, self._parts = source, place, pattern, parts
-        self._interval_s = interval_s
+        self._interval_s, self._forgets_removed = interval_s, forgets_removed
         self._looked_s: float | None = None
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         if not self._is_due():
             return []
         files = {file.name: file for file in self._place.files() if fnmatchcase(file.name, self._pattern)}
-        read = {split.name for split in self._checked(known, files)}
+        there = self._checked(known, files)
+        read = {split.name for split in there.values()}
         number = max((position.partition for position in known), default=-1) + 1
         new = [files[name] for name in sorted(files.keys() - read)]
         splits = [split for file in new for split in self._splits(file)]
-        if number + len(splits) > SPLITS_MAX and len(known) + len(splits) > SPLITS_MAX:
+        removed = [each for each in known if each.partition not in there and each.partition < number - 1]
+        if not self._forgets_removed:
+            removed = []
+        if (count := len(known) - len(removed) + len(splits)) > SPLITS_MAX:
             raise ConfigError(
-                f"Source {self._source!r}: {self._place.url} has {len(known) + len(splits):,} files or parts of them, "
-                f"and a checkpoint has room for {SPLITS_MAX:,}. Read fewer folders, write larger files, or "
-                f"remove those that were read."
+                f"Source {self._source!r}: {self._place.url} has had {count:,} files, or parts of them, "
+                f"and a checkpoint has room for {SPLITS_MAX:,}. Write larger files; or remove those that were "
+                f"read, and set forget_removed=True."
             )
-        return [
+        starts = (
             SourceOffset(self._source, self._place.url, str(split), number, 0)
             for number, split in enumerate(splits, number)
-        ]
+        )
+        return [*removed, *starts]
 
     def _is_due(self) -> bool:
         now_s = time.monotonic()
@@ -80,8 +95,9 @@ class FileFinder:
         self._looked_s = now_s
         return True
 
-    def _checked(self, known: Sequence[SourceOffset], files: dict[str, FoundFile]) -> Iterator[FileSplit]:
-        """The splits of *known*, none of which has changed."""
+    def _checked(self, known: Sequence[SourceOffset], files: dict[str, FoundFile]) -> dict[int, FileSplit]:
+        """The splits of *known* that are there, none of which has changed; the others have ended."""
+        there = {}
         for position in known:
             split = FileSplit.parse(position.topic_id)
             file = files.get(split.name)
@@ -89,7 +105,9 @@ class FileFinder:
                 raise changed(position, split)
             if file is None and not position.ended:
                 raise gone(position, split)
-            yield split
+            if file is not None:
+                there[position.partition] = split
+        return there
 
     def _splits(self, file: FoundFile) -> Iterator[FileSplit]:
         try:

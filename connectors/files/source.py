@@ -44,6 +44,8 @@ class FileSource(SplitSource[T]):
     - *delimiter*: between the cells of a row of "csv".
     - *watch*: an interval, as "10s", in which new files are looked for while the pipeline runs. None: only at its
       start, and the source ends once all are read.
+    - *forget_removed*: a file that was read and removed is left out of checkpoints, so that there may be any number in
+      time. Then it is read anew if it comes back, also where its folder was only not mounted for a while.
     - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
     - *on_error*: as that of `KafkaSource`.
 
@@ -54,6 +56,7 @@ class FileSource(SplitSource[T]):
     format: str
     files: str
     watch: str | None
+    forget_removed: bool
     split_bytes: int
     on_error: OnError
     value_type: Any
@@ -68,6 +71,7 @@ class FileSource(SplitSource[T]):
         files: str = ...,
         delimiter: str = ...,
         watch: str | None = ...,
+        forget_removed: bool = ...,
         split_bytes: int = ...,
         on_error: OnError = ...,
     ) -> None: ...
@@ -83,6 +87,7 @@ class FileSource(SplitSource[T]):
         files: str = ...,
         delimiter: str = ...,
         watch: str | None = ...,
+        forget_removed: bool = ...,
         split_bytes: int = ...,
         on_error: OnError = ...,
     ) -> None: ...
@@ -96,6 +101,7 @@ class FileSource(SplitSource[T]):
         files: str = "*",
         delimiter: str = ",",
         watch: str | None = None,
+        forget_removed: bool = False,
         split_bytes: int = SPLIT_BYTES,
         on_error: OnError = "fail",
     ) -> None:
@@ -114,6 +120,7 @@ class FileSource(SplitSource[T]):
             "format": format,
             "files": files,
             "watch": watch,
+            "forget_removed": forget_removed,
             "split_bytes": split_bytes,
             "on_error": on_error,
             "value_type": value.type if isinstance(value, Codec) else value,
@@ -141,7 +148,9 @@ class FileSource(SplitSource[T]):
 
     def finder(self, source: str) -> FileFinder:
         interval_s = None if self.watch is None else duration_ms(self.watch) / 1000
-        return FileFinder(source, self._folder(), self.files, self._parts, interval_s)
+        return FileFinder(
+            source, self._folder(), self.files, self._parts, interval_s, forgets_removed=self.forget_removed
+        )
 
     def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
         with closing(self._folder().open(file)) as stream:
@@ -237,11 +246,13 @@ class OpenFile:
                 require_reached(self._position, self.name, sum(map(len, blocks)))
 
     def read(self, records_max: int) -> list[Any]:
-        end = self._at + records_max
-        read = self._block[self._at : end]
-        self._at = end
-        if end >= len(self._block) and not self.ended:
-            self._fill()
+        read: list[Any] = []
+        while len(read) < records_max and not self.ended:
+            end = self._at + records_max - len(read)
+            read += self._block[self._at : end]
+            self._at = end
+            if end >= len(self._block):
+                self._fill()
         return read
 
     def buffered(self) -> int:

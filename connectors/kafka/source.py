@@ -307,7 +307,7 @@ class KafkaDecoder:
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
-    def parts(self, records: list[Any]) -> list[Any]:
+    def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         return records if self._source.metadata else list(map(self._value, records))
 
     def _record(self, message: Message) -> Record[Any]:

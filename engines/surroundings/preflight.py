@@ -50,6 +50,8 @@ class Inputs:
         self._finders = {id: source.finder(id) for id, source in self.others.items()}
         self._found: Offsets = {id: {} for id in self.others}
         """The start of each split since the last look at a manifest that lacked it."""
+        self._gone: Offsets = {id: {} for id in self.others}
+        """The ended splits of the manifest at the last look that are gone from the source."""
 
     def close(self) -> None:
         for finder in self._finders.values():
@@ -92,14 +94,19 @@ class Inputs:
         return (*in_topics, *found)
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
-        """Sn of every split; one that was added since then begins at its beginning."""
+        """Sn of every split; one that was added since then begins at its beginning, one that is gone is left out."""
         offsets = self.added_since(manifest)
         for noted in manifest.offsets:
             offsets[noted.source][noted.partition] = noted
+        for id, gone in self._gone.items():
+            offsets[id] = {split: start for split, start in offsets[id].items() if split not in gone}
         return offsets
 
     def added_since(self, manifest: Manifest) -> Offsets:
-        """The starts of splits that *manifest* lacks; of partitions 0, even where retention has removed records."""
+        """The starts of splits that *manifest* lacks; of partitions 0, even where retention has removed records.
+
+        An ended split that is gone is among them as it is, see `SourceReader.add`; but not in `offsets_from`.
+        """
         noted = {(offset.source, offset.partition) for offset in manifest.offsets}
         added = {
             id: {
@@ -111,6 +118,7 @@ class Inputs:
         }
         for id, starts in self._found.items():
             added[id] = {split: start for split, start in starts.items() if (id, split) not in noted}
+            added[id] |= {split: start for split, start in self._gone[id].items() if (id, split) in noted}
         return added
 
     def find_splits(self, noted: Sequence[SourceOffset]) -> None:
@@ -118,11 +126,14 @@ class Inputs:
         for id in self._finders:
             known = {offset.partition: offset for offset in noted if offset.source == id}
             self._found[id] = {split: start for split, start in self._found[id].items() if split not in known}
+            self._gone[id] = {split: start for split, start in self._gone[id].items() if split in known}
             self._find(id, known.values())
 
     def _find(self, id: str, known: Iterable[SourceOffset]) -> None:
         found = self._found[id]
-        found |= {start.partition: start for start in self._finders[id].find((*known, *found.values()))}
+        looked = self._finders[id].find((*known, *found.values()))
+        found |= {start.partition: start for start in looked if not start.ended}
+        self._gone[id] |= {start.partition: start for start in looked if start.ended}
 
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic was deleted or made anew; take note of added partitions, unless the run is bounded.
@@ -273,7 +284,7 @@ def refuse_new_places(graph: LogicalGraph, parallelism: int, manifest: Manifest,
     Producers distribute its keys anew, so a key's next record would meet a subtask without its state.
     """
     for source in sorted(graph.placing_sources if parallelism > 1 else ()):
-        if added[source]:
+        if any(not start.ended for start in added[source].values()):
             raise Halt(
                 f"The topic of source {source!r} has got partitions {sorted(added[source])} since checkpoint "
                 f"{manifest.checkpoint}. Its partitions say which of the {parallelism} subtasks has the state of a key "

@@ -381,7 +381,7 @@ class Following:
         self.reader, self._decoder, self._text_of = reader, decoder, text_of
         self.records: list[str] = []
 
-    def raw(self, records_max: int) -> list[Any]:
+    def raw(self, records_max: int) -> Sequence[Any]:
         """One batch, undecoded."""
         return self.reader.poll(records_max, 0.05)
 

@@ -8,10 +8,10 @@ from exactlyonce import Pipeline
 from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource
 
 
-def files(name: str, folder: str, watch: str = "", format: str = "jsonl") -> Pipeline:
+def files(name: str, folder: str, watch: str = "", forget: str = "") -> Pipeline:
     """The orders of a folder to NAME-copies and, summed, to NAME-out; small files are read in parts, too."""
     pipeline = Pipeline(name)
-    source = FileSource(folder, value=Order, format=format, watch=watch or None, split_bytes=1 << 12)
+    source = FileSource(folder, value=Order, watch=watch or None, forget_removed=bool(forget), split_bytes=1 << 12)
     orders = pipeline.source("orders", source)
     copied(orders, name)
     summed(orders, name)

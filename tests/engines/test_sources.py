@@ -89,14 +89,15 @@ def test_files_and_a_process_that_is_killed(name: str, files_of: Any, failpoint:
 
 
 def test_new_files_while_it_runs(files_of: Any) -> None:
-    """A file is found while the pipeline runs, once; those that were read may be removed."""
-    job, folder = files_of("files", "--param", "watch=100ms")
+    """A file is found while the pipeline runs, once; those that were read may be removed, and are forgotten then."""
+    job, folder = files_of("files", "--param", "watch=100ms", "--param", "forget=yes")
     first = folder.add("b.jsonl", 100)
     run = job.start()
     run.await_checkpoint()
     until(lambda: ended(job) == {0, 1})
     job.assert_copies()
     first.unlink()
+    until(lambda: ended(job) == {1})  # the number of the last one is not used again
     folder.add("a.jsonl", 100)
     job.assert_copies()
     run.kill()

@@ -49,7 +49,7 @@ def write_zstd(path: Path, texts: Sequence[str]) -> None:
 
 
 def write_json(path: Path, texts: Sequence[str]) -> None:
-    path.write_text("\n".join(json.dumps(row) for row in rows_of(texts)))  # the last line has no end
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(texts)))
 
 
 def write_csv(path: Path, texts: Sequence[str]) -> None:
