@@ -23,7 +23,8 @@ class DeltaSink(LakeSink[T], Generic[T]):
     """Writes rows to a table of Delta Lake, exactly once: a checkpoint is one version of the table.
 
     - *path*: the table's folder, as an absolute path, or its address (``s3://lake/totals``).
-    - *mode*: "append" adds each record, and has no *key*.
+    - *mode*: "append" adds each record, and has no *key*; "upsert" replaces the row that has the record's *key*, or
+      adds one.
     - *create*: create the table if it is missing, with the fields of the record's type as columns.
     - *storage_options*: for the file system of an address, as deltalake has them. A value may be ``env:NAME`` or
       ``file:/path``, and one with a secret must be.
@@ -42,8 +43,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
         object.__setattr__(self, "path", os.fspath(self.path))
 
     @property
-    def shown(self) -> str:
-        """The table."""
+    def place(self) -> str:
         return os.fspath(self.path)
 
     def problems(self, type_: Any) -> Iterator[str]:
@@ -51,10 +51,6 @@ class DeltaSink(LakeSink[T], Generic[T]):
         path = os.fspath(self.path)
         if "://" not in path and not path.startswith("/"):
             yield f"{path!r} must be the table's path from / on: workers may run in another folder than this process"
-        if self.mode != "append":
-            yield f"mode={self.mode!r} must be 'append'"
-        if self.key != ():
-            yield f"mode='append' adds every record, and looks for no row by key={self.key!r}: leave key= out"
         if not isinstance(self.storage_options, Mapping):
             yield "storage_options= must be options with their values, as text"
         else:
@@ -74,20 +70,23 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
         app = ledger.application(context.pipeline, context.sink)
         place = TablePlace(os.fspath(self.path), self.storage_options)
-        lake = DeltaLake(place, columns_of(context.type), app, create=self.create)
+        lake = DeltaLake(place, columns_of(context.type), app, self.key, create=self.create)
         return LakeCommitter(context, lake, DELTA, f"the transactions {app!r} of table {self.path}")
 
     def open_writer(self, context: WriterContext) -> Opened:
         """See `Writable`; the table is loaded, for its columns and partitions."""
         with self._needing():
-            from exactlyonce.sinks.delta.table import DeltaFiles, DeltaRows, TablePlace
+            from exactlyonce.sinks.delta.table import DeltaChanges, DeltaFiles, DeltaRows, TablePlace
             from exactlyonce.sinks.lake.writer import LakeWriter
 
         place = TablePlace(os.fspath(self.path), self.storage_options)
         with place.explained():
             table = place.load()
             rows = DeltaRows(columns_of(context.type), table, place.path)
-        files = DeltaFiles(place, rows.partition_by, f"{context.pipeline}.{context.sink}", writer_name(context))
+        folder, name = f"{context.pipeline}.{context.sink}", writer_name(context)
+        files = (
+            DeltaFiles(place, rows.partition_by, folder, name) if not self.key else DeltaChanges(place, folder, name)
+        )
         return Opened(LakeWriter(context.sink, context.subtask, DELTA, files, self.roll_bytes), rows)
 
     def _needing(self) -> Any:

@@ -36,6 +36,7 @@ from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.lake.columns import TableRows, matched
 from exactlyonce.sinks.lake.description import refers
+from exactlyonce.sinks.lake.keyed import last_of_each
 from exactlyonce.sinks.lake.table import Conflict
 from exactlyonce.sinks.ledger import SinkLedger
 
@@ -49,6 +50,8 @@ FEATURES = {
     "vacuumProtocolCheck",
 }  # fmt: skip
 """Features of tables that an added file of plain Parquet agrees with; invariants only while there are none."""
+NOT_MERGED = {"appendOnly", "deletionVectors"}
+"""Those of them that exclude merges by delta-rs."""
 _OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|generationExpression|invariants)")
 _AWAY = re.compile(r"timed? ?out|connect|dns|503|500|reset|refused|unavailable|No space", re.IGNORECASE)
 _DENIED = re.compile(r"permission denied|forbidden|403|401|access denied|credentials", re.IGNORECASE)
@@ -160,14 +163,15 @@ def _gone(path: str) -> str:
 _IN_PARTITIONS = (pa.types.is_string, pa.types.is_integer, pa.types.is_date32, pa.types.is_boolean)
 
 
-def require(table: DeltaTable, columns: Sequence[Column], path: str) -> None:
-    """Raise `StoreError` unless *table* takes files of *columns*."""
+def require(table: DeltaTable, columns: Sequence[Column], path: str, key: Sequence[str]) -> None:
+    """Raise `StoreError` unless *table* takes files of *columns*, or merges with a *key*."""
     protocol, configuration = table.protocol(), table.metadata().configuration
     features = set(protocol.writer_features or ())
+    known = FEATURES - NOT_MERGED if key else FEATURES
     if protocol.min_writer_version > WRITER_VERSION_MAX and not features:
         wanted = f"writer version {protocol.min_writer_version}"
     else:
-        wanted = ", ".join(sorted(features - FEATURES))
+        wanted = ", ".join(sorted(features - known))
     rules = sorted(name for name, value in configuration.items() if _OWN_RULES.match(name) and value != "none")
     for field in table.schema().fields:
         rules += [f"{name} of {field.name}" for name in field.metadata if _OWN_RULES.match(name)]
@@ -196,8 +200,10 @@ def columns_of_table(table: DeltaTable) -> Any:
 class DeltaLake:
     """See `Lake`. *app*: the name of the ledger; *key*: columns by which rows are replaced, or none to append."""
 
-    def __init__(self, place: TablePlace, columns: Sequence[Column], app: str, *, create: bool) -> None:
-        self.place, self.columns, self.app = place, columns, app
+    def __init__(
+        self, place: TablePlace, columns: Sequence[Column], app: str, key: Sequence[str], *, create: bool
+    ) -> None:
+        self.place, self.columns, self.app, self.key = place, columns, app, key
         self._create = create
         self._table: DeltaTable | None = None
 
@@ -217,7 +223,7 @@ class DeltaLake:
 
     def inspect(self) -> None:
         with self.place.explained():
-            require(self.place.load(), self.columns, self.place.path)
+            require(self.place.load(), self.columns, self.place.path, self.key)
 
     def _require_parent(self) -> None:
         parent = Path(self.place.path).parent
@@ -252,33 +258,59 @@ class LoadedDelta:
         """See `LoadedTable`. Data files keep their places; the lists of them are removed."""
         lake, table, bodies = self._lake, self._table, [decode_body(body) for body in staged]
         with lake.place.explained():
-            files = [file for body in bodies for file in self._files(body)]
             properties = CommitProperties(
                 custom_metadata={"exactlyonce": f"{lake.app} checkpoint {checkpoint}"},
                 max_commit_retries=0,
                 app_transactions=[Transaction(*change) for change in ledgers.changes(lake.app, self.ledger, ledger)],
             )
-            now_ms = time.time_ns() // 1_000_000  # noqa: TID251 - a file's time in the table's log
-            adds: list[Any] = [
-                AddAction(file.path, file.size, file.partition, now_ms, True, file.statistics) for file in files
-            ]
-            partition_by = table.metadata().partition_columns
-            table.create_write_transaction(adds, "append", table.schema(), partition_by, commit_properties=properties)
-            for body in bodies:
+            listed = [(body, decode_files(lake.place.read(body.path))) for body in bodies]
+            if bodies:
+                require(table, lake.columns, lake.place.path, lake.key)
+            for body, files in listed:
+                self._require_whole(body, files)
+            done = [body.path for body in bodies]
+            if lake.key and bodies:
+                done += [file.path for _, files in listed for file in files]
+                self._merge([file for _, files in listed for file in files], properties)
+            else:
+                self._add([file for _, files in listed for file in files], properties)
+            for path in done:
                 with suppress(OSError):
-                    lake.place.files.delete_file(body.path)
+                    lake.place.files.delete_file(path)
 
-    def _files(self, body: StagedList) -> list[StagedFile]:
-        """The files of a committable, all of which are there and fit the table as it is now."""
+    def _add(self, files: Sequence[StagedFile], properties: CommitProperties) -> None:
+        """Commit *files* as they are."""
+        table = self._table
+        now_ms = time.time_ns() // 1_000_000  # noqa: TID251 - a file's time in the table's log
+        adds: list[Any] = [
+            AddAction(file.path, file.size, file.partition, now_ms, True, file.statistics) for file in files
+        ]
+        partition_by = table.metadata().partition_columns
+        table.create_write_transaction(adds, "append", table.schema(), partition_by, commit_properties=properties)
+
+    def _merge(self, files: Sequence[StagedFile], properties: CommitProperties) -> None:
+        """Commit the rows of *files*, the last of each key."""
+        key = self._lake.key
+        parts = [pq.read_table(pa.BufferReader(self._lake.place.read(file.path))) for file in files]
+        rows = last_of_each(pa.concat_tables(parts), key)
+        predicate = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
+        merge = self._table.merge(
+            rows, predicate, source_alias="source", target_alias="target", commit_properties=properties
+        )
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def _require_whole(self, body: StagedList, files: Sequence[StagedFile]) -> None:
+        """Raise `StoreError` unless all files of a committable are there, and fit the table as it is now."""
         place = self._lake.place
-        require(self._table, self._lake.columns, place.path)
-        if list(body.partition_by) != self._table.metadata().partition_columns:
+        if not self._lake.key and list(body.partition_by) != self._table.metadata().partition_columns:
             raise StoreError(f"Delta table {place.path} was partitioned anew since rows were set aside: undo it.")
-        files = decode_files(place.read(body.path))
         if sum(file.rows for file in files) != body.rows:
             raise StoreError(f"{body.path} does not list the {body.rows:,} rows that were written: it was changed.")
         place.require_there([file.path for file in files])
-        return files
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 class DeltaRows(TableRows):
@@ -313,7 +345,7 @@ class DeltaFiles:
 
     def _written(self, partition: dict[str, str | None], rows: Any) -> StagedFile:
         self._number += 1
-        path = f"part-{self._name}-{self._number}.parquet"
+        path = self._path()
         output, collected = pa.BufferOutputStream(), list[Any]()
         with pq.ParquetWriter(output, rows.schema, metadata_collector=collected) as writer:
             writer.write_table(rows)
@@ -324,7 +356,11 @@ class DeltaFiles:
             path=path, size=len(content), rows=rows.num_rows, partition=partition, statistics=statistics
         )  # fmt: skip
 
+    def _path(self) -> str:
+        return f"part-{self._name}-{self._number}.parquet"
+
     def cut(self, checkpoint: int) -> bytes:
+        """See `StagedFiles`."""
         files, self._files = self._files, []
         path = f"{STAGED}/{self._folder}/{self._name}-{checkpoint}.json"
         with self._place.explained():
@@ -334,6 +370,16 @@ class DeltaFiles:
 
     def close(self) -> None:
         """There is no connection."""
+
+
+class DeltaChanges(DeltaFiles):
+    """Files of rows to be merged, in their order; they are never the table's."""
+
+    def __init__(self, place: TablePlace, folder: str, name: str) -> None:
+        super().__init__(place, (), folder, name)
+
+    def _path(self) -> str:
+        return f"{STAGED}/{self._folder}/{self._name}-{self._number}.parquet"
 
 
 def _partitioned(rows: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:

@@ -27,6 +27,8 @@ class IcebergSink(LakeSink[T], Generic[T]):
     - *catalog*: the properties of pyiceberg's catalog: ``{"type": "sql", "uri": ..., "warehouse": ...}``, or ``{"type":
       "rest", "uri": ...}``; ``name``, "default" unless given, tells catalogs of one database apart. A value may be
       ``env:NAME`` or ``file:/path``, and one with a secret must be.
+    - *mode*: "append" adds each record, and has no *key*; "upsert" replaces the row that has the record's *key*, or
+      adds one: files with such rows are written again.
     - *create*: create the table, and its namespace, if it is missing, with the fields of the record's type as columns.
     - *roll_bytes*: the size of rows in memory at which a subtask writes them as files, before its interval ends.
     """
@@ -34,12 +36,13 @@ class IcebergSink(LakeSink[T], Generic[T]):
     table: str
     _: KW_ONLY
     catalog: Mapping[str, str] = field(repr=False)
+    mode: str = "append"
+    key: tuple[str, ...] = ()
     create: bool = False
     roll_bytes: int = 128 << 20
 
     @property
-    def shown(self) -> str:
-        """The table."""
+    def place(self) -> str:
         return self.table
 
     # --- problems ---------------------------------------------------------------------------------------------------
@@ -52,11 +55,13 @@ class IcebergSink(LakeSink[T], Generic[T]):
         yield from super().problems(type_)
 
     def describe(self, type_: Any) -> dict[str, Any]:
-        """Table, the catalog's name, and the records' schema."""
+        """Table, the catalog's name, mode, key, and the records' schema."""
         return {
             "sink": "iceberg",
             "table": self.table,
             "catalog": self.catalog.get("name", "default"),
+            "mode": self.mode,
+            "key": list(self.key),
             "value": schema.describe(type_),
         }
 
@@ -69,23 +74,23 @@ class IcebergSink(LakeSink[T], Generic[T]):
             from exactlyonce.sinks.lake.committer import LakeCommitter
 
         ledger = ledger_property(context.pipeline, context.sink)
-        lake = IcebergLake(
-            OpenCatalog(self.catalog, self.table), self.table, columns_of(context.type), ledger, create=self.create
-        )
+        catalog = OpenCatalog(self.catalog, self.table)
+        lake = IcebergLake(catalog, self.table, columns_of(context.type), ledger, self.key, create=self.create)
         return LakeCommitter(context, lake, ICEBERG, f"the property {ledger} of table {self.table}")
 
     def open_writer(self, context: WriterContext) -> Opened:
         """See `Writable`; the table is loaded, for its columns and partitions."""
         with self._needing():
             from exactlyonce.sinks.iceberg.catalog import OpenCatalog
-            from exactlyonce.sinks.iceberg.table import IcebergFiles, columns_of_table
+            from exactlyonce.sinks.iceberg.table import IcebergChanges, IcebergFiles, columns_of_table
             from exactlyonce.sinks.lake.columns import TableRows
             from exactlyonce.sinks.lake.writer import LakeWriter
 
         catalog = OpenCatalog(self.catalog, self.table)
         with catalog.explained():
             table = catalog.get().load_table(self.table)
-        files = IcebergFiles(catalog, table, writer_name(context))
+        kind = IcebergChanges if self.key else IcebergFiles
+        files = kind(catalog, table, writer_name(context))
         rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
         return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes), rows)
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg import exceptions as iceberg
-from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
+from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile, write_manifest
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import load_location_provider
@@ -31,6 +32,7 @@ from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
 from exactlyonce.sinks.lake.columns import matched
+from exactlyonce.sinks.lake.keyed import last_of_each, without
 from exactlyonce.sinks.ledger import SinkLedger
 
 FORMAT_VERSION_MAX = 2
@@ -43,7 +45,14 @@ def ledger_property(pipeline: str, sink: str) -> str:
     return f"exactlyonce.ledger.{pipeline}/{sink}"
 
 
-class StagedManifest(msgspec.Struct, frozen=True, kw_only=True):
+class StagedChanges(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The body of a committable of rows that replace others: files of them, in their order, that are no data files."""
+
+    paths: tuple[str, ...]
+    rows: int
+
+
+class StagedManifest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The body of a committable: a manifest that lists its files, and belongs to no snapshot."""
 
     path: str
@@ -52,58 +61,61 @@ class StagedManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 encode_body = msgspec.msgpack.Encoder().encode
-decode_body = msgspec.msgpack.Decoder(StagedManifest).decode
+decode_body = msgspec.msgpack.Decoder(StagedManifest | StagedChanges).decode
 
 
 class IcebergLake:
     """See `Lake`. *identifier*: "namespace.table"."""
 
     def __init__(
-        self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, *, create: bool
-    ) -> None:
-        self._catalog, self._identifier, self._columns, self._ledger = catalog, identifier, columns, ledger
+        self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, key: Sequence[str],
+        *, create: bool,
+    ) -> None:  # fmt: skip
+        self.catalog, self._identifier, self._columns = catalog, identifier, columns
+        self.ledger_property, self.key = ledger, key
         self._create = create
 
     def check(self) -> None:
         """See `Lake`; also writes a file into the table's folder, and removes it."""
-        with self._catalog.explained():
+        with self.catalog.explained():
             try:
-                table = self._catalog.get(create=self._create).load_table(self._identifier)
+                table = self.catalog.get(create=self._create).load_table(self._identifier)
             except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
                 if not self._create:
                     raise StoreError(self._missing()) from None
                 table = self._created()
-            self._require(table)
+            self.require(table)
             place = _locations(table).new_metadata_location(f"exactlyonce-probe-{secrets.token_hex(8)}")
             with table.io.new_output(place).create() as probe:
                 probe.write(b"")
             table.io.delete(place)
 
     def inspect(self) -> None:
-        with self._catalog.explained():
+        with self.catalog.explained():
             try:
-                self._require(self._catalog.get().load_table(self._identifier))
+                self.require(self.catalog.get().load_table(self._identifier))
             except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
                 raise StoreError(self._missing()) from None
 
     def _missing(self) -> str:
         namespace = self._identifier.rpartition(".")[0]
         try:
-            names = sorted(".".join(name) for name in self._catalog.get().list_tables(namespace))
+            names = sorted(".".join(name) for name in self.catalog.get().list_tables(namespace))
         except iceberg.NoSuchNamespaceError:
             names = []
         there = f"Namespace {namespace!r} has {', '.join(names[:10])}" if names else f"Namespace {namespace!r} is empty"
         return (
-            f"Catalog {self._catalog.name!r} has no table {self._identifier}. {there}. Create the table, set "
+            f"Catalog {self.catalog.name!r} has no table {self._identifier}. {there}. Create the table, set "
             f"create=True, or correct the name of the table, or `name` in catalog=."
         )
 
     def _created(self) -> Table:
-        catalog = self._catalog.get()
+        catalog = self.catalog.get()
         catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
         return catalog.create_table_if_not_exists(self._identifier, arrow_schema(self._columns))
 
-    def _require(self, table: Table) -> None:
+    def require(self, table: Table) -> None:
+        """Raise unless *table*, which may have changed since the check, takes the rows of this sink."""
         if table.metadata.format_version > FORMAT_VERSION_MAX:
             raise StoreError(
                 f"Table {self._identifier} has format version {table.metadata.format_version}, and pyiceberg writes up "
@@ -116,25 +128,11 @@ class IcebergLake:
         matched(self._columns, columns_of_table(table), self._identifier)
 
     def load(self) -> LoadedIceberg:
-        with self._catalog.explained():
-            return LoadedIceberg(self, self._catalog.get().load_table(self._identifier))
+        with self.catalog.explained():
+            return LoadedIceberg(self, self.catalog.get().load_table(self._identifier))
 
     def close(self) -> None:
-        self._catalog.close()
-
-    # --- for what it has loaded
-
-    @property
-    def catalog(self) -> OpenCatalog:
-        return self._catalog
-
-    @property
-    def ledger_property(self) -> str:
-        return self._ledger
-
-    def require(self, table: Table) -> None:
-        """Raise unless *table*, which may have changed since the check, takes the rows of this sink."""
-        self._require(table)
+        self.catalog.close()
 
 
 def columns_of_table(table: Table) -> Any:
@@ -161,25 +159,33 @@ class LoadedIceberg:
         """See `LoadedTable`. Data files keep their places; the manifests that list them are removed."""
         table, bodies = self._table, [decode_body(body) for body in staged]
         with self._lake.catalog.explained():
-            files = self._files(bodies)
+            if bodies:
+                self._lake.require(table)
+            added, replaced = self._files(bodies), list[DataFile]()
+            changes = [body for body in bodies if isinstance(body, StagedChanges)]
+            if changes:
+                added, replaced = self._changed(changes)
             summary = {"exactlyonce.ledger": self._lake.ledger_property, "exactlyonce.checkpoint": str(checkpoint)}
             with table.transaction() as transaction:
                 transaction.set_properties({self._lake.ledger_property: ledger.encode().decode()})
-                with transaction.update_snapshot(summary).fast_append() as snapshot:
-                    for file in files:
+                update: Any = transaction.update_snapshot(summary)
+                with update.overwrite() if replaced else update.fast_append() as snapshot:
+                    for file in replaced:
+                        snapshot.delete_data_file(file)
+                    for file in added:
                         snapshot.append_data_file(file)
             for body in bodies:
-                with suppress(OSError):
-                    table.io.delete(body.path)
+                for path in body.paths if isinstance(body, StagedChanges) else (body.path,):
+                    with suppress(OSError):
+                        table.io.delete(path)
 
-    def _files(self, bodies: Sequence[StagedManifest]) -> list[DataFile]:
-        """The files to add, all of which are there, in the table's present partitions."""
-        if not bodies:
-            return []
-        self._lake.require(self._table)
+    def _files(self, bodies: Sequence[StagedManifest | StagedChanges]) -> list[DataFile]:
+        """The staged files to add, all of which are there, in the table's present partitions."""
         spec_id = self._table.metadata.default_spec_id
         files: list[DataFile] = []
         for body in bodies:
+            if isinstance(body, StagedChanges):
+                continue
             listed = [entry.data_file for entry in self._entries(body)]
             self._require_whole(body, listed)
             files += listed if body.spec_id == spec_id else self._partitioned_anew(listed)
@@ -203,6 +209,28 @@ class LoadedIceberg:
             if not is_there:
                 raise StoreError(_gone(file.file_path))
 
+    def _changed(self, bodies: Sequence[StagedChanges]) -> tuple[list[DataFile], list[DataFile]]:
+        """The files to add, and those that they replace: all with a row whose key is in *bodies*."""
+        table, key = self._table, self._lake.key
+        changes = last_of_each(pa.concat_tables([self._read(path) for body in bodies for path in body.paths]), key)
+        written = WrittenFiles(table, secrets.token_hex(8))
+        added, replaced = written.write(changes), list[DataFile]()
+        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+        for task in table.scan(row_filter=_bounds(changes, key)).plan_files():
+            rows = scan.to_table([task])
+            kept = without(rows, changes, key)
+            if kept.num_rows < rows.num_rows:
+                replaced.append(task.file)
+                added += written.write(kept) if kept.num_rows else []
+        return added, replaced
+
+    def _read(self, path: str) -> Any:
+        try:
+            with self._table.io.new_input(path).open() as file:
+                return pq.read_table(file)
+        except FileNotFoundError:
+            raise StoreError(_gone(path)) from None
+
     def _partitioned_anew(self, files: Iterable[DataFile]) -> list[DataFile]:
         """The rows of *files* in new ones, as the table is partitioned now: pyiceberg adds files of no other spec."""
         table = self._table
@@ -212,6 +240,27 @@ class LoadedIceberg:
             for file in files
             for new in written.write(pq.read_table(table.io.new_input(file.file_path).open()))
         ]  # fmt: skip
+
+
+_BOUNDED = (
+    pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_timestamp,
+    pa.types.is_decimal,
+)  # fmt: skip
+"""Columns by whose bounds files are chosen. NaN, which equals itself in no filter, is in none."""
+
+
+def _bounds(rows: Any, key: Sequence[str]) -> Any:
+    """A filter that all rows with a key of *rows* pass, to choose files by their statistics."""
+    bounds: Any = AlwaysTrue()
+    for name in key:
+        values = rows.column(name)
+        if not any(kind(values.type) for kind in _BOUNDED):
+            continue
+        extremes = pc.min_max(values).as_py()
+        term = Reference(name)
+        low = GreaterThanOrEqual(term=term, value=extremes["min"])
+        bounds = And(bounds, low, LessThanOrEqual(term=term, value=extremes["max"]))
+    return bounds
 
 
 def _gone(path: str) -> str:
@@ -286,6 +335,32 @@ class IcebergFiles:
                 manifest.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))
         rows = sum(file.record_count for file in files)
         return encode_body(StagedManifest(path=path, spec_id=metadata.default_spec_id, rows=rows))
+
+    def close(self) -> None:
+        self._catalog.close()
+
+
+class IcebergChanges:
+    """See `StagedFiles`: rows that replace others wait in files beside the table's metadata."""
+
+    def __init__(self, catalog: OpenCatalog, table: Table, name: str) -> None:
+        self._catalog, self._table, self._name = catalog, table, name
+        self._paths: list[str] = []
+        self._rows = self._number = 0
+
+    def write(self, rows: Any) -> None:
+        self._number += 1
+        path = _locations(self._table).new_metadata_location(f"exactlyonce-{self._name}-{self._number}.parquet")
+        with self._catalog.explained(), self._table.io.new_output(path).create() as file:
+            pq.write_table(rows, file)
+        self._paths.append(path)
+        self._rows += rows.num_rows
+
+    def cut(self, checkpoint: int) -> bytes:
+        """See `StagedFiles`."""
+        paths, rows = tuple(self._paths), self._rows
+        self._paths, self._rows = [], 0
+        return encode_body(StagedChanges(paths=paths, rows=rows))
 
     def close(self) -> None:
         self._catalog.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -12,15 +13,19 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.sql.table import description_problems, row_problems
 from exactlyonce.sinks.writer import WriterContext
 
 T = TypeVar("T")
+MODES = ("append", "upsert")
 _SECRET = re.compile(r"token$|credential|password|secret|access.?key|account.?key|sas|://[^/@]*:[^@]*@", re.IGNORECASE)
 
 
 class LakeSink(Sink[T]):
     """A sink whose rows are in files until their checkpoint is decided; it is exactly once alone."""
 
+    mode: str
+    key: tuple[str, ...]
     create: bool
     roll_bytes: int
 
@@ -36,8 +41,10 @@ class LakeSink(Sink[T]):
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the common arguments, and of the type as rows of a table."""
-        if not isinstance(self.create, bool):
-            yield f"create={self.create!r} must be True or False"
+        if self.mode not in MODES:
+            yield f"mode={self.mode!r} must be one of {', '.join(map(repr, MODES))}"
+        wrong = list(description_problems(self.mode, self.key, self.create)) if self.mode in MODES else []
+        yield from wrong
         size = self.roll_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             yield f"roll_bytes={size!r} must be a number of bytes: 128 << 20"
@@ -46,6 +53,19 @@ class LakeSink(Sink[T]):
                 columns_of(type_)
             except schema.UnsupportedType as error:
                 yield str(error)
+            else:
+                yield from row_problems(type_, self.key) if not wrong else ()
+
+    @property
+    def shown(self) -> str:
+        """Table, mode and key: ``shop.totals upsert by customer``."""
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"{self.place} {self.mode}{by}"
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The table's name or path."""
 
 
 def refers(value: str) -> bool:

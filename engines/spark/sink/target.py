@@ -89,7 +89,9 @@ ARGUMENTS: Mapping[str, Mapping[str, Parsed]] = {
         "path": _text, "mode": _text, "key": _names, "create": _flag, "storage_options": _properties,
         "roll_bytes": _count,
     },
-    "iceberg": {"table": _text, "catalog": _properties, "create": _flag, "roll_bytes": _count},
+    "iceberg": {
+        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _count,
+    },
 }  # fmt: skip
 """By store: the arguments of its description, as options."""
 _NEEDED = {"redis": ("url", "key"), "files": ("path",), "delta": ("path",), "iceberg": ("table", "catalog")}

@@ -37,7 +37,8 @@ class TestDeltaSink(SinkContract):
         self.folder.parent.mkdir()
 
     def sink(self) -> DeltaSink[Order]:
-        return DeltaSink(self.folder, create=True)
+        key = ("number",) if self.keyed else ()
+        return DeltaSink(self.folder, mode="upsert" if self.keyed else "append", key=key, create=True)
 
     def record(self, number: int, version: int = 0) -> Order:
         return Order(number, version)
@@ -66,3 +67,9 @@ class TestDeltaSink(SinkContract):
         for entry in (self.folder / "_delta_log").glob("*.json"):
             if int(entry.stem) < table.version():
                 entry.unlink()
+
+
+class TestDeltaUpsert(TestDeltaSink):
+    """Rows replace those with their key."""
+
+    keyed = True

@@ -67,6 +67,22 @@ def test_large_intervals_make_several_files(table: Any, totals: Any) -> None:
     assert [cents for _, cents in table.rows()] == list(range(5_000))
 
 
+def test_rows_replaced_by_key(table: Any) -> None:
+    """The last of a key counts, within an interval, its files and the table; all of it is one version."""
+    schema = pa.schema([("day", pa.date32()), ("shop", pa.string()), ("is_web", pa.bool_()), ("number", pa.int64())])
+    table.create(schema, partition_by=["shop"])
+    table.type, day = Sale, date(2026, 11, 1)
+    table.options |= {"mode": "upsert", "key": ("day", "is_web"), "roll_bytes": 1}
+    committer = table.led()
+    commit(committer, table.staged([Sale(day, "a", n % 2 == 0, n) for n in range(300)], 1))
+    before = table.handle().version()
+    moved = [Sale(day, "b", True, 300), Sale(date(2026, 11, 2), "b", True, 301), Sale(day, "b", True, 302)]
+    commit(committer, table.staged(moved, 2, previous=1))
+    assert table.handle().version() == before + 1
+    assert table.rows() == [(day, "a", False, 299), (day, "b", True, 302), (date(2026, 11, 2), "b", True, 301)]
+    assert list(table.folder.glob("_exactlyonce/*/*")) == []
+
+
 # --- others at the table ----------------------------------------------------------------------------------------------
 
 
@@ -195,8 +211,11 @@ def test_values_of_every_type(table: Any) -> None:
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a relative path": ("lake/totals", {}, "must be the table's path from / on"),
-    "mode": ("/t", {"mode": "overwrite"}, "mode='overwrite' must be"),
-    "a key": ("/t", {"key": ("customer",)}, "leave key= out"),
+    "mode": ("/t", {"mode": "delete"}, "mode='delete' must be one of 'append', 'upsert'"),
+    "a key": ("/t", {"key": ("id",)}, "leave key= out"),
+    "no key": ("/t", {"mode": "upsert"}, "mode='upsert' needs the columns"),
+    "no such key": ("/t", {"mode": "upsert", "key": ("day",)}, "key= names 'day'"),
+    "a key of None": ("/t", {"mode": "upsert", "key": ("tag",)}, "tag is in key=, and its type admits None"),
     "create": ("/t", {"create": 1}, "create=1 must be True or False"),
     "options": ("/t", {"storage_options": "x"}, "storage_options= must be options"),
     "a secret": ("s3://t", {"storage_options": {"AWS_SECRET_ACCESS_KEY": "abc"}}, "has a secret written out"),

@@ -48,7 +48,9 @@ class IcebergContract(SinkContract):
         return {"type": "sql", "uri": self.uri, "warehouse": f"file://{self.folder}"}
 
     def sink(self) -> IcebergSink[Order]:
-        return IcebergSink("shop.orders", catalog=self.properties, create=True)
+        key = ("number",) if self.keyed else ()
+        mode = "upsert" if self.keyed else "append"
+        return IcebergSink("shop.orders", catalog=self.properties, mode=mode, key=key, create=True)
 
     def record(self, number: int, version: int = 0) -> Order:
         return Order(number, version)
@@ -99,3 +101,9 @@ class TestOnSQLite(IcebergContract):
             shutil.copytree(copy, self.folder)
 
         return restore
+
+
+class TestUpsertOnSQLite(TestOnSQLite):
+    """Rows replace those with their key."""
+
+    keyed = True

@@ -75,6 +75,42 @@ def test_large_intervals_make_several_files(lake: Any, totals: Any) -> None:
     assert [cents for _, cents in lake.rows()] == list(range(5_000))
 
 
+def test_rows_replaced_by_key(lake: Any) -> None:
+    """The last of a key counts, within an interval, its files and the table; all of it is one snapshot."""
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True), NestedField(2, "at", TimestamptzType(), required=True),
+        NestedField(3, "tag", StringType(), required=False),
+    )  # fmt: skip
+    lake.create(schema, partition_spec=PartitionSpec(PartitionField(2, 1000, DayTransform(), "day")))
+    lake.type = Event
+    lake.options |= {"mode": "upsert", "key": ("id", "at"), "roll_bytes": 1}
+    days = [datetime(2026, 11, day, tzinfo=timezone.utc) for day in (1, 2, 3)]
+    committer = lake.led()
+    commit(committer, lake.staged([Event(n % 3, days[n % 2], str(n)) for n in range(300)], 1))
+    before = lake.table()
+    untouched = {
+        file.file.file_path for file in before.scan(row_filter="at < '2026-11-02T00:00:00+00:00'").plan_files()
+    }
+    changes = [Event(1, days[1], "x"), Event(1, days[2], "new"), Event(1, days[1], "y")]
+    commit(committer, lake.staged(changes, 2, previous=1), lake.staged([Event(2, days[1], "z")], 2, subtask=1))
+    table = lake.table()
+    assert len(table.snapshots()) == len(before.snapshots()) + 1
+    rows = sorted((row["id"], row["at"].day, row["tag"]) for row in table.scan().to_arrow().to_pylist())
+    assert rows == [(0, 1, "294"), (0, 2, "297"), (1, 1, "298"), (1, 2, "y"), (1, 3, "new"), (2, 1, "296"), (2, 2, "z")]
+    assert untouched < {file.file.file_path for file in table.scan().plan_files()}
+    assert list(lake.folder.rglob("exactlyonce-*")) == []
+
+
+def test_an_upsert_that_another_writer_overtakes(lake: Any, totals: Any) -> None:
+    """Rows that came meanwhile are replaced as well."""
+    lake.create(TOTALS)
+    lake.options |= {"mode": "upsert", "key": ("customer",)}
+    committer, staged = lake.led(), lake.staged(totals(1), 1)
+    lake.table().append(pa.table({"customer": ["ann", "bob"], "cents": [50, 60]}, schema=TOTALS))
+    commit(committer, staged)
+    assert lake.rows() == [("ann", 1), ("bob", 60)]
+
+
 # --- others at the table ----------------------------------------------------------------------------------------------
 
 
@@ -259,6 +295,10 @@ WRONG: dict[str, tuple[tuple[str], dict[str, Any], str]] = {
     "a password": (("a.b",), {"catalog": {**CATALOG, "uri": "postgresql://a:b@c/d"}}, "a secret written out"),
     "a token": (("a.b",), {"catalog": {**CATALOG, "token": "abc"}}, r"catalog\['token'\] has a secret written out"),
     "no variable": (("a.b",), {"catalog": {**CATALOG, "uri": "env:"}}, "names no variable"),
+    "mode": (("a.b",), {"mode": "delete"}, "mode='delete' must be one of 'append', 'upsert'"),
+    "a key": (("a.b",), {"key": ("id",)}, "leave key= out"),
+    "no key": (("a.b",), {"mode": "upsert"}, "mode='upsert' needs the columns"),
+    "a key of None": (("a.b",), {"mode": "upsert", "key": ("tag",)}, "tag is in key=, and its type admits None"),
     "create": (("a.b",), {"create": 1}, "create=1 must be True or False"),
     "roll_bytes": (("a.b",), {"roll_bytes": 0}, "roll_bytes=0 must be a number of bytes"),
 }  # fmt: skip
