@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 COUNT = 600
+ROOT = Path(__file__).parents[2]
 
 
 def read_some(kafka: KafkaCluster, group: str, topic: str, count: int) -> list[int]:
@@ -54,3 +58,11 @@ def test_a_kill_before_the_first_checkpoint(
     job.finish_here()
     after = ids_in(kafka, f"{job.name}-copies", 2 * COUNT - len(before))
     assert_once([*before, *after], job.fed)
+
+
+@pytest.mark.exhaustive
+def test_the_example_prints_what_the_page_says(kafka: KafkaCluster) -> None:
+    example = [sys.executable, str(ROOT / "examples" / "moved_over.py"), "--bootstrap-servers", kafka.bootstrap_servers]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "pipelines.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
