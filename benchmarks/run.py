@@ -27,6 +27,7 @@ import spark_backfill
 import spark_follow
 import spark_reading
 import spark_sink
+import spark_sizes
 import spark_state
 import store_sinks
 import throughput
@@ -59,6 +60,8 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-reading": spark_reading.scenario,
     "spark-sink": spark_sink.scenario,
     "spark-follow": spark_follow.scenario,
+    "spark-crossing": spark_sizes.crossing,
+    "spark-widths": spark_sizes.widths,
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,

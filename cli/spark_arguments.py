@@ -32,7 +32,7 @@ SPARK_TEXT = """\
 Small work runs in this process, and says so: see --on. Spark runs embedded on this machine
 unless --master, spark-submit or the program's own session says otherwise. On a cluster,
 --staging names a folder that all executors see, or a place in HDFS or S3, and the executors
-need this package: docs/spark.md.
+need this package: docs/spark-cluster.md.
 """
 
 

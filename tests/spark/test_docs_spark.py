@@ -1,4 +1,4 @@
-"""The page docs/spark.md is done as it says: its commands one after the other, its functions on a session of Spark."""
+"""The pages about Spark are done as they say: commands one after the other, functions on a session of Spark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / name).read_text() for name in ("spark.md", "spark-checks.md", "spark-jobs.md"))
 
 
 def blocks(kind: str) -> list[str]:
-    """Code blocks before the part about clusters, which `test_local_cluster.py` tests."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", ON_THIS_MACHINE, re.DOTALL | re.MULTILINE)
+    """Code blocks of the pages, but for the one about clusters, which `test_local_cluster.py` tests."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGES, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -64,13 +64,14 @@ def run(kafka: KafkaCluster, folder: Path, *words: str) -> None:
 def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     kafka = kafka_of_the_page
     done: list[str] = []
-    (tmp_path / "orders.py").write_text(blocks("python")[0])
+    for module in ("orders", "orders_before"):
+        (tmp_path / f"{module}.py").write_text(blocks("python")[0])
     for words in commands():
         if words[0] in ("backfill", "catch-up"):
             feed(kafka, 1000 * len(done), 1000 * len(done) + 1000)
         run(kafka, tmp_path, *words, *(() if done else ("--on", "spark")))
         done.append(words[0])
-    assert done == ["backfill", "catch-up", "replay", "replay", "audit", "backfill"]
+    assert done == ["backfill", "catch-up", "backfill", "replay", "replay", "audit", "diff"]
     assert len(kafka.read_committed("order-totals")) == 2000
     assert len(kafka.read_committed("order-totals-again")) == 1000
     assert len(kafka.read_committed("order-totals-v2")) == 3000

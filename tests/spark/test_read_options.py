@@ -210,7 +210,7 @@ def test_a_stream_of_state_is_refused() -> None:
 
 def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) -> None:
     """The page has a row for each, and for no other; and every word for a type of keys."""
-    described = table("docs/spark.md", "option of a read of state", "values", "default")
+    described = table("docs/spark-jobs.md", "option of a read of state", "values", "default")
     assert [row["option of a read of state"].strip("`") for row in described] == [*STATE_OPTIONS, "kafka.NAME"]
     (words,) = [row["values"] for row in described if row["option of a read of state"] == "`keyType`"]
     assert set(KEY_TYPES) <= set(re.findall(r"`(\w+)`", words))
@@ -219,17 +219,19 @@ def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) 
 def test_every_option_of_sparks_own_source_is_compared(table: Callable[..., list[dict[str, str]]]) -> None:
     """And the table of this source's options has all of them."""
     heading = "option of Spark's own Kafka source"
-    compared = [name for row in table("docs/spark.md", heading, "here") for name in names_of(row[heading])]
+    compared = [name for row in table("docs/spark-jobs.md", heading, "here") for name in names_of(row[heading])]
     of_topics = set(OPTIONS) - {"types", "params", "mode"}
     assert sorted(compared) == sorted({*of_topics, *NOT_HERE, *OF_KAFKA})
     refused = {
         name
-        for row in table("docs/spark.md", heading, "here")
+        for row in table("docs/spark-jobs.md", heading, "here")
         if "refused:" in row["here"]
         for name in names_of(row[heading])
     }
     assert refused == {*NOT_HERE, "kafka.isolation.level"}
-    own = [name for row in table("docs/spark.md", "option", "values", "default") for name in names_of(row["option"])]
+    own = [
+        name for row in table("docs/spark-jobs.md", "option", "values", "default") for name in names_of(row["option"])
+    ]
     assert sorted(own) == sorted({*OPTIONS, "kafka.NAME"})
 
 

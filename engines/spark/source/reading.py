@@ -313,5 +313,5 @@ def _decoded(offsets: dict[str, Any]) -> Offsets:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"The checkpoint location has offsets that this source did not write ({error}). Give the query a "
-            f"location of its own, and the offsets of the old one as startingOffsets: docs/spark.md shows how."
+            f"location of its own, and the offsets of the old one as startingOffsets: docs/spark-jobs.md shows how."
         ) from None
