@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 import pytest
+from iceberg_rest import RestCatalog
 
 from exactlyonce.sinks import IcebergSink
 from exactlyonce.testing.sink_contract import SinkContract
@@ -26,10 +28,9 @@ class Order(msgspec.Struct):
 
 
 class IcebergContract(SinkContract):
-    """A table in a folder; subclasses have the catalog, as *uri*."""
+    """A table of a catalog, by its properties."""
 
     type = Order
-    uri: str
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ class IcebergContract(SinkContract):
 
     @property
     def properties(self) -> dict[str, str]:
-        return {"type": "sql", "uri": self.uri, "warehouse": f"file://{self.folder}"}
+        raise NotImplementedError
 
     def sink(self) -> IcebergSink[Order]:
         key = ("number",) if self.keyed else ()
@@ -81,8 +82,8 @@ class TestOnSQLite(IcebergContract):
     test_secrets_show_nowhere: Any = None  # there are none
 
     @property
-    def uri(self) -> str:  # type: ignore[override]  # it is known with the folder
-        return f"sqlite:///{self.folder}/catalog.db"
+    def properties(self) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": f"file://{self.folder}"}
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:
@@ -107,3 +108,73 @@ class TestUpsertOnSQLite(TestOnSQLite):
     """Rows replace those with their key."""
 
     keyed = True
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    """Iceberg's own server of the REST catalog."""
+    catalog = RestCatalog(tmp_path_factory.mktemp("rest"))
+    yield catalog
+    catalog.kill()
+
+
+class TestOnREST(IcebergContract):
+    """The catalog is a server."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of the other catalog
+    secret = "s3cret-of-the-catalog"
+
+    @pytest.fixture(autouse=True)
+    def _server(self, rest: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        self.rest = rest
+        monkeypatch.setenv("CATALOG_TOKEN", self.secret)
+        yield
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with closing(load_catalog("default", type="rest", uri=rest.uri)) as catalog, suppress(NoSuchTableError):
+            catalog.drop_table("shop.orders")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"type": "rest", "uri": self.rest.uri, "token": "env:CATALOG_TOKEN"}
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        self.rest.kill()
+        try:
+            yield
+        finally:
+            self.rest.start()
+
+
+class TestOnPostgres(IcebergContract):
+    """The catalog is a database of PostgreSQL."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of the other catalog
+
+    @pytest.fixture(autouse=True)
+    def _server(self, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        from postgres_server import OWNER, PASSWORD
+
+        self.server, self.secret = database_server("postgres"), quote(PASSWORD, safe="")
+        self.server.execute("DROP DATABASE IF EXISTS lake WITH (FORCE)")
+        self.server.execute("CREATE DATABASE lake")
+        self.uri = f"postgresql+psycopg://{OWNER}:{self.secret}@127.0.0.1:{self.server.port}/lake"
+        monkeypatch.setenv("CATALOG_URI", self.uri)
+
+    def sink(self) -> IcebergSink[Order]:
+        properties = {**self.properties, "uri": "env:CATALOG_URI"}
+        return IcebergSink("shop.orders", catalog=properties, create=True)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"type": "sql", "uri": self.uri, "warehouse": f"file://{self.folder}"}
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        self.server.kill()
+        try:
+            yield
+        finally:
+            self.server.start()
