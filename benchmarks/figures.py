@@ -71,6 +71,7 @@ BOUNDS = {
     "Kafka to MariaDB, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to Redis, ratio": Bound(0.5, 0.8, at_least=True),
     "records to Parquet files, against pyarrow": Bound(0.7, 0.9, at_least=True),
+    "records to Parquet files in S3 (moto), against pyarrow": Bound(0.7, 0.9, at_least=True),
     "commit of a checkpoint to PostgreSQL, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to MariaDB, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to Redis, p99": Bound(300, 150, at_least=False),

@@ -66,11 +66,12 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
     "parquet": parquet_files.scenario,
+    "parquet-s3": parquet_files.to_s3,
     "stores": store_sinks.all_of_them,
     "formats": formats.scenario,
     "elsewhere": elsewhere.scenario,
 }
-ASKED_FOR = {"stores", "formats", "elsewhere"}
+ASKED_FOR = {"stores", "formats", "elsewhere", "parquet-s3"}
 """Scenarios that run only when named: all stores in one, and those that need or download other software."""
 
 

@@ -56,3 +56,27 @@ class FolderOfLargeFiles(Folder, Protocol):
 
     def get_range(self, name: str, offset: int, length: int) -> bytes | None:
         """*length* bytes of the content from *offset*, at least one; fewer where it ends. None without such a file."""
+
+
+class Tree(Protocol):
+    """Files in folders, whose names have slashes: `FileSink`'s, in HDFS or S3. Errors as in `Folder`."""
+
+    url: str
+
+    def check(self) -> None:
+        """See `Folder`."""
+
+    def get(self, name: str) -> bytes | None:
+        """See `Folder`."""
+
+    def put_new(self, name: str, content: bytes, aside: str) -> bool:
+        """As `Folder.put`; False: the file exists, and stays as it is. If it raises, the file may appear later."""
+
+    def children(self, inner: str) -> dict[str, int]:
+        """The names in the folder *inner*, with the time of a file in ms since 1970; none if it is missing."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `Folder`."""
+
+    def remove_tree(self, inner: str) -> None:
+        """Remove the folder *inner* with all in it; a missing one is no error."""

@@ -46,11 +46,14 @@ _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed
 
 
 class HdfsFolder:
-    """The `Folder` *inner* below *root*, at the name node or the name service *host*. Errors begin with *what*."""
+    """The folder *inner* below *root*, at the name node or the name service *host*: a `Folder`, and a `Tree`.
+
+    Errors begin with *what*.
+    """
 
     def __init__(self, host: str, root: str, inner: str, what: str = STORAGE) -> None:
         self._host, self._root = host, f"/{root}" if root else ""
-        self._path = f"{self._root}/{inner}"
+        self._path = f"{self._root}/{inner}".rstrip("/")
         self.url = f"hdfs://{host}{self._path}"
         self._named = f"{what} {self.url}"
         self._lock = threading.Lock()
@@ -66,39 +69,82 @@ class HdfsFolder:
         self._asked(probed)
 
     def put(self, name: str, content: bytes, aside: str) -> None:
+        self.put_new(name, content, aside)
+
+    def put_new(self, name: str, content: bytes, aside: str) -> bool:
         path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
 
-        def written(client: Any) -> None:
+        def written(client: Any) -> bool:
             try:
                 _write(client, temporary, content)
             except Exception:
                 _delete_or_leave(client, temporary)
                 raise
-            _rename(client, temporary, path)
+            return _rename(client, temporary, path)
 
-        self._asked(written)
+        return self._asked(written)
 
     def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
-        path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
-
-        def append(client: Any, part: bytes) -> None:
-            new.write(part)
-
-        def close(client: Any) -> None:
-            new.hsync()
-            new.close()
-            _rename(client, temporary, path)
-
         file.seek(0)
-        new: Any = self._asked(lambda client: client.create(temporary))  # it replaces nothing
+        new = self.create(aside)
         try:
             while part := file.read(PART_BYTES):
-                self._asked(partial(append, part=part))
-            self._asked(close)
+                new.write(part)
+            new.close()
+            self._asked(lambda client: _rename(client, f"{self._path}/{aside}", f"{self._path}/{name}"))
         except ExactlyOnceError:
             with suppress(ExactlyOnceError):
-                self._asked(lambda client: _delete_or_leave(client, temporary))
+                self._asked(lambda client: _delete_or_leave(client, f"{self._path}/{aside}"))
             raise
+
+    def create(self, name: str) -> HdfsFile:
+        """A new file, which replaces nothing."""
+        return HdfsFile(self._asked, self._asked(lambda client: client.create(f"{self._path}/{name}")))
+
+    def rename_new(self, old: str, new: str) -> None:
+        """Rename *old*, which replaces nothing. FileExistsError if *new* exists, FileNotFoundError without *old*."""
+
+        def rename(client: Any) -> OSError | None:
+            try:
+                client.rename(f"{self._path}/{old}", f"{self._path}/{new}")
+            except (FileExistsError, FileNotFoundError) as error:
+                return error
+            return None
+
+        if (error := self._asked(rename)) is not None:
+            raise error
+
+    def size(self, name: str) -> int | None:
+        """The size of a file; None without one."""
+
+        def look(client: Any) -> int | None:
+            try:
+                return int(client.get_file_info(f"{self._path}/{name}").length)
+            except FileNotFoundError:
+                return None
+
+        return self._asked(look)
+
+    def make(self, inner: str) -> None:
+        """Create a folder, and all around it."""
+        self._asked(lambda client: client.mkdirs(f"{self._path}/{inner}", create_parent=True))
+
+    def children(self, inner: str) -> dict[str, int]:
+        def listed(client: Any) -> dict[str, int]:
+            try:
+                statuses = list(client.list_status(f"{self._path}/{inner}".rstrip("/")))
+            except FileNotFoundError:
+                return {}
+            return {status.path.rpartition("/")[2]: status.modification_time for status in statuses}
+
+        return self._asked(listed)
+
+    def remove_tree(self, inner: str) -> None:
+        def remove(client: Any) -> None:
+            with suppress(FileNotFoundError):
+                client.delete(f"{self._path}/{inner}", recursive=True)
+
+        self._asked(remove)
 
     def get(self, name: str) -> bytes | None:
         def read(client: Any) -> bytes | None:
@@ -188,6 +234,29 @@ class HdfsFolder:
             raise StorageUnavailable(f"{self._named} does not answer: {reason}") from error
 
 
+class HdfsFile:
+    """A file that is written sequentially; each call is a request with a timeout of its own."""
+
+    def __init__(self, ask: Callable[[Callable[[Any], None]], None], file: Any) -> None:
+        self._ask, self._file = ask, file
+
+    def write(self, content: bytes) -> None:
+        self._ask(lambda client: _written(self._file, content))
+
+    def close(self) -> None:
+        """Once it returns, the data nodes have all bytes on disk, and the name node knows the end."""
+
+        def close(client: Any) -> None:
+            self._file.hsync()
+            self._file.close()
+
+        self._ask(close)
+
+
+def _written(file: Any, content: bytes) -> None:
+    file.write(content)
+
+
 def _write(client: Any, path: str, content: bytes) -> None:
     """Write a new file; the data nodes have its bytes on disk, and the name node its end."""
     with client.create(path) as file:  # it replaces nothing
@@ -195,15 +264,17 @@ def _write(client: Any, path: str, content: bytes) -> None:
         file.hsync()
 
 
-def _rename(client: Any, temporary: str, path: str) -> None:
+def _rename(client: Any, temporary: str, path: str) -> bool:
+    """False: the file exists; an earlier attempt may have put it, and lost its answer."""
     try:
-        with suppress(FileExistsError):  # an earlier attempt has put it, and lost its answer
+        with suppress(FileExistsError):
             client.rename(temporary, path)
-            return
+            return True
     except Exception:
         _delete_or_leave(client, temporary)
         raise
     client.delete(temporary)
+    return False
 
 
 def _delete_or_leave(client: Any, path: str) -> None:

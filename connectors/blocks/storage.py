@@ -117,16 +117,16 @@ class FileStorage:
             self._readers = None
 
 
-def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:
-    """The result of *asked*, retried for *away_timeout_s* while it raises `StorageUnavailable`."""
+def persistently(asked: Callable[[], R], away_timeout_s: float, ended: Event | None = None) -> R:
+    """The result of *asked*, retried for *away_timeout_s* while it raises `StorageUnavailable`, but not once *ended* is
+    set."""
     deadline = time.monotonic() + away_timeout_s
     while True:
         try:
             return asked()
         except StorageUnavailable:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (ended or Event()).wait(_PAUSE_S):
                 raise
-        Event().wait(_PAUSE_S)
 
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
