@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -344,6 +345,37 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
     report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
+
+
+@pytest.mark.exhaustive
+def test_an_output_topic_that_grows_before_it_is_published(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """The checkpoint goes to the partitions that were known when its outputs were distributed, and says so."""
+
+    def growing(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        if stage.endswith(", publish"):
+            fed.kafka.add_partitions(f"{fed.name}-out", 7)
+        return in_process(stage, work)
+
+    fed.feed(300)
+    summary = catch_up(fed, loaded("broad"), 2, tmp_path, submit=growing)
+    distributed = dict(summary.manifest.outputs_by_partition)["out"]
+    assert distributed < 7
+    await_readable(fed.kafka, f"{fed.name}-out")
+    assert {record.partition for record in fed.kafka.read_committed(f"{fed.name}-out")} <= {*range(distributed)}
+    fed.assert_output()
+    report = Audit(loaded("broad"), fed.config, in_process, tmp_path, Quiet()).run()
+    assert (report.findings, report.unjudged) == ([], [])
+
+
+def test_executors_with_another_version_of_the_module(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """They say so, and nothing of the checkpoint is there."""
+    fed.feed(30)
+    ours = loaded("broad")
+    theirs = replace(ours, reference={**ours.reference, "attribute": "fine"})
+    with pytest.raises(GraphError, match="the executors have another version of its module"):
+        catch_up(fed, theirs, 2, tmp_path)
+    assert fed.history().checkpoint_latest == 0
+    assert not fed.open_transactions()
 
 
 def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
