@@ -23,6 +23,7 @@ import liveness
 import memory
 import overtaking
 import parquet_files
+import spark_audit
 import spark_backfill
 import spark_follow
 import spark_reading
@@ -56,6 +57,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "large-restore": large_state.restores,
     "large-checkpoints": large_state.checkpoints,
     "spark-backfill": spark_backfill.scenario,
+    "spark-audit": spark_audit.scenario,
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,
     "spark-sink": spark_sink.scenario,

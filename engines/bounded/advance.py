@@ -70,8 +70,7 @@ class Advanced:
     @property
     def staged_bytes(self) -> int:
         """The size of all staged files."""
-        sent = sum(file.file.size for receipt in self.receipts for file in receipt.sent)
-        return sent + sum(file.file.size for receipt in self.receipts for file in receipt.outputs)
+        return sum(receipt.staged_bytes for receipt in self.receipts)
 
     @property
     def publishing_ms(self) -> int:

@@ -18,8 +18,10 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.unit.assembly import run_unit
 from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
+from exactlyonce.engines.bounded.unit.visible_lanes import read_partition
 from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
@@ -56,6 +58,8 @@ _KINDS: dict[str, Callable[[bytes, str], bytes]] = {
     "unit": run_unit,
     "publication": publish,
     "comparison": compare_lane,
+    "partition": read_partition,
+    "lane": audit_lane,
 }
 TRIES = 4
 """The tries of a unit in this process, as many as Spark gives a task by default."""

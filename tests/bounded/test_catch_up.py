@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
 from running import assert_totals, orders
 from settled import await_readable
@@ -21,7 +21,6 @@ from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchUp, default_parallelism
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import in_process
@@ -343,7 +342,7 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert counts[0] < 7
     await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
-    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
+    report = audited(loaded, fed.config, tmp_path)
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
 
 
@@ -363,7 +362,7 @@ def test_an_output_topic_that_grows_before_it_is_published(fed: Fed, loaded: Any
     await_readable(fed.kafka, f"{fed.name}-out")
     assert {record.partition for record in fed.kafka.read_committed(f"{fed.name}-out")} <= {*range(distributed)}
     fed.assert_output()
-    report = Audit(loaded("broad"), fed.config, in_process, tmp_path, Quiet()).run()
+    report = audited(loaded("broad"), fed.config, tmp_path)
     assert (report.findings, report.unjudged) == ([], [])
 
 

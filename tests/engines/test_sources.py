@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import Silent
 from running import HERE, Job, Run, orders, stop
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, load_reference
@@ -192,15 +190,16 @@ def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     target = Loaded(load_reference(reference), reference)
 
-    def audited() -> Any:
-        return Audit(target, client, in_process, tmp_path, Quiet()).run()
-
-    report = audited()
+    report = audited(target, client, tmp_path)
     assert (report.findings, report.unjudged, report.records_in) == ([], [], 4_000)
     with pytest.raises(ConfigError, match="Source 'orders' reads no topic"):
         CatchUp(target, RunOptions(client), Silent()).judge()
     files[1].unlink()
-    assert [why for why in audited().unjudged if "File '1.jsonl' of file:" in why and "is gone" in why]
+    assert [
+        why
+        for why in audited(target, client, tmp_path).unjudged
+        if "File '1.jsonl' of file:" in why and "is gone" in why
+    ]
 
 
 @pytest.mark.exhaustive

@@ -23,13 +23,13 @@ from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
     Recomputed,
-    RecomputedOutput,
     interval_of,
     partition_counts,
     recomputed,
     topic_of,
 )
 from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError, require
 from exactlyonce.pipeline.loading import Loaded

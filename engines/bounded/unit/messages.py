@@ -56,6 +56,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
     lanes: int = 0
     """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
+    store_rows: bool = False
+    """Whether the records of sinks of stores are staged, too, where no state is written."""
     storage: str = ""
     """The storage of blocks; see `Manifest.storage`."""
     drops_fields: bool = False
@@ -110,6 +112,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def skipped_count(self) -> int:
         return sum(partition.count for partition in self.skipped)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The size of its staged files."""
+        return sum(file.file.size for file in self.sent) + sum(file.file.size for file in self.outputs)
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -105,6 +105,20 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
             if column is not None and other is not None:
                 column.extend(other)
         return self
+
+
+class _Untraced(msgspec.Struct, frozen=True, array_like=True):
+    """An `OutputBatch` whose origins are not decoded: that takes longer than all the rest."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[list[tuple[str, bytes | None]]] | None
+    origins: msgspec.Raw
+    timestamps: list[int] | None = None
+    partitions: list[int] | None = None
+
+    def batch(self) -> OutputBatch:
+        return OutputBatch(self.values, self.keys, self.headers, None, self.timestamps, self.partitions)
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -192,12 +206,18 @@ def stage_messages(location: str, messages: Iterable[object]) -> StagedFile:
     return staged
 
 
+class _Directory(NamedTuple):
+    offset: int
+    receivers: int
+
+
 class StagedFiles:
     """Reads staged files, of which a few stay open between two reads."""
 
     def __init__(self) -> None:
         self._open: dict[str, ReadFile] = {}
         """By location, the one that was used last at the end."""
+        self._directories: dict[str, _Directory] = {}
 
     def close(self) -> None:
         """Close all; may be called more than once."""
@@ -206,16 +226,27 @@ class StagedFiles:
 
     def frames(self, staged: StagedFile, receiver: int) -> Frames | None:
         """The frames of *receiver*; None if it has none."""
-        directory, receivers, magic = _FOOTER.unpack(self._read(staged, staged.size - _FOOTER.size, _FOOTER.size))
-        whole = directory + receivers * _SLOT.size + _FOOTER.size == staged.size
-        if magic != MAGIC or not whole or receiver >= receivers:
+        directory = self._directory(staged)
+        if receiver >= directory.receivers:
             raise _unreadable(staged, "it is damaged")
-        offset, length, crc = _SLOT.unpack(self._read(staged, directory + receiver * _SLOT.size, _SLOT.size))
+        slot = self._read(staged, directory.offset + receiver * _SLOT.size, _SLOT.size)
+        offset, length, crc = _SLOT.unpack(slot)
         if not length:
             return None
-        if offset + length > directory:
+        if offset + length > directory.offset:
             raise _unreadable(staged, "it is damaged")
         return Frames(self, staged, _entry_decoder.decode(self._checked(staged, offset, length, crc)))
+
+    def _directory(self, staged: StagedFile) -> _Directory:
+        """The place of the directory, which is read once."""
+        known = self._directories.get(staged.location)
+        if known is None:
+            footer = self._read(staged, staged.size - _FOOTER.size, _FOOTER.size)
+            offset, receivers, magic = _FOOTER.unpack(footer)
+            if magic != MAGIC or offset + receivers * _SLOT.size + _FOOTER.size != staged.size:
+                raise _unreadable(staged, "it is damaged")
+            known = self._directories[staged.location] = _Directory(offset, receivers)
+        return known
 
     def message(self, staged: StagedFile, receiver: int) -> bytes:
         """The one frame of *receiver*."""
@@ -267,20 +298,27 @@ class Frames:
 
 
 _output_decoder = msgspec.msgpack.Decoder(OutputBatch)
+_untraced_decoder = msgspec.msgpack.Decoder(_Untraced)
 
 
-def read_outputs(files: StagedFiles, staged: StagedFile, receiver: int) -> Iterator[OutputBatch]:
-    """The batches of one receiver in an output file, in order."""
+def read_outputs(
+    files: StagedFiles, staged: StagedFile, receiver: int, *, origins: bool = True
+) -> Iterator[OutputBatch]:
+    """The batches of one receiver in an output file, in order, if wanted without their *origins*."""
     frames = files.frames(staged, receiver)
-    return iter(()) if frames is None else map(_output_decoder.decode, frames.bodies())
+    if frames is None:
+        return iter(())
+    if origins:
+        return map(_output_decoder.decode, frames.bodies())
+    return (_untraced_decoder.decode(body).batch() for body in frames.bodies())
 
 
-def read_lane(outputs: Iterable[OutputFile], receiver: int) -> Iterator[OutputBatch]:
+def read_lane(outputs: Iterable[OutputFile], receiver: int, *, origins: bool = True) -> Iterator[OutputBatch]:
     """The batches of one receiver in *outputs*, file by file."""
     with closing(StagedFiles()) as files:
         for output in outputs:
             if receiver in output.counts:
-                yield from read_outputs(files, output.file, receiver)
+                yield from read_outputs(files, output.file, receiver, origins=origins)
 
 
 @contextmanager
