@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -70,6 +70,47 @@ class Scan:
             end = len(offsets) if is_last else bisect_left(offsets, self._bases[run + 1], start)
             yield self._writers[run], start, end
             start = end
+
+
+class CutScan(NamedTuple):
+    """The transactions of a partition that were committed before those after a cut."""
+
+    scanned: Scan
+    writers: set[Writer]
+    """The writers of their records, and of records without a transaction."""
+    end: int
+    """The offset after the last of these records."""
+
+
+def scan_to_cut(log: Log, topic: str, partition: int, start: int, end: int, later: Collection[Writer]) -> CutScan:
+    """Scan [*start*, *end*), up to the first commit of a writer of *later*.
+
+    Each transaction before the cut must have been ended before the first of *later* was committed, and its end be
+    before *end*. No transaction of *later* may have records before *start*.
+    """
+    scanned, writers, cut_end = Scan(start), set[Writer](), start
+    waiting: dict[int, tuple[Writer, int]] = {}
+    """By producer id, the writer of records whose end is still to come, and the offset after its last one."""
+    for batch in log.batches(topic, partition, start):
+        if batch.base_offset >= end:
+            break
+        writer, after = (batch.producer_id, batch.epoch), batch.last_offset + 1
+        if not batch.is_control:
+            scanned.add(batch.base_offset, batch.last_offset, batch.records, writer)
+            if batch.is_transactional:
+                waiting[batch.producer_id] = writer, after
+                continue
+        elif batch.commits is None or batch.producer_id not in waiting:
+            continue
+        else:
+            writer, after = waiting.pop(batch.producer_id)
+            if not batch.commits:
+                continue
+            if writer in later:
+                break
+        writers.add(writer)
+        cut_end = max(cut_end, after)
+    return CutScan(scanned, writers, cut_end)
 
 
 def scan(log: Log, topic: str, partition: int, start: int, wanted: Mapping[Writer, int] | None) -> Scan:

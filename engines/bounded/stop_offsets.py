@@ -17,6 +17,7 @@ from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, by_kind
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.moments import moment_of
 
 LATEST = -1
 """Spark's number for the latest offset."""
@@ -43,15 +44,11 @@ class StopOffsets:
             return cls()
         if text.startswith("{"):
             return cls(offsets=_offsets(text))
-        try:
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError:
+        if (moment := moment_of(text)) is None:
             raise ConfigError(
                 f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, or offsets by topic and "
                 f'partition as {{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
-            ) from None
-        if moment.tzinfo is None:
-            raise ConfigError(f"{text!r} has no time zone: append Z for UTC, or an offset as +01:00.")
+            )
         return cls(moment=moment)
 
     def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:

@@ -109,15 +109,20 @@ def test_the_function_that_writes_to_a_store_runs(
     assert found == {"customer 0": 0, **{f"customer {n}": 10 + n for n in range(1, 7)}}
 
 
-def test_the_function_that_reads_state_runs(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
-    """It has each customer's sum; the page has every option of such a read."""
+def test_the_functions_that_read_a_checkpoint_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
+    """State has each customer's sum; input and output are as they were then, though the pipeline has gone on."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
-    exec(compile(blocks("python")[4], "jobs.py", "exec", dont_inherit=True), names)
+    for block in blocks("python")[4:6]:
+        exec(compile(block, "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     (tmp_path / "orders.py").write_text(blocks("python")[0])
     run(kafka, tmp_path, "run", "orders:pipeline", "--until", "latest")
     rows = names["kept"](spark, kafka.bootstrap_servers).collect()
     assert {row.key: row.value for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}
+    feed(kafka, 1000, 1500)
+    run(kafka, tmp_path, "catch-up", "orders:pipeline")
+    orders, sums = names["one_cut"](spark, kafka.bootstrap_servers, rows[0].checkpoint)
+    assert (orders.count(), sums.count()) == (1000, 1000)
 
 
 def test_the_function_that_goes_on_after_another_query_runs(
@@ -125,7 +130,7 @@ def test_the_function_that_goes_on_after_another_query_runs(
 ) -> None:
     """It begins after the last batch with a commit; the files are as Spark's own source has them, but shorter."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
-    exec(compile(blocks("python")[6], "jobs.py", "exec", dont_inherit=True), names)
+    exec(compile(blocks("python")[7], "jobs.py", "exec", dont_inherit=True), names)
     for folder in ("commits", "offsets"):
         (tmp_path / "old" / folder).mkdir(parents=True)
     ends = []
@@ -152,7 +157,7 @@ def test_the_function_that_reads_typed_records_runs(
     kafka, module, names = kafka_of_the_page, "orders_of_the_page", dict[str, Any]()
     (tmp_path / f"{module}.py").write_text(blocks("python")[0])
     spark.addArtifacts(str(tmp_path / f"{module}.py"), pyfile=True)
-    source = blocks("python")[5].replace("orders:pipeline", f"{module}:pipeline")
+    source = blocks("python")[6].replace("orders:pipeline", f"{module}:pipeline")
     exec(compile(source, "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     rows = names["spent"](spark, kafka.bootstrap_servers).collect()
