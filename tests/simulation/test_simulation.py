@@ -165,6 +165,7 @@ def test_an_error_of_the_simulator_is_not_a_broken_invariant(
     assert "KeyError: 'no such key'\nseed 0: no invariant, but an error of the simulator" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_pace_and_what_was_met_are_told() -> None:
     """In a process of its own: a fork of this one hangs where an earlier test has opened RocksDB, for want of its
     threads."""
@@ -176,6 +177,7 @@ def test_the_pace_and_what_was_met_are_told() -> None:
     assert "2 seeds, all invariants hold" in shown
 
 
+@pytest.mark.exhaustive
 def test_one_command_soaks_everything(capsys: pytest.CaptureFixture[str]) -> None:
     found = [kind(seed, None, ANY) for seed in range(100, 100 + len(KINDS))]
     assert {luck for _, luck in found} == {*LUCK, None}
