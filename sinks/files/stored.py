@@ -166,7 +166,7 @@ class HdfsPlace(_StoredPlace):
 
     def new_file(self, writer: WriterId, number: int, folder: str, suffix: str) -> NewFile:
         name = f"{writer}/{number}.{suffix}"
-        return _HdfsStaged(self.tried(lambda: self._folder.create(f"{STAGED}/{name}")), name)
+        return _HdfsStaged(self._folder.create(f"{STAGED}/{name}"), name)  # not tried again: it may have been created
 
     def drop_staged(self, writers: Sequence[str]) -> None:
         for writer in writers:
