@@ -19,6 +19,8 @@ class StoredFile(NamedTuple):
     name: str
     size: int
     written_at_ms: int
+    tag: str = ""
+    """Changes with the content, where the store has such a tag."""
 
 
 class Folder(Protocol):

@@ -179,6 +179,18 @@ class HdfsFolder:
 
         yield from self._asked(listed)
 
+    def look(self, name: str) -> StoredFile | None:
+        """One file; None: it is not there."""
+
+        def looked(client: Any) -> StoredFile | None:
+            try:
+                file = client.get_file_info(f"{self._path}/{name}")
+            except FileNotFoundError:
+                return None
+            return StoredFile(name, file.length, file.modification_time)
+
+        return self._asked(looked)
+
     def remove(self, names: Iterable[str]) -> None:
         def removed(client: Any, name: str) -> None:
             with suppress(FileNotFoundError):

@@ -162,7 +162,7 @@ class S3Folder:
     def _stored(self, listing: Any) -> Iterator[StoredFile]:
         for entry in listing.get("Contents", ()):
             written_at_ms = int(entry["LastModified"].timestamp() * 1000)
-            yield StoredFile(entry["Key"][len(self._prefix) :], entry["Size"], written_at_ms)
+            yield StoredFile(entry["Key"][len(self._prefix) :], entry["Size"], written_at_ms, _tag(entry))
 
     def children(self, inner: str) -> dict[str, int]:
         start = f"{inner}/" if inner else ""
@@ -184,6 +184,17 @@ class S3Folder:
                 more = {"KeyMarker": listing["NextKeyMarker"], "UploadIdMarker": listing["NextUploadIdMarker"]}
             else:
                 more = {"ContinuationToken": listing["NextContinuationToken"]}
+
+    def look(self, name: str) -> StoredFile | None:
+        """One file; None: it is not there."""
+        try:
+            answer = self._call("head_object", Key=self._prefix + name)
+        except _Answered as answered:
+            if answered.code in _NO_FILE:
+                return None
+            raise answered.error from answered
+        written_at_ms = int(answer["LastModified"].timestamp() * 1000)
+        return StoredFile(name, answer["ContentLength"], written_at_ms, _tag(answer))
 
     def remove(self, names: Iterable[str]) -> None:
         left = iter(names)
@@ -334,6 +345,10 @@ class S3Folder:
                 f"a store that does, such as S3 itself, MinIO, Ceph or R2."
             )
         return StorageUnavailable(f"{self._named} answers with an error ({code}): {text}")
+
+
+def _tag(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("ETag", "")).strip('"')
 
 
 def _wrong_setting(error: BaseException, bucket: str) -> str:

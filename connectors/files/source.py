@@ -12,6 +12,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import Avro, Csv, FileFormat, JsonLines, Parquet
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
+from exactlyonce.connectors.files.remote import RemotePlace, is_remote
 from exactlyonce.connectors.source import OnError
 from exactlyonce.connectors.splits import SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import schema
@@ -35,8 +36,9 @@ SPLIT_BYTES_MIN = 1 << 10
 class FileSource(SplitSource[T]):
     """Reads the files of a folder, each once: ``FileSource("/data/orders", value=Order, files="*.jsonl.gz")``.
 
-    - *path*: the folder, as an absolute path. All processes of the pipeline see it. Folders below it count, too.
-      Files and folders whose names begin with a dot or an underscore are left out.
+    - *path*: the folder, as an absolute path that all processes of the pipeline see, or as ``s3://BUCKET/PREFIX`` or
+      ``hdfs://HOST:PORT/FOLDER``. Folders below it count, too, except in HDFS. Files and folders whose names begin with
+      a dot or an underscore are left out.
     - *value*: the type of a record; of "jsonl" also a codec.
     - *files*: the pattern of the files' paths below the folder, as ``"*.csv"`` or ``"2026-*/orders-?.csv"``.
     - *format*: "jsonl", a value of JSON per line (or what the codec says), "csv" with the names of the columns in the
@@ -116,7 +118,7 @@ class FileSource(SplitSource[T]):
         except schema.UnsupportedType as error:
             raise GraphError(f"{where}: {error}") from None
         fields = {
-            "path": os.path.normpath(os.fspath(path)),
+            "path": os.fspath(path) if is_remote(os.fspath(path)) else os.path.normpath(path),
             "format": format,
             "files": files,
             "watch": watch,
@@ -144,7 +146,7 @@ class FileSource(SplitSource[T]):
         return self.watch is not None
 
     def _folder(self) -> Place:
-        return LocalPlace(self.path)
+        return RemotePlace(self.path) if is_remote(self.path) else LocalPlace(self.path)
 
     def finder(self, source: str) -> FileFinder:
         interval_s = None if self.watch is None else duration_ms(self.watch) / 1000
@@ -165,8 +167,8 @@ class FileSource(SplitSource[T]):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from self._reading.problems()
-        if not os.path.isabs(self.path):
-            yield f"path={self.path!r} must be absolute: the processes of a pipeline may have other working directories"
+        if not os.path.isabs(self.path) and not is_remote(self.path):
+            yield f"path={self.path!r} must be absolute, or s3://BUCKET/PREFIX or hdfs://HOST:PORT/FOLDER"
         if not isinstance(self.files, str) or not self.files:
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if (

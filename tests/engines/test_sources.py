@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from running import HERE, Job, Run, orders, stop
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
+from exactlyonce.connectors.blocks.s3 import S3Folder
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.options import RunOptions
@@ -209,3 +211,18 @@ def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: 
     done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
     page = (ROOT / "docs" / "sources.md").read_text()
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_files_of_s3(job_of: JobOf, s3: Any) -> None:
+    prefix = f"in/{uuid.uuid4().hex}"
+    bucket = S3Folder(s3.url.removeprefix("s3://"), prefix)
+    job = job_of("source_pipelines:files", "--param", f"folder={bucket.url}", "--inline")
+    for number in range(2):
+        more = orders(500, first=len(job.fed))
+        bucket.put(f"{number}.jsonl", "".join(f"{value}\n" for _, value in more).encode(), "")
+        job.fed += more
+        job.finish()
+        job.assert_copies()
+    job.assert_totals()
