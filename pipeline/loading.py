@@ -124,12 +124,18 @@ def importable(pipeline: Pipeline) -> Loaded:
             f"it to one, or use `exactlyonce run module:function`; {_INLINE}"
         )
     scope, attribute = bound[0]
-    module, path = _module_name(scope)
-    reference: Reference = {"module": module, "attribute": attribute, "params": {}, "path": str(path)}
+    reference = reference_of(scope, attribute)
     imported = load_reference(reference)
     if imported.build().fingerprint() != pipeline.build().fingerprint():
-        raise ConfigError(f"importing {module}:{attribute} gives another graph: does it depend on how it is run?")
+        name = f"{reference['module']}:{attribute}"
+        raise ConfigError(f"importing {name} gives another graph: does it depend on how it is run?")
     return Loaded(imported, reference)
+
+
+def reference_of(scope: Mapping[str, Any], attribute: str) -> Reference:
+    """The reference of a global variable of the module with the globals *scope*."""
+    module, path = _module_name(scope)
+    return {"module": module, "attribute": attribute, "params": {}, "path": str(path)}
 
 
 def _is_file(module: object) -> bool:

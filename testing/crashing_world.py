@@ -6,6 +6,7 @@ on nothing but their arguments and state; a killed process makes no further requ
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from exactlyonce.testing.simulation.world import SimulatedWorld, Thread
 from exactlyonce.testing.store import MemorySink, StoreModel
 
 SETTINGS = CheckpointSettings(interval_ms=20, timeout_ms=1_000, tolerable_failed=1, restart_budget_ms=1_000)
+TESTED = "tested"
+"""The name that a function of a name is given."""
 INTERVALS = 3
 """The input comes in so many parts: each once the last one is read, and a checkpoint has begun since."""
 BLOCK_PARTITIONS = 2
@@ -233,22 +236,24 @@ class CrashingWorld(SimulatedWorld):
 class MemoryRuns:
     """The `Runs` of a pipeline on brokers in memory."""
 
-    def __init__(
-        self, pipeline: Pipeline | Callable[[], Pipeline], scripts: Mapping[str, Script], parallelism: int
-    ) -> None:
-        self._scripts, self._parallelism = scripts, parallelism
+    def __init__(self, pipeline: Pipeline | Callable[..., Pipeline], parallelism: int) -> None:
+        self._parallelism = parallelism
+        self.scripts: Mapping[str, Script] = {}
         if isinstance(pipeline, Pipeline):
             graph = pipeline.build()
             self._make: Callable[[], LogicalGraph] = lambda: graph
         else:
-            self._make = lambda: pipeline().build()
+            arguments = [TESTED for _ in inspect.signature(pipeline).parameters]
+            self._make = lambda: pipeline(*arguments).build()
         self.graph = in_memory(self._make(), StoreModel())
         self._requests: list[tuple[str, bool]] = []
         """Those of the last run without a crash; see `CrashingWorld`."""
 
     def run(self, crash: object) -> Run:
         assert crash is None or isinstance(crash, Crash)
-        world = CrashingWorld(self._make, self._scripts, self._parallelism, crash)
+        topics = {node.id: cast("KafkaSource[Any]", node.source).topic for node in self.graph.sources}
+        scripts = {topics[source]: script for source, script in self.scripts.items()}
+        world = CrashingWorld(self._make, scripts, self._parallelism, crash)
         world.run()
         if crash is None:
             self._requests = world.requests

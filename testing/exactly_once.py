@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +25,7 @@ from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Runs, Scrip
 from exactlyonce.testing.scripted import CRASH
 
 if TYPE_CHECKING:
-    from exactlyonce.connectors.kafka.source import KafkaSource
+    from exactlyonce.testing.cluster import KafkaCluster
 
 SHOWN_MAX = 5
 """The number of records that a failure shows of each kind."""
@@ -36,8 +38,21 @@ Seen = dict[str, Sequence[Hashable]]
 """The records of each sink and each side effect at the end of a run."""
 
 
+_cluster: ContextVar[KafkaCluster | None] = ContextVar("cluster", default=None)
+
+
+@contextmanager
+def on_cluster(kafka: KafkaCluster) -> Iterator[None]:
+    """A context in which `assert_exactly_once` runs pipelines on *kafka*."""
+    token = _cluster.set(kafka)
+    try:
+        yield
+    finally:
+        _cluster.reset(token)
+
+
 def assert_exactly_once(
-    pipeline: Pipeline | Callable[[], Pipeline],
+    pipeline: Pipeline | Callable[..., Pipeline],
     inputs: Mapping[str, Sequence[object]],
     expected: Mapping[str, Sequence[object] | Check] | None = None,
     *,
@@ -45,11 +60,13 @@ def assert_exactly_once(
     parallelism: int = 2,
     crashes_max: int | None = None,
 ) -> None:
-    """Assert that *pipeline*, or what the function makes for each process, gives *expected* exactly once.
+    """Assert that *pipeline*, or what the function makes for each process, gives *expected* exactly once. The function
+    may take a name.
 
     It runs in this process on a broker in memory: without a crash, a second time, and then twice for each request of
     its processes that changes something: the process is killed before it sends the request, or after, before the answer
-    comes. A worker is killed before each request by which it reads, too.
+    comes. A worker is killed before each request by which it reads, too. In a test with the marker
+    ``exactlyonce_broker`` it runs in processes of its own on the cluster of the fixture `kafka`, killed at failpoints.
 
     - *inputs*: by source or topic, the records in order: values as the source decodes them, `bytes` as they are, or
       `Record` with key, time and headers. `CRASH` kills a worker that has taken the records before it, in every run.
@@ -69,9 +86,14 @@ def assert_exactly_once(
     >>> _ = numbers.map(lambda number: 2 * number, output=int).sink("out", KafkaSink("doubled"))
     >>> assert_exactly_once(pipeline, {"numbers": [1, 2, 3]}, {"out": [2, 4, 6]}, crashes_max=10)
     """
-    given = pipeline.build() if isinstance(pipeline, Pipeline) else pipeline().build()
-    scripts = scripts_of(given, inputs)
-    runs = MemoryRuns(pipeline, scripts, parallelism)
+    kafka = _cluster.get()
+    if kafka is None:
+        runs: Runs = MemoryRuns(pipeline, parallelism)
+    else:
+        from exactlyonce.testing.broker_runs import BrokerRuns
+
+        runs = BrokerRuns(pipeline, parallelism, kafka)
+    runs.scripts = scripts_of(runs.graph, inputs)
     _Experiment(runs, expected or {}, side_effects or {}).conduct(crashes_max)
 
 
@@ -123,11 +145,11 @@ class _Experiment:
 
 
 def scripts_of(graph: LogicalGraph, inputs: Mapping[str, Sequence[object]]) -> dict[str, Script]:
-    """The script of each input topic, encoded as its source decodes it."""
-    scripts: dict[str, Script] = {cast("KafkaSource[Any]", node.source).topic: [] for node in graph.sources}
+    """The script of each source, by its id, encoded as the source decodes it."""
+    scripts: dict[str, Script] = {node.id: [] for node in graph.sources}
     for name, records in inputs.items():
-        source = _named(name, graph.sources, lambda node: node.source.topic, "source").source
-        scripts[source.topic] = [_input(source, record) for record in records]
+        node = _named(name, graph.sources, lambda node: node.source.topic, "source")
+        scripts[node.id] = [_input(node.source, record) for record in records]
     return scripts
 
 

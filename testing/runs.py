@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -40,6 +40,9 @@ class Runs(Protocol):
     @property
     def graph(self) -> LogicalGraph:
         """The pipeline as it runs."""
+
+    scripts: Mapping[str, Script]
+    """The script of each source, by its id; given before the first run."""
 
     def run(self, crash: object) -> Run:
         """Run to the end of the input, with *crash*, one of `crashes`, or with none."""
