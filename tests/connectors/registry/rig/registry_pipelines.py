@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines import Order, Total, add
+from pipelines import Order as Order
+from pipelines import Total, add
 
 from exactlyonce import AvroCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
