@@ -52,9 +52,9 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """The frames of the user's code, with the names of files alone."""
 
     @property
-    def has_input(self) -> bool:
-        """Whether the letter is the input record as it was."""
-        return self.holds == INPUT
+    def can_return(self) -> bool:
+        """Whether the letter is the input record as it was, of a topic; other places have a colon."""
+        return self.holds == INPUT and ":" not in self.topic
 
     def headers(self) -> Iterator[tuple[str, bytes | None]]:
         """The headers; an empty traceback has none."""

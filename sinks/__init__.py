@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.delta.sink import DeltaSink
     from exactlyonce.sinks.files.sink import FileSink
     from exactlyonce.sinks.iceberg.sink import IcebergSink
-    from exactlyonce.sinks.kafka.dead_letters import DeadLetters
     from exactlyonce.sinks.kafka.sink import KafkaSink
     from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
     from exactlyonce.sinks.mysql.sink import MySQLSink
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 __all__ = [
-    "DeadLetters",
     "DeltaSink",
     "FileSink",
     "ForeignLedger",
@@ -46,7 +44,6 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DeadLetters": "kafka.dead_letters",
     "DeltaSink": "delta.sink",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Codec, Context, Emit, Output, Pipeline, SideEmit, Stream
+from exactlyonce import Codec, Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import DeadLetters, KafkaSink
+from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Pipeline, Record
+from exactlyonce import DeadLetters, Pipeline, Record
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError
-from exactlyonce.sinks import DeadLetters, KafkaSink
+from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing import assert_exactly_once
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Pipeline, Record
+from exactlyonce import DeadLetters, Pipeline, Record
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError
-from exactlyonce.sinks import DeadLetters, KafkaSink, RedisSink
+from exactlyonce.sinks import KafkaSink, RedisSink
 from exactlyonce.testing import assert_exactly_once
 from exactlyonce.testing.scripted import CRASH
 
