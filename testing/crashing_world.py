@@ -283,8 +283,6 @@ def in_memory(graph: LogicalGraph, store: StoreModel) -> LogicalGraph:
 
 
 def _in_memory(node: Node, store: StoreModel) -> Node:
-    if node.source is not None and not isinstance(node.source, KafkaSource):
-        raise GraphError(f"source {node.id!r} is no KafkaSource: a broker in memory feeds only these")
     if node.sink is None:
         return node
     if node.sink.delivery != EXACTLY_ONCE:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Pipeline
@@ -145,7 +146,13 @@ class _Experiment:
 
 
 def scripts_of(graph: LogicalGraph, inputs: Mapping[str, Sequence[object]]) -> dict[str, Script]:
-    """The script of each source, by its id, encoded as the source decodes it."""
+    """The script of each source, by its id, encoded as it decodes. `GraphError` for a source that cannot be fed."""
+    for node in graph.sources:
+        if not isinstance(node.source, KafkaSource):
+            raise GraphError(
+                f"source {node.id!r} reads no topic, and this test feeds topics only: let the function that makes the "
+                f"pipeline take the source, and give a KafkaSource here"
+            )
     scripts: dict[str, Script] = {node.id: [] for node in graph.sources}
     for name, records in inputs.items():
         node = _named(name, graph.sources, lambda node: node.source.topic, "source")

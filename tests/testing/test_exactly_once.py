@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from exactlyonce import DeadLetters, Pipeline, Record
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError
 from exactlyonce.sinks import KafkaSink, RedisSink
 from exactlyonce.testing import assert_exactly_once
@@ -194,5 +194,9 @@ def test_an_error_of_the_pipeline_ends_the_test() -> None:
 def test_what_cannot_be_exactly_once_is_refused() -> None:
     with pytest.raises(GraphError, match=r"sink 'out' has delivery='at_least_once', which loses or doubles by choice"):
         assert_exactly_once(order_totals(delivery="at_least_once"), {"orders": ORDERS})
+    files = Pipeline("files")
+    files.source("orders", FileSource("/data/orders", value=Order)).sink("out", KafkaSink("out"))
+    with pytest.raises(GraphError, match=r"source 'orders' reads no topic, and this test feeds topics only"):
+        assert_exactly_once(files, {"orders": ORDERS})
     with pytest.raises(ConfigError, match=r"The pipeline has no source 'payments': name one of orders\."):
         assert_exactly_once(order_totals(), {"payments": ORDERS})
