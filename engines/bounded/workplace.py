@@ -27,7 +27,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from exactlyonce.engines.bounded.unit.locations import folder_at, is_url, put, staging_at
+from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.engines.bounded.unit.locations import folder_at, put, staging_at
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")

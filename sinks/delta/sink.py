@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
+from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.sinks.committer import Committer, CommitterContext
@@ -48,9 +49,11 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the arguments, and of the type as rows of a table."""
-        path = os.fspath(self.path)
-        if "://" not in path and not path.startswith("/"):
-            yield f"{path!r} must be the table's path from / on: workers may run in another folder than this process"
+        if not is_url(self.place) and not self.place.startswith("/"):
+            yield (
+                f"{self.place!r} must be the table's path from / on: workers may run in another folder than this "
+                f"process"
+            )
         if not isinstance(self.storage_options, Mapping):
             yield "storage_options= must be options with their values, as text"
         else:
@@ -69,7 +72,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
             from exactlyonce.sinks.lake.committer import LakeCommitter
 
         app = ledger.application(context.pipeline, context.sink)
-        place = TablePlace(os.fspath(self.path), self.storage_options)
+        place = TablePlace(self.place, self.storage_options)
         lake = DeltaLake(place, columns_of(context.type), app, self.key, create=self.create)
         return LakeCommitter(context, lake, DELTA, f"the transactions {app!r} of table {self.path}")
 
@@ -79,7 +82,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
             from exactlyonce.sinks.delta.table import DeltaChanges, DeltaFiles, DeltaRows, TablePlace
             from exactlyonce.sinks.lake.writer import LakeWriter
 
-        place = TablePlace(os.fspath(self.path), self.storage_options)
+        place = TablePlace(self.place, self.storage_options)
         with place.explained():
             table = place.load()
             rows = DeltaRows(columns_of(context.type), table, place.path)

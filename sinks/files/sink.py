@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import inspect
 
-from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
+from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -197,11 +197,6 @@ def _tag_of(type_: Any) -> dict[str, Any]:
     info: Any = inspect.type_info(type_)
     name = getattr(info, "tag_field", None)
     return {} if name is None else {name: info.tag}
-
-
-def is_url(path: str) -> bool:
-    """Whether a target is not a folder of this machine."""
-    return "://" in path
 
 
 def _path_problems(path: str) -> Iterator[str]:

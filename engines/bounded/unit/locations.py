@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
+from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles
 from exactlyonce.connectors.blocks.storage import AWAY_TIMEOUT_S, folder_of, persistently
 from exactlyonce.pipeline.errors import ConfigError
@@ -51,16 +51,11 @@ def staging_at(staging: str | os.PathLike[str]) -> str:
     ('/shared/eo', '/shared/eo', 's3://shop/staging')
     """
     text = os.fspath(staging)
-    if "://" not in text:
+    if not is_url(text):
         return str(Path(text).absolute())
     url = storage_url(text, "--staging")
     scheme, _, path = parts_of(url)
     return f"/{path}" if scheme == "file" else url
-
-
-def is_url(location: str) -> bool:
-    """Whether *location*, from `staging_at` or below it, is in HDFS or S3."""
-    return "://" in location
 
 
 @lru_cache(FOLDERS_KEPT)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.records.storage_url import storage_url
+from exactlyonce.checkpoint.records.storage_url import is_url, storage_url
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST
 from exactlyonce.pipeline.durations import duration_ms
@@ -375,7 +375,7 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     options = {name.lower(): value for name, value in given.items()}
     client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
     where = options[STATE].strip()
-    exported = "://" in where or where.startswith("/")
+    exported = is_url(where) or where.startswith("/")
     _refuse_unknown(options, STATE_OPTIONS, " for a read of state")
     if exported:
         misplaced = [name for name in IN_TOPIC_ONLY if name.lower() in options]
