@@ -41,8 +41,8 @@ def read(app: str, version_of: VersionOf) -> SinkLedger:
     length = version_of(f"{app}/origin") or 0
     chunks = [version_of(f"{app}/origin/{number}") or 0 for number in range(-(-length // CHUNK_BYTES))]
     origin = b"".join(chunk.to_bytes(CHUNK_BYTES, "little") for chunk in chunks)[:length].decode()
-    found = {subtask: version_of(f"{app}/{subtask}") for subtask in range(version_of(f"{app}/subtasks") or 0)}
-    checkpoints = {subtask: checkpoint for subtask, checkpoint in found.items() if checkpoint is not None}
+    versions = {subtask: version_of(f"{app}/{subtask}") for subtask in range(version_of(f"{app}/subtasks") or 0)}
+    checkpoints = {subtask: checkpoint for subtask, checkpoint in versions.items() if checkpoint is not None}
     return SinkLedger(incarnation=incarnation, origin=origin, checkpoints=checkpoints)
 
 

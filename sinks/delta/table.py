@@ -28,6 +28,7 @@ from deltalake._internal import DeltaFileSystemHandler
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, Transaction
 
+from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks import refusals
@@ -37,7 +38,7 @@ from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.lake.columns import TableRows, matched
 from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.keyed import last_of_each
-from exactlyonce.sinks.lake.table import Conflict
+from exactlyonce.sinks.lake.table import Conflict, gone
 from exactlyonce.sinks.ledger import SinkLedger
 
 STAGED = "_exactlyonce"
@@ -108,7 +109,7 @@ class TablePlace:
         """Raise `StoreError` unless all of these files are there."""
         for info in self.files.get_file_info(list(paths)) if paths else ():
             if info.type is pa_fs.FileType.NotFound:
-                raise StoreError(_gone(info.path))
+                raise gone(info.path, "VACUUM with a retention")
 
     def read(self, path: str) -> bytes:
         """The content of a file of the table; `StoreError` if it is gone."""
@@ -151,13 +152,6 @@ class TablePlace:
         if isinstance(error, OSError) or _AWAY.search(text):
             return refusals.passing(where, "its folder cannot be read or written", text)
         return refusals.refused(where, text, "Correct the table, or the sink.")
-
-
-def _gone(path: str) -> str:
-    return (
-        f"{path} was set aside, and is gone: another program has removed it, for instance by VACUUM with a retention "
-        f"shorter than this pipeline was away. Put it back if there is a copy."
-    )
 
 
 _IN_PARTITIONS = (pa.types.is_string, pa.types.is_integer, pa.types.is_date32, pa.types.is_boolean)
@@ -227,7 +221,7 @@ class DeltaLake:
 
     def _require_parent(self) -> None:
         parent = Path(self.place.path).parent
-        if "://" not in self.place.path and not parent.is_dir():
+        if not is_url(self.place.path) and not parent.is_dir():
             raise StoreError(
                 f"Delta table {self.place.path} cannot be made: {parent} is missing, or is not a folder. Make it, "
                 f"mount it, or correct the path."
@@ -414,14 +408,13 @@ def _statistics(metadata: Any) -> dict[str, Any]:
     for column in range(metadata.num_columns):
         parts = [metadata.row_group(number).column(column) for number in range(metadata.num_row_groups)]
         name = parts[0].path_in_schema
-        found = [part.statistics for part in parts]
-        if name not in columns or not all(each is not None and each.has_null_count for each in found):
+        groups = [part.statistics for part in parts]
+        if name not in columns or not all(group is not None and group.has_null_count for group in groups):
             continue
-        nulls[name] = sum(each.null_count for each in found)
-        bounded = [each for each in found if each.has_min_max]
-        if len(bounded) == len(found):
-            low = _bound(min(each.min for each in bounded), up=False)
-            high = _bound(max(each.max for each in bounded), up=True)
+        nulls[name] = sum(group.null_count for group in groups)
+        if all(group.has_min_max for group in groups):
+            low = _bound(min(group.min for group in groups), up=False)
+            high = _bound(max(group.max for group in groups), up=True)
             if low is not None and high is not None:
                 smallest[name], largest[name] = low, high
     return {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}

@@ -33,11 +33,13 @@ from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
 from exactlyonce.sinks.lake.columns import matched
 from exactlyonce.sinks.lake.keyed import last_of_each, without
+from exactlyonce.sinks.lake.table import gone
 from exactlyonce.sinks.ledger import SinkLedger
 
 FORMAT_VERSION_MAX = 2
 """Of the tables to which pyiceberg writes."""
 LOOKED_AT_ONCE = 16
+REMOVER = "remove_orphan_files with a limit"
 
 
 def ledger_property(pipeline: str, sink: str) -> str:
@@ -196,7 +198,7 @@ class LoadedIceberg:
         try:
             return manifest.fetch_manifest_entry(self._table.io)
         except FileNotFoundError:
-            raise StoreError(_gone(body.path)) from None
+            raise gone(body.path, REMOVER) from None
 
     def _require_whole(self, body: StagedManifest, files: Sequence[DataFile]) -> None:
         rows = sum(file.record_count for file in files)
@@ -207,7 +209,7 @@ class LoadedIceberg:
             there = list(pool.map(lambda file: io.new_input(file.file_path).exists(), files))
         for file, is_there in zip(files, there, strict=True):
             if not is_there:
-                raise StoreError(_gone(file.file_path))
+                raise gone(file.file_path, REMOVER)
 
     def _changed(self, bodies: Sequence[StagedChanges]) -> tuple[list[DataFile], list[DataFile]]:
         """The files to add, and those that they replace: all with a row whose key is in *bodies*."""
@@ -229,7 +231,7 @@ class LoadedIceberg:
             with self._table.io.new_input(path).open() as file:
                 return pq.read_table(file)
         except FileNotFoundError:
-            raise StoreError(_gone(path)) from None
+            raise gone(path, REMOVER) from None
 
     def _partitioned_anew(self, files: Iterable[DataFile]) -> list[DataFile]:
         """The rows of *files* in new ones, as the table is partitioned now: pyiceberg adds files of no other spec."""
@@ -261,13 +263,6 @@ def _bounds(rows: Any, key: Sequence[str]) -> Any:
         low = GreaterThanOrEqual(term=term, value=extremes["min"])
         bounds = And(bounds, low, LessThanOrEqual(term=term, value=extremes["max"]))
     return bounds
-
-
-def _gone(path: str) -> str:
-    return (
-        f"{path} was set aside, and is gone: another program has removed it, for instance by remove_orphan_files with "
-        f"a limit shorter than this pipeline was away. Put it back if there is a copy."
-    )
 
 
 class WrittenFiles:

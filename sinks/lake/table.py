@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.ledger import SinkLedger
 
 DELTA, ICEBERG = "delta", "iceberg"
@@ -18,6 +19,14 @@ DELTA, ICEBERG = "delta", "iceberg"
 
 class Conflict(Exception):
     """Another commit was faster: load the table again, and compare the ledger."""
+
+
+def gone(path: str, remover: str) -> StoreError:
+    """A staged file is gone. *remover*: the format's operation that removes such files, and its limit."""
+    return StoreError(
+        f"{path} was set aside, and is gone: another program has removed it, for instance by {remover} shorter than "
+        f"this pipeline was away. Put it back if there is a copy."
+    )
 
 
 class LoadedTable(Protocol):
