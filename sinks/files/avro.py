@@ -117,9 +117,9 @@ def _plain(type_: ColumnType, value: Any) -> Any:
         return None
     match type_:
         case ListOf(item, _):
-            return [_plain(item, each) for each in value]
+            return [_plain(item, part) for part in value]
         case MapOf(_, item, _):
-            return {key: _plain(item, each) for key, each in value}
+            return {key: _plain(item, part) for key, part in value}
         case Fields(columns):
             return {column.field.name: _plain(column.type, value[column.field.name]) for column in columns}
         case _:

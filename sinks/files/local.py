@@ -18,7 +18,7 @@ from typing import Any
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import HIDDEN, STAGED, TEMPORARY, WaitingFile, WriterId
-from exactlyonce.sinks.files.place import WaitingFileGone
+from exactlyonce.sinks.files.place import WaitingFileGone, removed_from, taken
 
 _READ_SIZE = 1 << 20
 
@@ -29,10 +29,7 @@ class LocalPlace:
     def __init__(self, target: str, inner: str) -> None:
         """*inner* is the hidden folder, below *target*."""
         self.target, self.root = target, f"{target}/{inner}"
-        self.cleaned_by = (
-            f"another program has removed it. Put it back if there is a copy, and keep clean-up programs out of "
-            f"{target}/{HIDDEN}."
-        )
+        self.cleaned_by = removed_from(target)
         self.suspicion = f"is the disk of {target} mounted? Another folder is in its place."
         self._target, self._root = Path(target), Path(target, inner)
         self._tree = folders.FolderTree(self._target)
@@ -193,10 +190,7 @@ class LocalPlace:
         except FileNotFoundError:
             raise WaitingFileGone(self._staged(file)) from None
         if not same:
-            raise StoreError(
-                f"{final} exists, and is not the file that is to be published there: another program has created or "
-                f"changed it. Nothing was overwritten: move it away, and run again."
-            )
+            raise taken(final)
 
     def _staged(self, file: WaitingFile) -> Path:
         return self._root / STAGED / file.staged

@@ -13,12 +13,29 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.files.format import ByteFile
-from exactlyonce.sinks.files.layout import WaitingFile, WriterId
+from exactlyonce.sinks.files.layout import HIDDEN, WaitingFile, WriterId
 
 
 class WaitingFileGone(Exception):
     """The staged file in the argument is neither there nor where it is to be published."""
+
+
+def taken(path: object) -> StoreError:
+    """Another file has the name of a waiting one."""
+    return StoreError(
+        f"{path} exists, and is not the file that is to be published there: another program has created or changed it. "
+        f"Nothing was overwritten: move it away, and run again."
+    )
+
+
+def removed_from(target: str) -> str:
+    """The `Place.cleaned_by` of a target whose waiting files are files."""
+    return (
+        f"another program has removed it. Put it back if there is a copy, and keep clean-up programs out of "
+        f"{target}/{HIDDEN}."
+    )
 
 
 class NewFile(ByteFile, Protocol):

@@ -25,7 +25,7 @@ from exactlyonce.connectors.blocks.s3 import S3Folder
 from exactlyonce.connectors.blocks.storage import persistently
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, StoreError, StoreUnavailable
 from exactlyonce.sinks.files.layout import HIDDEN, STAGED, TEMPORARY, WaitingFile, WriterId
-from exactlyonce.sinks.files.place import NewFile, WaitingFileGone
+from exactlyonce.sinks.files.place import NewFile, WaitingFileGone, removed_from, taken
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -122,10 +122,7 @@ class _StoredPlace(ABC):
         if same is None:
             raise WaitingFileGone(self._named(file))
         if not same:
-            raise StoreError(
-                f"{self.target}/{file.path} exists, and is not the file that is to be published there: another program "
-                f"has created or changed it. Nothing was overwritten: move it away, and run again."
-            )
+            raise taken(f"{self.target}/{file.path}")
 
     @abstractmethod
     def make(self, folder: str) -> None: ...
@@ -147,10 +144,7 @@ class HdfsPlace(_StoredPlace):
         self._files = HdfsFolder(host, "", path, FOLDER)
         self._folder = HdfsFolder(host, "", f"{path}/{inner}", FOLDER)
         super().__init__(self._files.url, inner, self._folder, waits=waits)
-        self.cleaned_by = (
-            f"another program has removed it. Put it back if there is a copy, and keep clean-up programs out of "
-            f"{self.target}/{HIDDEN}."
-        )
+        self.cleaned_by = removed_from(self.target)
 
     def check(self) -> None:
         self._folder.check()
