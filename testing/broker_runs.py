@@ -24,7 +24,7 @@ from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
-from exactlyonce.testing.runs import InputRecord, Run, Script
+from exactlyonce.testing.runs import InputRecord, Run, Script, evenly
 
 FAILPOINTS = (
     "worker-barrier", "worker-aligned", "worker-frozen", "worker-blocks", "worker-flushed", "worker-acknowledged",
@@ -57,8 +57,7 @@ class BrokerRuns:
                 )
 
     def crashes(self, most: int | None) -> Iterator[str]:
-        count = len(FAILPOINTS) if most is None else min(most, len(FAILPOINTS))
-        return (FAILPOINTS[place * len(FAILPOINTS) // count] for place in range(count))
+        return evenly(FAILPOINTS, most)
 
     def run(self, crash: object) -> Run:
         name = f"tested-{uuid.uuid4().hex[:12]}"

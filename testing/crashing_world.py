@@ -27,7 +27,7 @@ from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink, gives_partitions
 from exactlyonce.testing.broker.interface import NoAnswer, Record
 from exactlyonce.testing.broker.model import BrokerModel
-from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Script
+from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Script, evenly
 from exactlyonce.testing.scripted import CRASH
 from exactlyonce.testing.simulation.clients import Owner
 from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
@@ -129,10 +129,10 @@ class CrashingWorld(SimulatedWorld):
         return {node.id: {0: counts[cast("KafkaSource[Any]", node.source).topic]} for node in self.graph.sources}
 
     def message(self, topic: str, partition: int, record: Record) -> Message:
-        found: InputRecord = record.value
+        read: InputRecord = record.value
         return Message(
-            topic=topic, partition=partition, offset=record.offset, key=found.key, value=found.value,
-            headers=list(found.headers), timestamp=(1, found.timestamp_ms), leader_epoch=0,
+            topic=topic, partition=partition, offset=record.offset, key=read.key, value=read.value,
+            headers=list(read.headers), timestamp=(1, read.timestamp_ms), leader_epoch=0,
         )  # fmt: skip
 
     def consumed(self, messages: list[Message]) -> None:
@@ -270,8 +270,7 @@ class MemoryRuns:
             for before in (True, False)
             if operation in WRITES or (by_worker and before)
         ]
-        count = len(every) if most is None else min(most, len(every))
-        return (every[place * len(every) // count] for place in range(count))
+        return evenly(every, most)
 
 
 def in_memory(graph: LogicalGraph, store: StoreModel) -> LogicalGraph:

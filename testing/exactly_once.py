@@ -177,11 +177,11 @@ def _bytes_of(codec: Any, value: object) -> bytes | None:
 
 def _named(name: str, nodes: Iterable[Node], topic: Callable[[Any], str | None], kind: str) -> Any:
     """The node of this id, or of this topic."""
-    found = {node.id: node for node in nodes}
-    by_topic = {topic(node): node for node in found.values()}
-    if name not in found and name not in by_topic:
-        raise ConfigError(f"The pipeline has no {kind} {name!r}: name one of {', '.join(sorted(found))}.")
-    return found.get(name) or by_topic[name]
+    by_id = {node.id: node for node in nodes}
+    by_topic = {topic(node): node for node in by_id.values()}
+    if name not in by_id and name not in by_topic:
+        raise ConfigError(f"The pipeline has no {kind} {name!r}: name one of {', '.join(sorted(by_id))}.")
+    return by_id.get(name) or by_topic[name]
 
 
 def _encoded(graph: LogicalGraph, node: Node, wanted: Iterable[object]) -> Iterator[OutputRecord]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.scripted import Crash as ScriptedCrash
+
+T = TypeVar("T")
 
 
 class InputRecord(NamedTuple):
@@ -32,6 +34,16 @@ class Run:
     """The visible records of each sink."""
     crashed: str = ""
     """The crash, in words; "" without one."""
+
+
+def evenly(crashes: Sequence[T], most: int | None) -> Iterator[T]:
+    """*crashes*, or *most* of them, evenly chosen.
+
+    >>> [*evenly("abcdef", 3)], [*evenly("ab", None)]
+    (['a', 'c', 'e'], ['a', 'b'])
+    """
+    count = len(crashes) if most is None else min(most, len(crashes))
+    return (crashes[place * len(crashes) // count] for place in range(count))
 
 
 class Runs(Protocol):

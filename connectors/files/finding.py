@@ -73,9 +73,11 @@ class FileFinder:
         number = max((position.partition for position in known), default=-1) + 1
         new = [files[name] for name in sorted(files.keys() - read)]
         splits = [split for file in new for split in self._splits(file)]
-        removed = [each for each in known if each.partition not in there and each.partition < number - 1]
-        if not self._forgets_removed:
-            removed = []
+        removed = [
+            position
+            for position in known
+            if self._forgets_removed and position.partition not in there and position.partition < number - 1
+        ]
         if (count := len(known) - len(removed) + len(splits)) > SPLITS_MAX:
             raise ConfigError(
                 f"Source {self._source!r}: {self._place.url} has had {count:,} files, or parts of them, "

@@ -21,8 +21,8 @@ RANGE_BYTES = 4 << 20
 _URL = re.compile(r"(s3|hdfs)://[^/@]+(/[^/]+)+/*")
 
 
-class Watched(FolderOfLargeFiles, Protocol):
-    """Says also which version of a file there is."""
+class VersionedFolder(FolderOfLargeFiles, Protocol):
+    """A folder that also shows which version of one file is there."""
 
     def look(self, name: str) -> StoredFile | None:
         """One file; None: it is not there."""
@@ -43,7 +43,7 @@ class RemotePlace:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         root, _, inner = self.url.rpartition("/")
-        self._folder = cast("Watched", folder_of(root, inner, "The source"))
+        self._folder = cast("VersionedFolder", folder_of(root, inner, "The source"))
 
     def files(self) -> Iterator[FoundFile]:
         for stored in self._folder.files():
