@@ -90,7 +90,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
         files = (
             DeltaFiles(place, rows.partition_by, folder, name) if not self.key else DeltaChanges(place, folder, name)
         )
-        return Opened(LakeWriter(context.sink, context.subtask, DELTA, files, self.roll_bytes), rows)
+        return Opened(LakeWriter(context.sink, context.subtask, DELTA, files, self.roll_bytes, context.note), rows)
 
     def _needing(self) -> Any:
         return needing("delta", "deltalake", f"DeltaSink({self.path!r})")

@@ -37,8 +37,9 @@ from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.lake.columns import TableRows, matched
 from exactlyonce.sinks.lake.description import refers
+from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each
-from exactlyonce.sinks.lake.table import Conflict, gone
+from exactlyonce.sinks.lake.table import Conflict, StagedInterval, changed, gone
 from exactlyonce.sinks.ledger import SinkLedger
 
 STAGED = "_exactlyonce"
@@ -46,6 +47,7 @@ STAGED = "_exactlyonce"
 TEXT_STATISTICS_MAX = 64
 """Longer texts are in no statistics."""
 WRITER_VERSION_MAX = 2
+EXPIRY = "delta.setTransactionRetentionDuration"
 FEATURES = {
     "appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint",
     "vacuumProtocolCheck",
@@ -72,6 +74,7 @@ class StagedList(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a committable: the file that lists its files."""
 
     path: str
+    size: int
     partition_by: tuple[str, ...]
     rows: int
 
@@ -87,6 +90,7 @@ class TablePlace:
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         self.path, self._given = path, options
+        self._folder = local_path(path)
 
     @property
     def options(self) -> dict[str, str]:
@@ -102,26 +106,44 @@ class TablePlace:
 
     @cached_property
     def files(self) -> Any:
-        """The table's folder, as a file system; pyarrow's around it gives it buffers, which it refuses."""
+        """The table's folder, as a file system; pyarrow's around it gives it buffers, which it refuses.
+
+        It keeps the secrets of its connection, so another one is made after each error.
+        """
         return DeltaFileSystemHandler(self.path, self.options)
 
-    def require_there(self, paths: Sequence[str]) -> None:
-        """Raise `StoreError` unless all of these files are there."""
-        for info in self.files.get_file_info(list(paths)) if paths else ():
+    def away(self) -> StoreUnavailable:
+        """The error while the table's disk is away."""
+        return refusals.passing(f"Delta table {self.path}", "is its disk mounted?", "there is no table")
+
+    def require_table(self) -> None:
+        """`StoreUnavailable` unless the table is on its disk; an address that is no folder of this machine has none."""
+        if self._folder is not None and not (self._folder / "_delta_log").is_dir():
+            raise self.away()
+
+    def require_whole(self, sizes: Mapping[str, int]) -> None:
+        """Raise `StoreError` unless all of these files are there, and of these sizes in bytes."""
+        for info in self.files.get_file_info(list(sizes)) if sizes else ():
             if info.type is pa_fs.FileType.NotFound:
                 raise gone(info.path, "VACUUM with a retention")
+            if info.size != sizes[info.path]:
+                raise changed(info.path, info.size, sizes[info.path])
 
-    def read(self, path: str) -> bytes:
-        """The content of a file of the table; `StoreError` if it is gone."""
-        self.require_there([path])
-        file = self.files.open_input_file(path)
-        content: bytes = file.read(file.size())
+    def read(self, path: str, size: int) -> bytes:
+        """The content of a file of the table; `StoreError` if it is gone, or not of *size* bytes."""
+        self.require_whole({path: size})
+        content: bytes = self.files.open_input_file(path).read(size)
         return content
 
     def write(self, path: str, content: bytes) -> None:
+        """Write a durable file."""
+        self.require_table()
         file = self.files.open_output_stream(path)
         file.write(content)
         file.close()
+        if self._folder is not None:
+            sync([self._folder / path], self._folder)
+            self.require_table()
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -137,6 +159,7 @@ class TablePlace:
         except CommitFailedError as error:
             raise Conflict(self._text(error)) from None
         except (DeltaError, OSError, pa.ArrowException) as error:
+            vars(self).pop("files", None)
             raise self._explained(error) from None
 
     def _text(self, error: BaseException) -> str:
@@ -174,9 +197,20 @@ def require(table: DeltaTable, columns: Sequence[Column], path: str, key: Sequen
             f"Delta table {path} needs a writer that knows {wanted or ', '.join(rules)}, and rows are added as plain "
             f"files: make a table without it."
         )
+    if EXPIRY in configuration:
+        raise StoreError(
+            f"Delta table {path} has the property {EXPIRY}, after which transactions expire, and the ledger is made of "
+            f"them: rows would come twice. Remove it: ALTER TABLE ... UNSET TBLPROPERTIES ('{EXPIRY}')."
+        )
     present = columns_of_table(table)
     matched(columns, present, path)
-    for name in table.metadata().partition_columns:
+    partition_by = table.metadata().partition_columns
+    if not key and {column.field.name for column in columns} <= set(partition_by):
+        raise StoreError(
+            f"Delta table {path} is partitioned by all fields of the record, and its files would have no column: add a "
+            f"field that is no partition, or take one out of the partitions."
+        )
+    for name in partition_by:
         if not any(fits(present.field(name).type) for fits in _IN_PARTITIONS):
             raise StoreError(
                 f"Delta table {path} is partitioned by {name!r}, a column of {present.field(name).type}: make a table "
@@ -233,9 +267,7 @@ class DeltaLake:
             try:
                 return LoadedDelta(self, self.place.load())
             except TableNotFoundError:
-                raise refusals.passing(
-                    f"Delta table {self.place.path}", "is its disk mounted?", "there is no table"
-                ) from None
+                raise self.place.away() from None
 
     def close(self) -> None:
         """There is no connection."""
@@ -257,7 +289,7 @@ class LoadedDelta:
                 max_commit_retries=0,
                 app_transactions=[Transaction(*change) for change in ledgers.changes(lake.app, self.ledger, ledger)],
             )
-            listed = [(body, decode_files(lake.place.read(body.path))) for body in bodies]
+            listed = [(body, decode_files(lake.place.read(body.path, body.size))) for body in bodies]
             if bodies:
                 require(table, lake.columns, lake.place.path, lake.key)
             for body, files in listed:
@@ -285,7 +317,7 @@ class LoadedDelta:
     def _merge(self, files: Sequence[StagedFile], properties: CommitProperties) -> None:
         """Commit the rows of *files*, the last of each key."""
         key = self._lake.key
-        parts = [pq.read_table(pa.BufferReader(self._lake.place.read(file.path))) for file in files]
+        parts = [pq.read_table(pa.BufferReader(self._lake.place.read(file.path, file.size))) for file in files]
         rows = last_of_each(pa.concat_tables(parts), key)
         predicate = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
         merge = self._table.merge(
@@ -294,13 +326,13 @@ class LoadedDelta:
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _require_whole(self, body: StagedList, files: Sequence[StagedFile]) -> None:
-        """Raise `StoreError` unless all files of a committable are there, and fit the table as it is now."""
+        """Raise `StoreError` unless all files of a committable are whole, and fit the table as it is now."""
         place = self._lake.place
         if not self._lake.key and list(body.partition_by) != self._table.metadata().partition_columns:
             raise StoreError(f"Delta table {place.path} was partitioned anew since rows were set aside: undo it.")
         if sum(file.rows for file in files) != body.rows:
             raise StoreError(f"{body.path} does not list the {body.rows:,} rows that were written: it was changed.")
-        place.require_there([file.path for file in files])
+        place.require_whole({file.path: file.size for file in files})
 
 
 def _quoted(name: str) -> str:
@@ -332,6 +364,10 @@ class DeltaFiles:
         self._files: list[StagedFile] = []
         self._number = 0
 
+    def require_table(self) -> None:
+        with self._place.explained():
+            self._place.require_table()
+
     def write(self, rows: Any) -> None:
         with self._place.explained():
             for values, part in _partitioned(rows, self._partition_by):
@@ -347,20 +383,21 @@ class DeltaFiles:
         self._place.write(path, content)
         statistics = json.dumps(_statistics(collected[0]))
         return StagedFile(
-            path=path, size=len(content), rows=rows.num_rows, partition=partition, statistics=statistics
+            path=path, size=len(content), rows=collected[0].num_rows, partition=partition, statistics=statistics
         )  # fmt: skip
 
     def _path(self) -> str:
         return f"part-{self._name}-{self._number}.parquet"
 
-    def cut(self, checkpoint: int) -> bytes:
+    def cut(self, checkpoint: int) -> StagedInterval:
         """See `StagedFiles`."""
         files, self._files = self._files, []
-        path = f"{STAGED}/{self._folder}/{self._name}-{checkpoint}.json"
+        path, listing = f"{STAGED}/{self._folder}/{self._name}-{checkpoint}.json", encode_files(files)
         with self._place.explained():
-            self._place.write(path, encode_files(files))
+            self._place.write(path, listing)
         rows = sum(file.rows for file in files)
-        return encode_body(StagedList(path=path, partition_by=self._partition_by, rows=rows))
+        body = StagedList(path=path, size=len(listing), partition_by=self._partition_by, rows=rows)
+        return StagedInterval(encode_body(body), rows)
 
     def close(self) -> None:
         """There is no connection."""

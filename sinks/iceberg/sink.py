@@ -92,7 +92,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
         kind = IcebergChanges if self.key else IcebergFiles
         files = kind(catalog, table, writer_name(context))
         rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
-        return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes), rows)
+        return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes, context.note), rows)
 
     def _needing(self) -> Any:
         return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")

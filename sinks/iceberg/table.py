@@ -8,6 +8,7 @@ retries no commit of ours: its retries would not read the ledger.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,18 +29,19 @@ from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.sorting import NullOrder, SortDirection
 
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks import refusals
 from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
 from exactlyonce.sinks.lake.columns import matched
+from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each, without
-from exactlyonce.sinks.lake.table import gone
+from exactlyonce.sinks.lake.table import StagedInterval, changed, gone
 from exactlyonce.sinks.ledger import SinkLedger
 
 FORMAT_VERSION_MAX = 2
 """Of the tables to which pyiceberg writes."""
 LOOKED_AT_ONCE = 16
-REMOVER = "remove_orphan_files with a limit"
 
 
 def ledger_property(pipeline: str, sink: str) -> str:
@@ -50,7 +52,8 @@ def ledger_property(pipeline: str, sink: str) -> str:
 class StagedChanges(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The body of a committable of rows that replace others: files of them, in their order, that are no data files."""
 
-    paths: tuple[str, ...]
+    sizes: dict[str, int]
+    """The size of each, in bytes, by its path."""
     rows: int
 
 
@@ -58,6 +61,7 @@ class StagedManifest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The body of a committable: a manifest that lists its files, and belongs to no snapshot."""
 
     path: str
+    size: int
     spec_id: int
     rows: int
 
@@ -177,7 +181,7 @@ class LoadedIceberg:
                     for file in added:
                         snapshot.append_data_file(file)
             for body in bodies:
-                for path in body.paths if isinstance(body, StagedChanges) else (body.path,):
+                for path in body.sizes if isinstance(body, StagedChanges) else (body.path,):
                     with suppress(OSError):
                         table.io.delete(path)
 
@@ -194,27 +198,23 @@ class LoadedIceberg:
         return files
 
     def _entries(self, body: StagedManifest) -> list[ManifestEntry]:
+        _require_size(self._table, body.path, body.size)
         manifest = ManifestFile.from_args(manifest_path=body.path, partition_spec_id=body.spec_id)
-        try:
-            return manifest.fetch_manifest_entry(self._table.io)
-        except FileNotFoundError:
-            raise gone(body.path, REMOVER) from None
+        return manifest.fetch_manifest_entry(self._table.io)
 
     def _require_whole(self, body: StagedManifest, files: Sequence[DataFile]) -> None:
         rows = sum(file.record_count for file in files)
         if rows != body.rows:
             raise StoreError(f"{body.path} lists {rows:,} rows, and {body.rows:,} were written: it was changed.")
-        io = self._table.io
         with ThreadPoolExecutor(LOOKED_AT_ONCE) as pool:
-            there = list(pool.map(lambda file: io.new_input(file.file_path).exists(), files))
-        for file, is_there in zip(files, there, strict=True):
-            if not is_there:
-                raise gone(file.file_path, REMOVER)
+            list(pool.map(lambda file: _require_size(self._table, file.file_path, file.file_size_in_bytes), files))
 
     def _changed(self, bodies: Sequence[StagedChanges]) -> tuple[list[DataFile], list[DataFile]]:
         """The files to add, and those that they replace: all with a row whose key is in *bodies*."""
         table, key = self._table, self._lake.key
-        changes = last_of_each(pa.concat_tables([self._read(path) for body in bodies for path in body.paths]), key)
+        changes = last_of_each(
+            pa.concat_tables([self._read(*staged) for body in bodies for staged in body.sizes.items()]), key
+        )
         written = WrittenFiles(table, secrets.token_hex(8))
         added, replaced = written.write(changes), list[DataFile]()
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
@@ -226,12 +226,10 @@ class LoadedIceberg:
                 added += written.write(kept) if kept.num_rows else []
         return added, replaced
 
-    def _read(self, path: str) -> Any:
-        try:
-            with self._table.io.new_input(path).open() as file:
-                return pq.read_table(file)
-        except FileNotFoundError:
-            raise gone(path, REMOVER) from None
+    def _read(self, path: str, size: int) -> Any:
+        _require_size(self._table, path, size)
+        with self._table.io.new_input(path).open() as file:
+            return pq.read_table(file)
 
     def _partitioned_anew(self, files: Iterable[DataFile]) -> list[DataFile]:
         """The rows of *files* in new ones, as the table is partitioned now: pyiceberg adds files of no other spec."""
@@ -265,8 +263,38 @@ def _bounds(rows: Any, key: Sequence[str]) -> Any:
     return bounds
 
 
+def _require_size(table: Table, path: str, size_written: int) -> None:
+    """Raise `StoreError` unless a staged file is there, and whole."""
+    try:
+        size = len(table.io.new_input(path))
+    except FileNotFoundError:
+        raise gone(path, "remove_orphan_files with a limit") from None
+    if size != size_written:
+        raise changed(path, size, size_written)
+
+
+def _require_mounted(table: Table) -> None:
+    """Raise `StoreUnavailable` unless the table's metadata is on its disk. Older files of it are removed meanwhile."""
+    location = local_path(table.metadata_location)
+    if location is None:
+        return
+    with suppress(FileNotFoundError), os.scandir(location.parent) as entries:
+        if any(".metadata.json" in entry.name for entry in entries):
+            return
+    raise refusals.passing(
+        f"The warehouse of table {'.'.join(table.name())}", "is it mounted?", f"{location.parent} has no metadata"
+    )
+
+
+def _sync(table: Table, addresses: Iterable[str]) -> None:
+    """Make files of *table* durable, where they are on a disk. An object store has done so."""
+    top = local_path(table.metadata.location)
+    if top is not None:
+        sync([path for address in addresses if (path := local_path(address)) is not None], top)
+
+
 class WrittenFiles:
-    """Data files of a table, as it was when it was loaded. *name* is in the name of each file, and unique."""
+    """Durable data files of a table, as it was when it was loaded. *name* is in their names, and unique."""
 
     def __init__(self, table: Table, name: str) -> None:
         self._table, self._name = table, name
@@ -277,7 +305,9 @@ class WrittenFiles:
         table = self._table
         unique: Any = self._name  # pyiceberg, too, makes it a part of names alone
         rows = _sorted(table, rows)
-        return list(_dataframe_to_data_files(table.metadata, rows, table.io, write_uuid=unique, counter=self._number))
+        files = list(_dataframe_to_data_files(table.metadata, rows, table.io, write_uuid=unique, counter=self._number))
+        _sync(table, [file.file_path for file in files])
+        return files
 
 
 def _sorted(table: Table, rows: Any) -> Any:
@@ -310,26 +340,36 @@ class IcebergFiles:
         self._written = WrittenFiles(table, name)
         self._files: list[DataFile] = []
 
+    def require_table(self) -> None:
+        with self._catalog.explained():
+            _require_mounted(self._table)
+
     def write(self, rows: Any) -> None:
+        self.require_table()
         with self._catalog.explained():
             self._files += self._written.write(rows)
 
-    def cut(self, checkpoint: int) -> bytes:
+    def cut(self, checkpoint: int) -> StagedInterval:
         """Write the manifest. Its snapshot id is none: the commit lists its files in one of its own."""
+        self.require_table()
         files, self._files = self._files, []
-        metadata = self._table.metadata
+        metadata, io = self._table.metadata, self._table.io
         path = _locations(self._table).new_metadata_location(f"exactlyonce-{self._name}-{checkpoint}.avro")
         with (
             self._catalog.explained(),
             write_manifest(
-                metadata.format_version, metadata.spec(), self._table.schema(), self._table.io.new_output(path), 0,
-                "null",
+                metadata.format_version, metadata.spec(), self._table.schema(), io.new_output(path), 0, "null"
             ) as manifest,
         ):  # fmt: skip
             for file in files:
                 manifest.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))
+        with self._catalog.explained():
+            _sync(self._table, [path])
+            size = len(io.new_input(path))
+        self.require_table()
         rows = sum(file.record_count for file in files)
-        return encode_body(StagedManifest(path=path, spec_id=metadata.default_spec_id, rows=rows))
+        body = StagedManifest(path=path, size=size, spec_id=metadata.default_spec_id, rows=rows)
+        return StagedInterval(encode_body(body), rows)
 
     def close(self) -> None:
         self._catalog.close()
@@ -340,22 +380,30 @@ class IcebergChanges:
 
     def __init__(self, catalog: OpenCatalog, table: Table, name: str) -> None:
         self._catalog, self._table, self._name = catalog, table, name
-        self._paths: list[str] = []
+        self._sizes: dict[str, int] = {}
         self._rows = self._number = 0
 
+    def require_table(self) -> None:
+        with self._catalog.explained():
+            _require_mounted(self._table)
+
     def write(self, rows: Any) -> None:
+        self.require_table()
         self._number += 1
         path = _locations(self._table).new_metadata_location(f"exactlyonce-{self._name}-{self._number}.parquet")
-        with self._catalog.explained(), self._table.io.new_output(path).create() as file:
-            pq.write_table(rows, file)
-        self._paths.append(path)
+        with self._catalog.explained():
+            with self._table.io.new_output(path).create() as file:
+                pq.write_table(rows, file)
+            _sync(self._table, [path])
+            self._sizes[path] = len(self._table.io.new_input(path))
         self._rows += rows.num_rows
 
-    def cut(self, checkpoint: int) -> bytes:
+    def cut(self, checkpoint: int) -> StagedInterval:
         """See `StagedFiles`."""
-        paths, rows = tuple(self._paths), self._rows
-        self._paths, self._rows = [], 0
-        return encode_body(StagedChanges(paths=paths, rows=rows))
+        self.require_table()
+        sizes, rows = self._sizes, self._rows
+        self._sizes, self._rows = {}, 0
+        return StagedInterval(encode_body(StagedChanges(sizes=sizes, rows=rows)), rows)
 
     def close(self) -> None:
         self._catalog.close()

@@ -8,7 +8,7 @@ commits of one ledger have an order, and each has read what the one before has w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.ledger import SinkLedger
@@ -26,6 +26,14 @@ def gone(path: str, remover: str) -> StoreError:
     return StoreError(
         f"{path} was set aside, and is gone: another program has removed it, for instance by {remover} shorter than "
         f"this pipeline was away. Put it back if there is a copy."
+    )
+
+
+def changed(path: str, size: int, size_written: int) -> StoreError:
+    """A staged file has another size, in bytes."""
+    return StoreError(
+        f"{path} was set aside with {size_written:,} bytes, and has {size:,}: a crash of its machine has cut it short, "
+        f"or another program has changed it. Put it back if there is a copy."
     )
 
 
@@ -63,14 +71,24 @@ class Lake(Protocol):
         """Close connections; the next call connects again."""
 
 
+class StagedInterval(NamedTuple):
+    """The body of a committable, and the rows in its files."""
+
+    body: bytes
+    rows: int
+
+
 class StagedFiles(Protocol):
     """The files of one writer, on the thread that writes them."""
 
-    def write(self, rows: Any, /) -> None:
-        """Write a `pyarrow.Table` of rows, as one file, or one for each partition."""
+    def require_table(self) -> None:
+        """`StoreUnavailable` while the table's disk is not mounted. Nothing is written below its empty mount point."""
 
-    def cut(self, checkpoint: int) -> bytes:
-        """End an interval: its files and the list of them are durable; -> the body of its committable."""
+    def write(self, rows: Any, /) -> None:
+        """Write a `pyarrow.Table` of rows, as one file, or one for each partition. It requires the table."""
+
+    def cut(self, checkpoint: int) -> StagedInterval:
+        """End an interval: its files and the list of them are durable. It requires the table."""
 
     def close(self) -> None:
         """Let go of connections."""

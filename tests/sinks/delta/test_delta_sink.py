@@ -16,10 +16,13 @@ from lake_hands import commit
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks import DeltaSink
+from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("deltalake", reason="DELTA NOT TESTED: it needs the extra `delta`")
 from deltalake import DeltaTable, write_deltalake
+
+from exactlyonce.sinks.delta import table as delta_table
 
 TOTALS = pa.schema([pa.field("customer", pa.string(), nullable=False), pa.field("cents", pa.int64(), nullable=False)])
 
@@ -169,6 +172,56 @@ def test_a_table_that_is_away(table: Any, totals: Any) -> None:
     assert commit(committer, staged)
 
 
+def test_a_disk_that_is_not_mounted_at_a_barrier(table: Any, totals: Any) -> None:
+    """Files below the empty mount point would be gone once it is back."""
+    table.create(TOTALS)
+    committer = table.led()
+    assert commit(committer, table.staged_while_away(totals(1), 1, table.folder))
+    assert table.rows() == [("ann", 1)]
+
+
+@pytest.mark.parametrize("pattern", ["_exactlyonce/*/*.json", "part-*.parquet"])
+def test_a_staged_file_that_is_cut_short_halts(table: Any, totals: Any, pattern: str) -> None:
+    table.create(TOTALS)
+    committer, staged = table.led(), table.staged(totals(1), 1)
+    (path,) = table.folder.glob(pattern)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(StoreError, match=f"{path.name} was set aside with {len(content)} bytes"):
+        commit(committer, staged)
+    path.write_bytes(content)
+    assert commit(committer, staged)
+
+
+def test_rows_that_are_in_no_file(table: Any, totals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer counts them before it acknowledges, whatever the table has done with them."""
+    table.create(TOTALS)
+    monkeypatch.setattr(delta_table, "_partitioned", lambda rows, partition_by: [({}, rows.slice(1))])
+    with pytest.raises(SinkFailed, match="1 rows are in files, and 2 records were written"):
+        table.staged(totals(1, 2), 1)
+
+
+def test_each_error_ends_the_connection(table: Any) -> None:
+    """The next one has the secrets as they are then: credentials are rotated."""
+    table.create(TOTALS)
+    place = delta_table.TablePlace(str(table.folder), {})
+    place.write("one", b"1")
+    connected = place.files
+    with pytest.raises(StoreUnavailable), place.explained():
+        raise OSError("ExpiredToken")
+    place.write("two", b"2")
+    assert place.files is not connected
+
+
+def test_staged_files_are_durable(table: Any, totals: Any, synced: list[str]) -> None:
+    """Files, and the names of their folders."""
+    table.create(TOTALS)
+    table.staged(totals(1), 1)
+    files = [path for path in table.folder.rglob("*totals.out-*") if path.is_file()]
+    assert len(files) == 2
+    assert {str(path) for file in files for path in (file, file.parent)} | {str(table.folder)} <= set(synced)
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +315,14 @@ def unknown_partition(table: Any) -> None:
     table.create(TOTALS.append(pa.field("day", pa.date32())), partition_by=["day"])
 
 
+def partitions_alone(table: Any) -> None:
+    table.create(TOTALS.append(pa.field("note", pa.string())), partition_by=["customer", "cents"])
+
+
+def expiring_ledger(table: Any) -> None:
+    table.create(TOTALS, configuration={"delta.setTransactionRetentionDuration": "interval 1 days"})
+
+
 def newer_features(table: Any) -> None:
     """As Spark makes it, with column mapping."""
     table.create(TOTALS)
@@ -293,6 +354,8 @@ BAD_TABLES: dict[Callable[[Any], None], str] = {
     constraint: "rows are added as plain files: make a table without it",
     odd_partition: "is partitioned by 'at', a column of timestamp",
     unknown_partition: "is partitioned by 'day', and no field has that name",
+    partitions_alone: "is partitioned by all fields of the record, and its files would have no column",
+    expiring_ledger: "after which transactions expire, and the ledger is made of them",
     newer_features: "rows are added as plain files: make a table without it",
     no_variable: "the environment has no variable NOT_THERE",
 }

@@ -229,6 +229,47 @@ def test_a_staged_file_that_another_program_removed_halts(lake: Any, totals: Any
     assert lake.rows() == [("ann", 1)]
 
 
+MODES: dict[str, dict[str, Any]] = {"append": {}, "upsert": {"mode": "upsert", "key": ("customer",)}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_disk_that_is_not_mounted_at_a_barrier(lake: Any, totals: Any, mode: str) -> None:
+    """Files below the empty mount point would be gone once it is back."""
+    lake.create(TOTALS)
+    lake.options |= MODES[mode]
+    committer = lake.led()
+    assert commit(committer, lake.staged_while_away(totals(1), 1, lake.folder))
+    assert lake.rows() == [("ann", 1)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "pattern"),
+    [("append", "exactlyonce-totals*.avro"), ("append", "*totals.out*.parquet"), ("upsert", "*totals.out*.parquet")],
+)
+def test_a_staged_file_that_is_cut_short_halts(lake: Any, totals: Any, mode: str, pattern: str) -> None:
+    lake.create(TOTALS)
+    lake.options |= MODES[mode]
+    committer, staged = lake.led(), lake.staged(totals(1), 1)
+    (path,) = lake.folder.rglob(pattern)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(StoreError, match=f"{path.name} was set aside with {len(content):,} bytes"):
+        commit(committer, staged)
+    path.write_bytes(content)
+    assert commit(committer, staged)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_staged_files_are_durable(lake: Any, totals: Any, synced: list[str], mode: str) -> None:
+    """Files, and the names of their folders."""
+    lake.create(TOTALS)
+    lake.options |= MODES[mode]
+    lake.staged(totals(1), 1)
+    files = [path for path in lake.folder.rglob("*totals.out-*") if path.is_file()]
+    assert len(files) == (2 if mode == "append" else 1)
+    assert {str(path) for file in files for path in (file, file.parent, file.parent.parent)} <= set(synced)
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from flushing import flushed
+from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.committer import Committer, CommitterContext
-from exactlyonce.sinks.writer import WriterContext
+from exactlyonce.sinks.writer import Opened, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
@@ -31,6 +33,7 @@ class Hands:
     def __init__(self) -> None:
         self.type: Any = Total
         self.options: dict[str, Any] = {}
+        self.notes: list[str] = []
         self.to_end: list[Callable[[], None]] = []
 
     def sink(self) -> Any:
@@ -48,21 +51,43 @@ class Hands:
         committer.fence(incarnation, ORIGIN)
         return committer
 
+    def opened(self, subtask: int = 0) -> Opened:
+        context = WriterContext(
+            pipeline="totals", sink="out", subtask=subtask, incarnation=1, attempt=1, type=self.type, slots=0,
+            clients=Clients(), staging=cast(Any, None), prepared=lambda name: None, note=self.notes.append,
+        )  # fmt: skip
+        opened: Opened = self.sink().open_writer(context)
+        self.to_end.append(opened.writer.abandon)
+        return opened
+
     def staged(
         self, records: Sequence[Any], checkpoint: int, *, previous: int = 0, subtask: int = 0
     ) -> StoreCommittable:
-        context = WriterContext(
-            pipeline="totals", sink="out", subtask=subtask, incarnation=1, attempt=1, type=self.type, slots=0,
-            clients=Clients(), staging=cast(Any, None), prepared=lambda name: None, note=lambda text: None,
-        )  # fmt: skip
-        opened = self.sink().open_writer(context)
-        self.to_end.append(opened.writer.abandon)
+        opened = self.opened(subtask)
         for start in range(0, len(records), 100):
             opened.writer.write(opened.encoder.encode(records[start : start + 100]))
         opened.writer.barrier(checkpoint)
+        return self.flushed(opened, checkpoint, previous)
+
+    def flushed(self, opened: Opened, checkpoint: int, previous: int = 0) -> StoreCommittable:
         staged = flushed(opened.writer, checkpoint).staged
         assert staged is not None
         return msgspec.structs.replace(staged.committable, previous=previous)
+
+    def staged_while_away(self, records: Sequence[Any], checkpoint: int, mount: Path) -> StoreCommittable:
+        """Records whose barrier comes while *mount* is empty: nothing is written there, and the barrier waits."""
+        opened = self.opened()
+        away = mount.rename(mount.with_name("away"))
+        mount.mkdir()
+        opened.writer.write(opened.encoder.encode(records))
+        opened.writer.barrier(checkpoint)
+        until(lambda: self.notes)
+        assert "mounted?" in self.notes[0]
+        opened.writer.poll()
+        assert opened.writer.take_flushed(checkpoint) is None
+        mount.rmdir()
+        away.rename(mount)
+        return self.flushed(opened, checkpoint)
 
     def end(self) -> None:
         for end in self.to_end:
