@@ -21,10 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg import exceptions as iceberg
+from pyiceberg.avro.file import AvroFile
 from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile, write_manifest
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table, TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.sorting import NullOrder, SortDirection
 
@@ -77,7 +79,7 @@ class IcebergLake:
         self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, key: Sequence[str],
         *, create: bool,
     ) -> None:  # fmt: skip
-        self.catalog, self._identifier, self._columns = catalog, identifier, columns
+        self.catalog, self.identifier, self._columns = catalog, identifier, columns
         self.ledger_property, self.key = ledger, key
         self._create = create
 
@@ -85,7 +87,7 @@ class IcebergLake:
         """See `Lake`; also writes a file into the table's folder, and removes it."""
         with self.catalog.explained():
             try:
-                table = self.catalog.get(create=self._create).load_table(self._identifier)
+                table = self.catalog.get(create=self._create).load_table(self.identifier)
             except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
                 if not self._create:
                     raise StoreError(self._missing()) from None
@@ -99,43 +101,52 @@ class IcebergLake:
     def inspect(self) -> None:
         with self.catalog.explained():
             try:
-                self.require(self.catalog.get().load_table(self._identifier))
+                self.require(self.catalog.get().load_table(self.identifier))
             except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
                 raise StoreError(self._missing()) from None
 
     def _missing(self) -> str:
-        namespace = self._identifier.rpartition(".")[0]
+        namespace = self.identifier.rpartition(".")[0]
         try:
             names = sorted(".".join(name) for name in self.catalog.get().list_tables(namespace))
         except iceberg.NoSuchNamespaceError:
             names = []
         there = f"Namespace {namespace!r} has {', '.join(names[:10])}" if names else f"Namespace {namespace!r} is empty"
         return (
-            f"Catalog {self.catalog.name!r} has no table {self._identifier}. {there}. Create the table, set "
+            f"Catalog {self.catalog.name!r} has no table {self.identifier}. {there}. Create the table, set "
             f"create=True, or correct the name of the table, or `name` in catalog=."
         )
 
     def _created(self) -> Table:
         catalog = self.catalog.get()
-        catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
-        return catalog.create_table_if_not_exists(self._identifier, arrow_schema(self._columns))
+        catalog.create_namespace_if_not_exists(self.identifier.rpartition(".")[0])
+        return catalog.create_table_if_not_exists(self.identifier, arrow_schema(self._columns))
 
-    def require(self, table: Table) -> None:
-        """Raise unless *table*, which may have changed since the check, takes the rows of this sink."""
+    def ids_of_columns(self, schema: Schema) -> dict[str, int]:
+        """The ids of this sink's columns in *schema*, also of columns within them."""
+        names = {column.field.name for column in self._columns}
+        ids = {name: schema.find_field(name).field_id for name in schema.column_names}
+        return {
+            name: id for name, id in ids.items()
+            if name in names or any(name.startswith(f"{outer}.") for outer in names)
+        }  # fmt: skip
+
+    def require(self, table: Table) -> Any:
+        """The columns to write, as Arrow. Raise unless *table*, changed since the check or not, takes such rows."""
         if table.metadata.format_version > FORMAT_VERSION_MAX:
             raise StoreError(
-                f"Table {self._identifier} has format version {table.metadata.format_version}, and pyiceberg writes up "
+                f"Table {self.identifier} has format version {table.metadata.format_version}, and pyiceberg writes up "
                 f"to {FORMAT_VERSION_MAX}: make a table with 'format-version' = '{FORMAT_VERSION_MAX}'."
             )
         written = table.properties.get(TableProperties.WRITE_FILE_FORMAT, TableProperties.WRITE_FILE_FORMAT_DEFAULT)
         if written != "parquet":
-            raise StoreError(f"Table {self._identifier} wants {written} files, and Parquet is written: set "
+            raise StoreError(f"Table {self.identifier} wants {written} files, and Parquet is written: set "
                              f"'{TableProperties.WRITE_FILE_FORMAT}' = 'parquet'.")  # fmt: skip
-        matched(self._columns, columns_of_table(table), self._identifier)
+        return matched(self._columns, columns_of_table(table), self.identifier)
 
     def load(self) -> LoadedIceberg:
         with self.catalog.explained():
-            return LoadedIceberg(self, self.catalog.get().load_table(self._identifier))
+            return LoadedIceberg(self, self.catalog.get().load_table(self.identifier))
 
     def close(self) -> None:
         self.catalog.close()
@@ -194,8 +205,20 @@ class LoadedIceberg:
                 continue
             listed = [entry.data_file for entry in self._entries(body)]
             self._require_whole(body, listed)
-            files += listed if body.spec_id == spec_id else self._partitioned_anew(listed)
+            schema = self._staged_schema(body)
+            fits = body.spec_id == spec_id and self._has_columns_of(schema)
+            files += listed if fits else self._written_anew(listed, schema)
         return files
+
+    def _staged_schema(self, body: StagedManifest) -> Schema:
+        """The table's schema as the writer had it."""
+        with AvroFile[Any](self._table.io.new_input(body.path)) as manifest:
+            return Schema.model_validate_json(manifest.header.meta["schema"])
+
+    def _has_columns_of(self, staged: Schema) -> bool:
+        """Whether the columns that were written are still the table's. Readers tell them by ids, not by names."""
+        lake = self._lake
+        return lake.ids_of_columns(staged).items() <= lake.ids_of_columns(self._table.schema()).items()
 
     def _entries(self, body: StagedManifest) -> list[ManifestEntry]:
         _require_size(self._table, body.path, body.size)
@@ -212,9 +235,10 @@ class LoadedIceberg:
     def _changed(self, bodies: Sequence[StagedChanges]) -> tuple[list[DataFile], list[DataFile]]:
         """The files to add, and those that they replace: all with a row whose key is in *bodies*."""
         table, key = self._table, self._lake.key
-        changes = last_of_each(
-            pa.concat_tables([self._read(*staged) for body in bodies for staged in body.sizes.items()]), key
-        )
+        for body in bodies:
+            for path, size in body.sizes.items():
+                _require_size(table, path, size)
+        changes = last_of_each(pa.concat_tables([self._read(path) for body in bodies for path in body.sizes]), key)
         written = WrittenFiles(table, secrets.token_hex(8))
         added, replaced = written.write(changes), list[DataFile]()
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
@@ -226,20 +250,30 @@ class LoadedIceberg:
                 added += written.write(kept) if kept.num_rows else []
         return added, replaced
 
-    def _read(self, path: str, size: int) -> Any:
-        _require_size(self._table, path, size)
-        with self._table.io.new_input(path).open() as file:
-            return pq.read_table(file)
-
-    def _partitioned_anew(self, files: Iterable[DataFile]) -> list[DataFile]:
-        """The rows of *files* in new ones, as the table is partitioned now: pyiceberg adds files of no other spec."""
+    def _written_anew(self, files: Iterable[DataFile], staged: Schema) -> list[DataFile]:
+        """The rows of *files*, written as *staged*, in new ones with the table's present columns and partitions."""
         table = self._table
-        written = WrittenFiles(table, secrets.token_hex(8))
-        return [
-            new
-            for file in files
-            for new in written.write(pq.read_table(table.io.new_input(file.file_path).open()))
-        ]  # fmt: skip
+        written, new = WrittenFiles(table, secrets.token_hex(8)), list[DataFile]()
+        scan = ArrowScan(table.metadata, table.io, staged, AlwaysTrue())
+        for file in files:
+            new += written.write(self._fitting(scan.to_table([FileScanTask(file)]), file.file_path))
+        return new
+
+    def _read(self, path: str) -> Any:
+        """The rows of a file of changes."""
+        with self._table.io.new_input(path).open() as file:
+            return self._fitting(pq.read_table(file), path)
+
+    def _fitting(self, rows: Any, path: str) -> Any:
+        """The rows of the staged file *path*, in the types of the table's present columns."""
+        schema = self._lake.require(self._table)
+        try:
+            return rows.select(schema.names).cast(schema)
+        except pa.ArrowException as error:
+            raise StoreError(
+                f"Table {self._lake.identifier} has a column of another type since {path} was set aside, and a value "
+                f"does not fit: {error}. Give the column its type again."
+            ) from None
 
 
 _BOUNDED = (

@@ -23,9 +23,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
-from pyiceberg.types import DoubleType, LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import DoubleType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 TOTALS = pa.schema([pa.field("customer", pa.string(), nullable=False), pa.field("cents", pa.int64(), nullable=False)])
+
+
+MODES: dict[str, dict[str, Any]] = {"append": {}, "upsert": {"mode": "upsert", "key": ("customer",)}}
 
 
 class Event(msgspec.Struct):
@@ -206,6 +209,80 @@ def test_a_table_that_evolves_between_staging_and_commit(lake: Any, totals: Any,
     assert {file.file.spec_id for file in table.scan().plan_files()} == {table.spec().spec_id}
 
 
+def drop_and_add(table: Any) -> None:
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("cents")
+    with table.update_schema() as update:
+        update.add_column("cents", LongType())
+
+
+def rename_and_add(table: Any) -> None:
+    with table.update_schema() as update:
+        update.rename_column("cents", "cents_before")
+    with table.update_schema() as update:
+        update.add_column("cents", LongType())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("evolve", [drop_and_add, rename_and_add])
+def test_another_column_of_the_same_name(lake: Any, totals: Any, evolve: Callable[[Any], None], mode: str) -> None:
+    """It has the values of the field from the commit on, also of a worker that began before."""
+    lake.create(pa.schema([("customer", pa.string()), ("cents", pa.int32())]))
+    lake.options |= MODES[mode]
+    committer, opened = lake.led(), lake.opened()
+    for checkpoint in (1, 2):
+        if checkpoint == 2:
+            evolve(lake.table())
+        opened.writer.write(opened.encoder.encode([lake.type(f"customer {checkpoint}", checkpoint)]))
+        opened.writer.barrier(checkpoint)
+        commit(committer, lake.flushed(opened, checkpoint, checkpoint - 1))
+    table = lake.table()
+    rows = table.scan(selected_fields=("customer", "cents")).to_arrow().to_pylist()
+    assert {row["customer"]: row["cents"] for row in rows} == {"customer 1": None, "customer 2": 2}
+    if evolve is rename_and_add:
+        assert sorted(table.scan().to_arrow()["cents_before"].to_pylist(), key=str) == [1, None]
+
+
+def test_an_upsert_of_workers_that_knew_different_types(lake: Any, totals: Any) -> None:
+    lake.create(pa.schema([("customer", pa.string()), ("cents", pa.int32())]))
+    lake.options |= MODES["upsert"]
+    committer, before = lake.led(), lake.staged([lake.type("ann", 1)], 1)
+    with lake.table().update_schema() as update:
+        update.update_column("cents", LongType())
+    commit(committer, before, lake.staged([lake.type("bob", 2**40)], 1, subtask=1))
+    assert lake.rows() == [("ann", 1), ("bob", 2**40)]
+
+
+class Customer(msgspec.Struct):
+    nick: str = msgspec.field(name="nick name")
+
+
+class Order(msgspec.Struct):
+    customer: Customer
+    cents: int = msgspec.field(name="in cents")
+
+
+def test_names_that_are_written_otherwise_in_files(lake: Any) -> None:
+    """Files that are written again keep the values of columns whose names Avro would not take."""
+    lake.type, lake.options["create"] = Order, True
+    committer, staged = lake.led(), lake.staged([Order(Customer("ann"), 1)], 1)
+    with lake.table().update_spec() as update:
+        update.add_field("in cents", BucketTransform(4), "bucket")
+    commit(committer, staged)
+    assert lake.rows() == [({"nick name": "ann"}, 1)]
+
+
+def test_a_narrower_column_of_the_same_name_halts(lake: Any, totals: Any) -> None:
+    lake.create(pa.schema([("customer", pa.string()), ("cents", pa.int64())]))
+    committer, staged = lake.led(), lake.staged(totals(2**40), 1)
+    with lake.table().update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("cents")
+    with lake.table().update_schema() as update:
+        update.add_column("cents", IntegerType())
+    with pytest.raises(StoreError, match=r"has a column of another type since .* Give the column its type again"):
+        commit(committer, staged)
+
+
 def test_a_column_that_is_dropped_halts(lake: Any, totals: Any) -> None:
     lake.create(TOTALS)
     committer, staged = lake.led(), lake.staged(totals(1), 1)
@@ -227,9 +304,6 @@ def test_a_staged_file_that_another_program_removed_halts(lake: Any, totals: Any
     copy.rename(path)
     commit(committer, staged)
     assert lake.rows() == [("ann", 1)]
-
-
-MODES: dict[str, dict[str, Any]] = {"append": {}, "upsert": {"mode": "upsert", "key": ("customer",)}}
 
 
 @pytest.mark.parametrize("mode", MODES)
