@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import OnError
-from exactlyonce.connectors.splits import SplitDecoder, SplitSource, require_reached
+from exactlyonce.connectors.source import OnError, ReaderContext
+from exactlyonce.connectors.splits import SplitDecoder, SplitSource, SplitsReader, require_reached
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import Halt
 
@@ -20,13 +20,23 @@ T = TypeVar("T")
 ENDLESS = 1 << 62
 
 
+class FixedSource(SplitSource[T]):
+    """A source that always has the same splits, each of which may have more records at the next start."""
+
+    def open_reader(self, context: ReaderContext) -> SplitsReader:
+        """A split that has ended is looked at again: it ends at once unless it goes further now."""
+        unended = [msgspec.structs.replace(position, ended=False) for position in context.positions]
+        return super().open_reader(replace(context, positions=unended))
+
+
 @dataclass(frozen=True, eq=False)
-class GeneratorSource(SplitSource[T]):
+class GeneratorSource(FixedSource[T]):
     """Makes records: ``GeneratorSource(order, rate=100)`` calls ``order(number)`` for 0, 1, 2 ..., a hundred a second.
 
     - *make*: gives the record of a number, always the same one; its type is the annotation. It is called again for the
       same number after a restart.
-    - *count*: the source ends after so many records. None: it never ends by itself.
+    - *count*: the source ends after so many records. None: it never ends by itself. With a larger one the next run goes
+      further; a smaller one than the records that were read is an error.
     - *rate*: records a second, of all splits; None: as fast as they are taken.
     - *splits*: they are made in parallel; split *i* has the numbers *i*, *i + splits*, *i + 2 splits* ...
     - *name*: that of its place in checkpoints and errors, where there are several.
@@ -80,11 +90,11 @@ class GeneratorSource(SplitSource[T]):
 
 
 @dataclass(frozen=True, eq=False)
-class IterableSource(SplitSource[T]):
+class IterableSource(FixedSource[T]):
     """The items of an iterable, for tests: ``IterableSource([1, 2, 3], value=int)``. It ends with the last one.
 
     - *items*: a list, a range or what else gives the same items again; or a function that returns such an iterable.
-      Each restart iterates anew, and leaves out the items that were read.
+      Each restart iterates anew, and leaves out the items that were read: items at the end of a longer list are new.
     - *value*: the type of an item.
     - *name*: that of its place in checkpoints and errors, where there are several.
     """

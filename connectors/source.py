@@ -181,7 +181,7 @@ class SplitFinder(Protocol):
     def find(self, known: Sequence[SourceOffset]) -> Sequence[SourceOffset]:
         """The starts of the splits that are not among *known*, with numbers above theirs; at the start, and at every
         checkpoint. A known one that has ended may be among them as it is: it is gone, and checkpoints need not name it
-        any more. Never the one with the highest number, so that no number is used again.
+        any more. The one with the highest number only together with a start above it, so that no number is used again.
 
         Raises `Halt` if a known split has changed, or is gone before its end."""
 

@@ -106,7 +106,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     skipped_at: tuple[int, ...] = ()
     """The offsets of the last few of these, in order."""
     ended: bool = False
-    """Whether no record will ever follow; never of a topic."""
+    """Whether it was read to its end; never of a topic."""
 
     @property
     def in_topic(self) -> bool:

@@ -1,7 +1,7 @@
 """The splits of a folder's files: each file, or part of a large one, has a number for good.
 
 Invariants: a file that was found is never read in another version; one that has ended may be removed; new files get
-numbers above all others, in the order of their names.
+numbers above all others, in the order of their names; no number is used again, whatever is forgotten.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.places import FoundFile, Place
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
+NO_FILE = ""
+"""The identity of a split without records: it keeps the highest number where the file that had it is forgotten."""
 SPLITS_MAX = 10_000
 """Every checkpoint names every file that is in the folder."""
 
@@ -47,48 +49,58 @@ Parts = Callable[[FoundFile], Iterable[tuple[int, int]]]
 
 
 class FileFinder:
-    """The `SplitFinder` of the files of *place* that match *pattern*; without *interval_s* it looks once."""
+    """The `SplitFinder` of the files of *folder* that match *pattern*; without *interval_s* it looks once."""
 
     def __init__(
         self,
         source: str,
-        place: Place,
+        folder: Place,
+        place: str,
         pattern: str,
         parts: Parts,
         interval_s: float | None,
         *,
         forgets_removed: bool = False,
     ) -> None:
-        """*forgets_removed*: files that have ended and are gone may be left out of checkpoints."""
-        self._source, self._place, self._pattern, self._parts = source, place, pattern, parts
+        """*place*: that of its positions. *forgets_removed*: files that have ended and are gone may be left out of
+        checkpoints."""
+        self._source, self._folder, self._place, self._pattern, self._parts = source, folder, place, pattern, parts
         self._interval_s, self._forgets_removed = interval_s, forgets_removed
         self._looked_s: float | None = None
+        self._forgotten = dict[int, SourceOffset]()
+        """Those of the known splits whose file was gone at some look: another may have its name now."""
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         if not self._is_due():
             return []
-        files = {file.name: file for file in self._place.files() if fnmatchcase(file.name, self._pattern)}
+        files = {file.name: file for file in self._folder.files() if fnmatchcase(file.name, self._pattern)}
+        number = max((position.partition for position in known), default=-1) + 1
+        self._forgotten = {split.partition: split for split in known if split.partition in self._forgotten}
+        known = [position for position in known if position.partition not in self._forgotten]
         there = self._checked(known, files)
         read = {split.name for split in there.values()}
-        number = max((position.partition for position in known), default=-1) + 1
         new = [files[name] for name in sorted(files.keys() - read)]
-        splits = [split for file in new for split in self._splits(file)]
-        removed = [
-            position
-            for position in known
-            if self._forgets_removed and position.partition not in there and position.partition < number - 1
-        ]
-        if (count := len(known) - len(removed) + len(splits)) > SPLITS_MAX:
+        identities = [str(split) for file in new for split in self._splits(file)]
+        removed = dict[int, SourceOffset]()
+        if self._forgets_removed:
+            removed = {split.partition: split for split in known if split.ended and split.partition not in there}
+            if not identities and (highest := removed.get(number - 1)) is not None:
+                if highest.topic_id == NO_FILE:
+                    del removed[number - 1]
+                else:  # its number stays, and its name may come back
+                    identities = [NO_FILE]
+            self._forgotten |= removed
+        if (count := len(known) - len(removed) + len(identities)) > SPLITS_MAX:
             raise ConfigError(
-                f"Source {self._source!r}: {self._place.url} has had {count:,} files, or parts of them, "
+                f"Source {self._source!r}: {self._folder.url} has had {count:,} files, or parts of them, "
                 f"and a checkpoint has room for {SPLITS_MAX:,}. Write larger files; or remove those that were "
                 f"read, and set forget_removed=True."
             )
         starts = (
-            SourceOffset(self._source, self._place.url, str(split), number, 0)
-            for number, split in enumerate(splits, number)
+            SourceOffset(self._source, self._place, identity, number, 0)
+            for number, identity in enumerate(identities, number)
         )
-        return [*removed, *starts]
+        return [*self._forgotten.values(), *starts]
 
     def _is_due(self) -> bool:
         now_s = time.monotonic()
@@ -101,6 +113,8 @@ class FileFinder:
         """The splits of *known* that are there, none of which has changed; the others have ended."""
         there = {}
         for position in known:
+            if position.topic_id == NO_FILE:
+                continue
             split = FileSplit.parse(position.topic_id)
             file = files.get(split.name)
             if file is not None and file.version != split.version:
@@ -116,7 +130,7 @@ class FileFinder:
             file.name.encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"Source {self._source!r}: the name of file {file.name!r} in {self._place.url} is not in UTF-8, so no "
+                f"Source {self._source!r}: the name of file {file.name!r} in {self._folder.url} is not in UTF-8, so no "
                 f"checkpoint can name it. Rename it."
             ) from None
         for begin, end in self._parts(file):

@@ -117,17 +117,30 @@ class JsonLines:
 
     def decoder(self) -> SplitDecoder:
         name = f"the line is not {schema.type_name(self._codec.type)} in {self._codec.name}"
-        return SplitDecoder(self._codec.decode, lambda line: cast(bytes, line), lambda _, error: f"{name}: {error}")
+        return SplitDecoder(
+            self._codec.decode,
+            lambda line: None if isinstance(line, LongLine) else cast(bytes, line),
+            lambda line, error: f"{name}: {line if isinstance(line, LongLine) else error}",
+        )
 
 
-def _lines(stream: BinaryIO, begin: int, end: int, size: int) -> Iterator[list[bytes]]:
+class LongLine:
+    """A line of more than `LINE_BYTES_MAX`, which no codec decodes: it is not kept."""
+
+    def __str__(self) -> str:
+        return f"it has more than {LINE_BYTES_MAX >> 20} MiB"
+
+
+def _lines(stream: BinaryIO, begin: int, end: int, size: int) -> Iterator[list[bytes | LongLine]]:
     """The lines that begin in [begin, end), without their ends; *size* is that of the file, unless it is compressed."""
+    at = 0
     if begin:
         stream.seek(begin - 1)
-        at = begin - 1 + len(stream.readline(LINE_BYTES_MAX))  # the rest of a line that begins before
-    else:
-        at = 0
-    rest = b""
+        at = begin - 1
+        line = b""
+        while not line.endswith(b"\n") and (line := stream.readline(CHUNK_BYTES)):
+            at += len(line)  # the rest of a line that begins before
+    rest, is_long = b"", False
     while at < end:
         chunk = stream.read(min(CHUNK_BYTES, end - at))
         if not chunk:
@@ -135,14 +148,17 @@ def _lines(stream: BinaryIO, begin: int, end: int, size: int) -> Iterator[list[b
                 raise EOFError(f"it has only {at} of {size} bytes")
             break
         at += len(chunk)
-        lines = (rest + chunk).split(b"\n")
+        lines: list[Any] = (rest + chunk).split(b"\n")
         rest = lines.pop()
-        if len(rest) > LINE_BYTES_MAX:
-            raise ValueError(f"a line has more than {LINE_BYTES_MAX >> 20} MiB")
         if lines:
+            if is_long or len(lines[0]) > LINE_BYTES_MAX:
+                lines[0], is_long = LongLine(), False
             yield lines
-    if rest:
-        yield [(rest + stream.readline(LINE_BYTES_MAX)).removesuffix(b"\n")]
+        if is_long or len(rest) > LINE_BYTES_MAX:
+            rest, is_long = b"", True
+    if rest or is_long:
+        line = (rest + stream.readline(LINE_BYTES_MAX + 1)).removesuffix(b"\n")
+        yield [LongLine() if is_long or len(line) > LINE_BYTES_MAX else line]
 
 
 class Rows:
@@ -181,7 +197,7 @@ def _row_error(row: Any, error: BaseException) -> str:
 class Csv(Rows):
     """Rows of text, with the names of their columns in the first line.
 
-    An empty cell of a column that is no text is None, or as if it were not there.
+    An empty cell of a column that is no text is None, or as if it were not there. An empty line is no row.
     """
 
     name, strict = "csv", False

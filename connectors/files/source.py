@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.files.finding import FileFinder, FileSplit, changed, gone
+from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import Avro, Csv, FileFormat, JsonLines, Parquet
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
 from exactlyonce.connectors.files.remote import RemotePlace, is_remote
 from exactlyonce.connectors.source import OnError
-from exactlyonce.connectors.splits import SplitDecoder, SplitSource, require_reached
+from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.durations import duration_ms
@@ -30,6 +31,7 @@ V = TypeVar("V")
 FORMATS = ("jsonl", "csv", "parquet", "avro")
 SPLIT_BYTES = 64 << 20
 SPLIT_BYTES_MIN = 1 << 10
+NAME = re.compile(r"[A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -47,7 +49,9 @@ class FileSource(SplitSource[T]):
     - *watch*: an interval, as "10s", in which new files are looked for while the pipeline runs. None: only at its
       start, and the source ends once all are read.
     - *forget_removed*: a file that was read and removed is left out of checkpoints, so that there may be any number in
-      time. Then it is read anew if it comes back, also where its folder was only not mounted for a while.
+      time. Then its name may come back, and is read anew, also where its folder was only not mounted for a while. A run
+      must have seen that the file was gone, see `watch`.
+    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one folder.
     - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
     - *on_error*: as that of `KafkaSource`.
 
@@ -60,6 +64,7 @@ class FileSource(SplitSource[T]):
     watch: str | None
     forget_removed: bool
     split_bytes: int
+    name: str
     on_error: OnError
     value_type: Any
 
@@ -75,6 +80,7 @@ class FileSource(SplitSource[T]):
         watch: str | None = ...,
         forget_removed: bool = ...,
         split_bytes: int = ...,
+        name: str = ...,
         on_error: OnError = ...,
     ) -> None: ...
 
@@ -91,6 +97,7 @@ class FileSource(SplitSource[T]):
         watch: str | None = ...,
         forget_removed: bool = ...,
         split_bytes: int = ...,
+        name: str = ...,
         on_error: OnError = ...,
     ) -> None: ...
 
@@ -105,6 +112,7 @@ class FileSource(SplitSource[T]):
         watch: str | None = None,
         forget_removed: bool = False,
         split_bytes: int = SPLIT_BYTES,
+        name: str = "",
         on_error: OnError = "fail",
     ) -> None:
         where = f"{location(caller())}: FileSource({os.fspath(path)!r})"
@@ -124,6 +132,7 @@ class FileSource(SplitSource[T]):
             "watch": watch,
             "forget_removed": forget_removed,
             "split_bytes": split_bytes,
+            "name": name,
             "on_error": on_error,
             "value_type": value.type if isinstance(value, Codec) else value,
             "_reading": reading,
@@ -139,7 +148,8 @@ class FileSource(SplitSource[T]):
 
     @property
     def place(self) -> str:
-        return self._folder().url
+        url = self._folder().url
+        return f"{url}#{self.name}" if self.name else url
 
     @property
     def endless(self) -> bool:
@@ -151,14 +161,22 @@ class FileSource(SplitSource[T]):
     def finder(self, source: str) -> FileFinder:
         interval_s = None if self.watch is None else duration_ms(self.watch) / 1000
         return FileFinder(
-            source, self._folder(), self.files, self._parts, interval_s, forgets_removed=self.forget_removed
+            source,
+            self._folder(),
+            self.place,
+            self.files,
+            self._parts,
+            interval_s,
+            forgets_removed=self.forget_removed,
         )
 
     def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
         with closing(self._folder().open(file)) as stream:
             return self._reading.parts(file, stream, self.split_bytes)
 
-    def open_split(self, position: SourceOffset) -> OpenFile:
+    def open_split(self, position: SourceOffset) -> OpenSplit:
+        if position.topic_id == NO_FILE:
+            return NoFile(position.topic)
         return OpenFile(position, self._folder(), self._reading)
 
     def decoder(self) -> SplitDecoder:
@@ -171,6 +189,8 @@ class FileSource(SplitSource[T]):
             yield f"path={self.path!r} must be absolute, or s3://BUCKET/PREFIX or hdfs://HOST:PORT/FOLDER"
         if not isinstance(self.files, str) or not self.files:
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            yield f"name={self.name!r} must be of letters, digits, '.', '_' and '-'"
         if (
             isinstance(self.split_bytes, bool)
             or not isinstance(self.split_bytes, int)
@@ -185,7 +205,7 @@ class FileSource(SplitSource[T]):
 
     def describe(self) -> dict[str, Any]:
         """The folder and the format; how large the parts are is noted with each of them."""
-        return {"source": "files", "path": self.place, "files": self.files, **self._reading.describe()}
+        return {"source": "files", "path": self._folder().url, "files": self.files, **self._reading.describe()}
 
 
 def _format(name: str, value: Any, delimiter: str) -> FileFormat:
@@ -199,13 +219,31 @@ def _format(name: str, value: Any, delimiter: str) -> FileFormat:
     return JsonLines(codec_for(value))
 
 
+class NoFile:
+    """The `OpenSplit` that only has a number; see `finding.NO_FILE`."""
+
+    time_ms, ended = 0, True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, records_max: int) -> list[Any]:
+        return []
+
+    def buffered(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class OpenFile:
     """The `OpenSplit` of a file, or of a part of it."""
 
     def __init__(self, position: SourceOffset, place: Place, reading: FileFormat) -> None:
         self._position, self._place = position, place
         self._split = split = FileSplit.parse(position.topic_id)
-        self.name = f"{position.topic}/{split.name}"
+        self.name = f"{place.url}/{split.name}"
         self._file = self._unchanged()
         self.time_ms = self._file.time_ms
         self._stream = self._opened()

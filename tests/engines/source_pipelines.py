@@ -28,6 +28,15 @@ def joined(name: str, folder: str) -> Pipeline:
     return pipeline
 
 
+def two_of_one(name: str, folder: str) -> Pipeline:
+    """The orders and the refunds of one folder to NAME-copies."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", FileSource(folder, value=Order, files="orders-*"))
+    refunds = pipeline.source("refunds", FileSource(folder, value=Order, files="refunds-*", name="refunds"))
+    copied(orders.union(refunds), name)
+    return pipeline
+
+
 def order_of(number: int) -> Order:
     return Order(number, f"c{number * 7 % 17}", number % 90 + 1)
 
@@ -41,9 +50,9 @@ def generated(name: str, count: str, rate: str = "", splits: str = "1") -> Pipel
     return pipeline
 
 
-def listed(name: str) -> Pipeline:
+def listed(name: str, count: str = "100") -> Pipeline:
     pipeline = Pipeline(name)
-    orders = pipeline.source("orders", IterableSource([order_of(number) for number in range(100)], value=Order))
+    orders = pipeline.source("orders", IterableSource([order_of(number) for number in range(int(count))], value=Order))
     copied(orders, name)
     summed(orders, name)
     return pipeline

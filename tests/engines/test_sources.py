@@ -97,7 +97,7 @@ def test_new_files_while_it_runs(files_of: Any) -> None:
     until(lambda: ended(job) == {0, 1})
     job.assert_copies()
     first.unlink()
-    until(lambda: ended(job) == {1})  # the number of the last one is not used again
+    until(lambda: ended(job) == {2})  # a split without records keeps the highest number
     folder.add("a.jsonl", 100)
     job.assert_copies()
     run.kill()
@@ -149,6 +149,34 @@ def test_a_run_ends_with_its_sources(
         assert run.wait() == 0, run.said
         job.assert_copies()
         job.assert_totals()
+
+
+@pytest.mark.parametrize(
+    ("target", "rest"), [("generated", ("splits=2",)), pytest.param("listed", (), marks=pytest.mark.exhaustive)]
+)
+def test_a_source_that_goes_further(target: str, rest: tuple[str, ...], job_of: JobOf) -> None:
+    """A run with a larger count, or a longer list, makes the records that are new; a smaller one is a halt."""
+    job = job_of(f"source_pipelines:{target}", "--inline")
+    options = [part for parameter in rest for part in ("--param", parameter)]
+    for count in (30, 71):
+        job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
+        run = job.start("--param", f"count={count}", *options)
+        assert run.wait() == 0, run.said
+        job.assert_copies()
+        job.assert_totals()
+    halted(job.start("--param", "count=40", *options), "Source 'orders' must go on at", "records")
+
+
+def test_two_sources_of_one_folder(files_of: Any) -> None:
+    """A record that is left out is one of the source that the error names."""
+    job, folder = files_of("two_of_one", "--inline")
+    bad = folder.add("orders-1.jsonl", 10)
+    folder.add("refunds-1.jsonl", 10)
+    lines = bad.read_text().splitlines()
+    bad.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
+    del job.fed[3]
+    job.finish("--skip", f"file:{folder.path}:0:3")
+    job.assert_copies()
 
 
 def test_a_file_that_changes(files_of: Any) -> None:

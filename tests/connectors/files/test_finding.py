@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,21 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import FileSource
-from exactlyonce.connectors.files import finding
+from exactlyonce.connectors.files import finding, formats
 from exactlyonce.connectors.files.finding import FileSplit
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError, Halt
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError, Halt, RecordError
 
 
 class Row(msgspec.Struct):
     id: int
     name: str = "nobody"
     price: float | None = None
+
+
+class Name(msgspec.Struct):
+    name: str
 
 
 def found(source: FileSource[Any], *known: SourceOffset) -> list[SourceOffset]:
@@ -73,12 +78,37 @@ def test_numbers_follow_names_and_hidden_files_are_left_out(folder: Callable[...
 
 
 def test_removed_files_are_forgotten_but_for_the_last_number(folder: Callable[..., Path]) -> None:
+    """A split without records keeps it."""
     path = folder("a", "b", "c")
     known = [ended(split) for split in found(FileSource(path, value=str))]
     for name in "abc":
         (path / name).unlink()
+    source = FileSource(path, value=str, forget_removed=True)
     assert found(FileSource(path, value=str), *known) == []
-    assert found(FileSource(path, value=str, forget_removed=True), *known) == known[:2]
+    *gone, kept = found(source, *known)
+    assert (gone, kept.partition, read(source, kept)) == (known, 3, [])
+    assert found(source, ended(kept, 0)) == []
+    folder("b")
+    gone_number, new = found(source, ended(kept, 0))
+    assert (gone_number, new.partition, read(source, new)) == (ended(kept, 0), 4, ["b"])
+
+
+@pytest.mark.parametrize("others", [(), ("z",)])
+def test_a_name_that_returns(others: tuple[str, ...], folder: Callable[..., Path]) -> None:
+    """A look at which it was gone is enough, though checkpoints name it until the next one is complete."""
+    path = folder("a", *others)
+    finder = FileSource(path, value=str, watch="1ms", forget_removed=True).finder("in")
+    known = [ended(split) for split in finder.find(())]
+    (path / "a").unlink()
+    time.sleep(0.01)
+    known += (start for start in finder.find(known) if not start.ended)
+    (path / "a").write_text("another a\n")
+    for _ in range(2):
+        time.sleep(0.01)
+        looked = finder.find(known)
+        known += (start for start in looked if not start.ended)
+        assert [start.partition for start in looked if start.ended] == [0]
+        assert names(known[-1:]) == [(2, "a")]
 
 
 @pytest.mark.parametrize("change", ["longer", "newer", "gone", "ended and longer"])
@@ -124,6 +154,24 @@ def test_parts_have_each_line_once(length: int, last: str, folder: Callable[...,
     assert [line for split in splits for line in read(source, split)] == lines
 
 
+@pytest.mark.parametrize("begin", [10, 990, 1020, 1024])
+def test_a_line_that_is_too_long(begin: int, folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error of its record, which says so, wherever parts of the file begin, and never cut."""
+    monkeypatch.setattr(formats, "LINE_BYTES_MAX", 1500)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 100)
+    path = folder("a")
+    lines = ["s" * (begin - 1), "l" * 1500, "x" * 1501, "y" * 5000, "last"]
+    (path / "a").write_text("\n".join(lines))
+    for value in (str, bytes, int):
+        source = FileSource(path, value=value, split_bytes=1024, on_error="skip")
+        records = [record for split in found(source) for record in read(source, split)]
+        kept = [line for line in lines if len(line) <= 1500 and value is not int]
+        assert records == (kept if value is str else [line.encode() for line in kept])
+    source = FileSource(path, value=bytes, split_bytes=1024)
+    with pytest.raises(RecordError, match=r"offset \d: .*the line is not bytes in bytes: it has more than 0 MiB"):
+        [read(source, split) for split in found(source)]
+
+
 def test_row_groups_are_parts(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -143,6 +191,13 @@ def test_cells(folder: Callable[..., Path]) -> None:
     (start,) = found(source)
     rows = [Row(1, "a;\nb", 2.5), Row(2, ""), Row(3, "c", 1000.0)]
     assert [read(source, msgspec.structs.replace(start, offset=skip)) for skip in (0, 2)] == [rows, rows[2:]]
+
+
+def test_empty_lines_are_no_rows(folder: Callable[..., Path]) -> None:
+    path = folder("a")
+    (path / "a").write_text('name\na\n\n""\nb\n')
+    source = FileSource(path, value=Name, format="csv")
+    assert read(source, found(source)[0]) == [Name("a"), Name(""), Name("b")]
 
 
 CASES: list[tuple[str, bytes, type[ExactlyOnceError], str]] = [
@@ -192,7 +247,8 @@ def test_what_is_wrong_is_said_before_anything_is_read(
         with pytest.raises(GraphError, match=text):
             FileSource(tmp_path, **{"value": Row, **wrong})
     options: dict[str, Any] = {
-        "format": "csv", "delimiter": "ab", "watch": "often", "split_bytes": 1, "files": "", "on_error": "no"
+        "format": "csv", "delimiter": "ab", "watch": "often", "split_bytes": 1, "files": "", "on_error": "no",
+        "name": "a b",
     }  # fmt: skip
     said = "\n".join(FileSource("in", value=str, **options).problems())
     for part in (
@@ -201,6 +257,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(
         "watch='often'",
         "split_bytes=1 ",
         "files=''",
+        "name='a b'",
         "on_error='no'",
         "no fields",
     ):
