@@ -101,8 +101,16 @@ class TablePlace:
         given = {name: value for name, value in self._given.items() if refers(value)}
         return {name: look_up(f"storage_options[{name!r}]", value) for name, value in given.items()}
 
-    def load(self) -> DeltaTable:
+    def find(self) -> DeltaTable:
+        """The table as it is; `TableNotFoundError` if there is none."""
         return DeltaTable(self.path, storage_options=self.options)
+
+    def load(self) -> DeltaTable:
+        """The table, which was there at the check; `StoreUnavailable` if it is gone."""
+        try:
+            return self.find()
+        except TableNotFoundError:
+            raise self.away() from None
 
     @cached_property
     def files(self) -> Any:
@@ -251,7 +259,7 @@ class DeltaLake:
 
     def inspect(self) -> None:
         with self.place.explained():
-            require(self.place.load(), self.columns, self.place.path, self.key)
+            require(self.place.find(), self.columns, self.place.path, self.key)
 
     def _require_parent(self) -> None:
         parent = Path(self.place.path).parent
@@ -262,12 +270,9 @@ class DeltaLake:
             )
 
     def load(self) -> LoadedDelta:
-        """See `Lake`. A table that is gone was there at the check."""
+        """See `Lake`."""
         with self.place.explained():
-            try:
-                return LoadedDelta(self, self.place.load())
-            except TableNotFoundError:
-                raise self.place.away() from None
+            return LoadedDelta(self, self.place.load())
 
     def close(self) -> None:
         """There is no connection."""

@@ -166,6 +166,8 @@ def test_a_table_that_is_away(table: Any, totals: Any) -> None:
         commit(committer, staged)
     with pytest.raises(StoreUnavailable, match="is its disk mounted"):
         committer.fence(1, ORIGIN)
+    with pytest.raises(StoreUnavailable, match="is its disk mounted"):
+        table.opened()
     with pytest.raises(StoreError, match="There is no Delta table"):
         committer.check()
     away.rename(table.folder)
