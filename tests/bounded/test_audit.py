@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from auditing import TARGET, Quiet, audited, order_at, run_flawed
 from bounded import HERE, Fed, catch_up, load_pipeline
+from confluent_kafka import Producer
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
 from settled import await_readable, ended_transactions
@@ -29,6 +30,7 @@ from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.replay.reproduce import agree, counts
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -116,6 +118,47 @@ def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> N
     code, report = audit(flawed=True)
     assert (code, report["checkpoints"]) == (2, [])
     assert any("cannot be computed again: Input is missing" in each for each in report["unjudged"])
+
+
+def test_records_where_no_checkpoint_has_written_are_said(fed: Fed, tmp_path: Path) -> None:
+    out = f"{fed.name}-out"
+    fed.kafka.create_topic(out, 60)
+    fed.feed(100)
+    pipeline = load_pipeline("flawed_pipelines", "flawed", fed.name)
+    catch_up(fed, pipeline, 2, tmp_path)
+    assert audited(pipeline, fed.config, tmp_path).unjudged == []
+    free = min(set(range(60)) - {record.partition for record in fed.kafka.read_committed(out)})
+    fed.kafka.produce(out, [("c1", "doubled")], partition=free)
+    report = audited(pipeline, fed.config, tmp_path)
+    assert report.findings == []
+    assert report.unjudged == [
+        f"{out}[{free}] has records, and no judged checkpoint has written there: they were not read"
+    ]
+
+
+@pytest.mark.exhaustive
+def test_output_behind_an_open_transaction_is_not_missing(fed: Fed, tmp_path: Path) -> None:
+    out = f"{fed.name}-out"
+    fed.kafka.create_topic(out, 1)
+    pipeline = load_pipeline("flawed_pipelines", "flawed", fed.name)
+    other = Producer({"bootstrap.servers": fed.kafka.bootstrap_servers, "transactional.id": f"{fed.name}-other"})
+    other.init_transactions(LIMIT_S)
+    other.begin_transaction()
+    other.produce(out, b"theirs")
+    other.flush(LIMIT_S)
+    fed.feed(100)
+    with pytest.raises(BrokerUnavailable, match=rf"an open transaction holds readers of {out}-0"):
+        catch_up(fed, pipeline, 2, tmp_path)
+    report = audited(pipeline, fed.config, tmp_path, ignore_foreign=True)
+    assert report.findings == []
+    assert any(
+        line.startswith(f"{out}[0]: ") and "are behind an open transaction, which no reader passes" in line
+        for line in report.unjudged
+    )
+    other.commit_transaction(LIMIT_S)
+    await_readable(fed.kafka, out)
+    report = audited(pipeline, fed.config, tmp_path, ignore_foreign=True)
+    assert (report.findings, report.unjudged) == ([], [])
 
 
 @pytest.mark.exhaustive

@@ -31,6 +31,7 @@ from exactlyonce.engines.bounded.unit.visible_lanes import (
     VisiblePartition,
 )
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -123,7 +124,14 @@ class VisibleRecords:
         for lane in visible.lanes:
             self.lanes[lane.owner].append(lane)
         for claim in self.claims[visible.topic, visible.partition]:
-            if (in_log := visible.found[claim.writer]) != claim.records:
+            if claim.writer in visible.behind:
+                self.removed[claim.owner].add(visible.partition)
+                self._unjudged.append(
+                    f"{visible.topic}[{visible.partition}]: {counted(claim.records, 'record')} of "
+                    f"{lane_name(claim.owner, by_partition=claim.by_partition)} are behind an open transaction, which "
+                    f"no reader passes: audit again once it has ended"
+                )
+            elif (in_log := visible.found[claim.writer]) != claim.records:
                 self.removed[claim.owner].add(visible.partition)
                 why = "its loss was accepted" if claim.given_up else "retention or compaction has removed the others"
                 self._unjudged.append(

@@ -8,7 +8,7 @@ digests, and record by record only where these differ. This process holds no rec
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +18,7 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.audit.attribution import VisibleRecords, known_writers
@@ -35,6 +36,7 @@ from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.bounded.unit.findings import FOREIGN, Finding, PlainRecord
 from exactlyonce.engines.bounded.unit.lane_audit import AuditedLane, LaneAudit, LanePlace
 from exactlyonce.engines.bounded.unit.staging import stage_messages
+from exactlyonce.engines.bounded.unit.visible_lanes import readers_config
 from exactlyonce.engines.bounded.workplace import free_bytes, workplace
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
@@ -391,9 +393,10 @@ class Audit:
             ours = {state.producer_id for state in transactions.list(transaction_prefix(pipeline))}
         ours |= {producer_id for producer_id, _ in known}
         first = intervals[0]
-        sinks = {topic: sink for sink, topic, _ in intervals[-1].manifest.sinks}
+        sinks = {topic: sink for interval in intervals for sink, topic, _ in interval.manifest.sinks}
         weaker = [node.sink for node in self._graph.sinks if node.sink and node.sink.delivery != EXACTLY_ONCE]
         shared = {sink.topic for sink in weaker}
+        self._add_unread(sinks.keys() - shared)
         for visible in self._visible.partitions:
             topic, partition = visible.topic, visible.partition
             if topic in shared:  # a sink that leaves no trace in the log writes to it too
@@ -417,3 +420,31 @@ class Audit:
                 self._report.unjudged.append(
                     f"{visible.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
                 )
+
+    def _add_unread(self, topics: Collection[str]) -> None:
+        """Report the partitions of *topics* that have records and no claim."""
+        with closing(Topics(self._client)) as answers:
+            for topic in sorted(topics):
+                try:
+                    starts, ends = answers.start_offsets(topic), answers.end_offsets(topic, committed=True)
+                except TopicError:  # it was reported where its claims were read, if there are any
+                    continue
+                places = {
+                    partition: (start, ends[partition])
+                    for partition, start in sorted(starts.items())
+                    if (topic, partition) not in self._visible.claims
+                }
+                unread = [
+                    str(partition) for partition, range_ in places.items() if self._holds(topic, partition, *range_)
+                ]
+                if unread:
+                    self._report.unjudged.append(
+                        f"{topic}[{', '.join(unread)}] has records, and no judged checkpoint has written there: "
+                        f"they were not read"
+                    )
+
+    def _holds(self, topic: str, partition: int, start: int, end: int) -> bool:
+        """Whether readers see a record of [*start*, *end*)."""
+        config = readers_config(self._client, self._report.pipeline)
+        with closing(RangeReader(topic, partition, start, end, config)) as reader:
+            return bool(reader.read(1))

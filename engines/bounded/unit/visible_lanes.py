@@ -117,6 +117,8 @@ class VisiblePartition(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     found: dict[Writer, int]
     """The number of records in the log of each claimed transaction, visible or not."""
+    behind: tuple[Writer, ...]
+    """The claimed transactions with records that readers cannot reach, because a transaction before them is open."""
     ends: dict[Writer, int]
     """The offset after the last record of each transaction that is there as a whole."""
     lanes: tuple[SeenLane, ...]
@@ -180,7 +182,12 @@ class _Reading:
             scanned = scan(log, topic, partition, start, wanted)
             stable_end = topics.end_offsets(topic, [partition], committed=True)[partition]
         end = min(stable_end, scanned.end)
-        whole = {claim.writer: claim for claim in claims if scanned.counts[claim.writer] == claim.records}
+        behind = tuple(claim.writer for claim in claims if self._stop(scanned, claim) > stable_end)
+        whole = {
+            claim.writer: claim
+            for claim in claims
+            if scanned.counts[claim.writer] == claim.records and claim.writer not in behind
+        }
         for claim in whole.values():
             self._lanes[claim.owner]  # one without visible records, too, is there as a whole
         config = readers_config(self._client, self._output.pipeline)
@@ -191,6 +198,7 @@ class _Reading:
             partition=partition,
             start=start,
             found={claim.writer: scanned.counts[claim.writer] for claim in claims},
+            behind=behind,
             ends={writer: scanned.extents[writer].stop for writer, claim in whole.items() if claim.records},
             lanes=tuple(self._seen(scanned, whole, end)),
             records=self._records,
@@ -198,6 +206,12 @@ class _Reading:
             foreign=tuple(self._foreign),
             foreign_more=self._foreign_more,
         )
+
+    @staticmethod
+    def _stop(scanned: Scan, claim: Claim) -> int:
+        """The offset after the last record of *claim* in the log."""
+        extent = scanned.extents.get(claim.writer)
+        return 0 if extent is None else extent.stop
 
     def _take(self, writer: Writer, claim: Claim | None, messages: Sequence[Message]) -> None:
         if claim is not None:
