@@ -243,6 +243,7 @@ def _decide(connections: PipelineConnections, pending: PendingCheckpoint, receip
         raise RecordError("\n".join([*notes, str(error)]), **error.facts) from None
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
+        connections.drive(connections.leader.upkeep())  # a newer instance may have ended its transactions
         raise BrokerUnavailable(
             f"Checkpoint {pending.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
             f"is lost: run the command again."
