@@ -62,7 +62,7 @@ class LakeWriter(BackgroundWriter):
         return self._staged(self._kind, checkpoint, records, staged.body)
 
     def _await_table(self) -> None:
-        """Wait until the table is there. Its interval stays open meanwhile; nothing restarts."""
+        """Wait until the table is there. Its interval stays open meanwhile, until the checkpoint times out."""
         noted = False
         while True:
             try:

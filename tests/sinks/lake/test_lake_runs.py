@@ -99,7 +99,7 @@ def test_a_kill_at_every_step(job: LakeJob, step: str, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_folder_is_away_for_a_minute(job: LakeJob) -> None:
-    """The checkpoint waits for it, nobody restarts, and all comes once."""
+    """The checkpoint waits for it, the run does not end, and all comes once."""
     job.feed(2_000)
     incarnation = job.start()
     incarnation.await_checkpoint()
