@@ -7,6 +7,7 @@ was written.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -113,6 +114,15 @@ class SourceOffset(msgspec.Struct, frozen=True):
         """Whether the split is a partition of a topic."""
         return ":" not in self.topic
 
+    @property
+    def mark(self) -> str:
+        """A digest of the split's identity, by which `MarkedPlace` knows it.
+
+        >>> SourceOffset("in", "file:/data", "id", 0, 7).mark
+        'a56145270ce6'
+        """
+        return hashlib.sha256(self.topic_id.encode()).hexdigest()[:12]
+
 
 class RecordPlace(msgspec.Struct, frozen=True):
     """The place of an input record."""
@@ -123,6 +133,16 @@ class RecordPlace(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+class MarkedPlace(RecordPlace, frozen=True):
+    """The place of a record in a split that no checkpoint may have yet, so that another run numbers it anew."""
+
+    mark: str
+    """See `SourceOffset.mark`."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}@{self.mark}"
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):

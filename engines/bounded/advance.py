@@ -173,7 +173,7 @@ def _common(
         files=files,
         storage=options.checkpoint.storage,
         drops_fields=options.allow_dropped_fields,
-        skips=options.skip,
+        skips=connections.skips,
         incremental=options.checkpoint.incremental,
         output_partitions=connections.surroundings.outputs.partitions,
     )

@@ -272,7 +272,7 @@ class LocalHost:
             topic=connections.log.topic,
             storage=checkpoint.storage,
             drops_fields=options.allow_dropped_fields,
-            skips=options.skip,
+            skips=connections.skips,
             output_partitions=topics.outputs.partitions,
         )
 

@@ -8,7 +8,7 @@ the number under which it was first found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
@@ -78,6 +78,37 @@ class Inputs:
                 topics = self.described.values()
                 there = ", ".join([*(f"{topic.name} with {topic.partitions} partitions" for topic in topics), *others])
                 raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
+
+    def settled(
+        self, manifest: Manifest, asked: Iterable[RecordPlace], note: Callable[[str], None]
+    ) -> Iterator[RecordPlace]:
+        """The places *asked* for, by the numbers that this run gives to their splits; *manifest* is the newest.
+
+        A number that no manifest has is another run's, and may have been another split's there. Raises ConfigError
+        unless its place has a mark.
+        """
+        sources = {source.place: id for id, source in self.others.items()}
+        for place in asked:
+            if place.topic not in sources:
+                yield RecordPlace(place.topic, place.partition, place.offset)
+                continue
+            id = sources[place.topic]
+            splits = {split.partition: split for split in manifest.offsets if split.source == id}
+            found = self._found[id].get(place.partition)
+            if isinstance(place, MarkedPlace):
+                numbers = [n for n, split in {**self._found[id], **splits}.items() if split.mark == place.mark]
+            elif found is not None and place.partition not in splits:
+                raise ConfigError(
+                    f"--skip {place}: no checkpoint has split {place.partition} of {place.topic} yet, so it may have "
+                    f"been another one when an error named the record. It is {found.topic_id!r} now: if the record is "
+                    f"there, write --skip {place}@{found.mark}. Otherwise run without this option, and the error names "
+                    f"the record again."
+                )
+            else:
+                numbers = [n for n in splits if n == place.partition]
+            if not numbers:
+                note(f"--skip {place}: {place.topic} has no such split, so there is nothing to leave out")
+            yield from (RecordPlace(place.topic, number, place.offset) for number in numbers)
 
     def start_offsets(self, known: Container[str] = ()) -> tuple[SourceOffset, ...]:
         """The first offsets of a pipeline without a checkpoint, but for *known* sources."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -28,7 +29,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 pytestmark = pytest.mark.broker
 
 ROOT = Path(__file__).parents[2]
-BAD_RECORD, HALTED = 3, 6
+REFUSED, BAD_RECORD, HALTED = 2, 3, 6
 STEPS = ("worker-frozen", "worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-committed")
 JobOf = Callable[..., Job]
 
@@ -177,6 +178,31 @@ def test_two_sources_of_one_folder(files_of: Any) -> None:
     del job.fed[3]
     job.finish("--skip", f"file:{folder.path}:0:3")
     job.assert_copies()
+
+
+def test_a_record_of_a_new_file_is_left_out(files_of: Any) -> None:
+    """Its file gets another number in the next run, if one with a smaller name has come; the option knows its mark."""
+    job, folder = files_of("files", "--inline")
+    folder.add("1.jsonl", 10)
+    job.finish()
+    bad = folder.add("3.jsonl", 10)
+    lines = bad.read_text().splitlines()
+    bad.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
+    del job.fed[13]
+    option = re.search(r"--skip (\S+:1:3)@(\w+)", job.finish(code=BAD_RECORD).said)
+    assert option is not None
+    ids = [json.loads(value)["id"] for _, value in job.fed]
+    more = orders(10, first=max(ids) + 1)
+    (folder.path / "2.jsonl").write_text("".join(f"{value}\n" for _, value in more))
+    job.fed += more
+    place, mark = option.groups()
+    assert f"--skip {place}: no checkpoint has split 1 of" in job.finish("--skip", place, code=REFUSED).said
+    said = job.finish("--skip", f"{place}@{mark}", "--skip", f"{place}@{'0' * 12}").said
+    assert f"--skip {place}@{'0' * 12}: file:{folder.path} has no such split" in said
+    job.assert_copies()
+    job.assert_totals()
+    history = job.history()
+    assert [skip.partition for manifest in history.retained for skip in manifest.skips] == [2]
 
 
 def test_a_file_that_changes(files_of: Any) -> None:
