@@ -116,14 +116,8 @@ class HdfsFolder:
 
     def size(self, name: str) -> int | None:
         """The size of a file; None without one."""
-
-        def look(client: Any) -> int | None:
-            try:
-                return int(client.get_file_info(f"{self._path}/{name}").length)
-            except FileNotFoundError:
-                return None
-
-        return self._asked(look)
+        file = self.look(name)
+        return None if file is None else file.size
 
     def make(self, inner: str) -> None:
         """Create a folder, and all around it."""
@@ -253,7 +247,7 @@ class HdfsFile:
         self._ask, self._file = ask, file
 
     def write(self, content: bytes) -> None:
-        self._ask(lambda client: _written(self._file, content))
+        self._ask(lambda client: self._file.write(content))
 
     def close(self) -> None:
         """Once it returns, the data nodes have all bytes on disk, and the name node knows the end."""
@@ -263,10 +257,6 @@ class HdfsFile:
             self._file.close()
 
         self._ask(close)
-
-
-def _written(file: Any, content: bytes) -> None:
-    file.write(content)
 
 
 def _write(client: Any, path: str, content: bytes) -> None:

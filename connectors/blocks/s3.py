@@ -187,14 +187,18 @@ class S3Folder:
 
     def look(self, name: str) -> StoredFile | None:
         """One file; None: it is not there."""
+        head = self._head(name)
+        if head is None:
+            return None
+        return StoredFile(name, head["ContentLength"], int(head["LastModified"].timestamp() * 1000), _tag(head))
+
+    def _head(self, name: str) -> Any:
         try:
-            answer = self._call("head_object", Key=self._prefix + name)
-        except _Answered as answered:
-            if answered.code in _NO_FILE:
+            return self._call("head_object", Key=self._prefix + name)
+        except _Answered as answer:
+            if answer.code in _NO_FILE:
                 return None
-            raise answered.error from answered
-        written_at_ms = int(answer["LastModified"].timestamp() * 1000)
-        return StoredFile(name, answer["ContentLength"], written_at_ms, _tag(answer))
+            raise answer.error from answer
 
     def remove(self, names: Iterable[str]) -> None:
         left = iter(names)
@@ -266,13 +270,8 @@ class S3Folder:
 
     def stored(self, name: str) -> StoredObject | None:
         """The size and metadata of a file; None without one."""
-        try:
-            head = self._call("head_object", Key=self._prefix + name)
-        except _Answered as answer:
-            if answer.code in _NO_FILE:
-                return None
-            raise answer.error from answer
-        return StoredObject(head["ContentLength"], head["Metadata"])
+        head = self._head(name)
+        return None if head is None else StoredObject(head["ContentLength"], head["Metadata"])
 
     def uploads_last_days(self) -> int | None:
         """The days after which a lifecycle rule of the bucket aborts uploads of the folder; None: no rule does."""
