@@ -115,7 +115,7 @@ class FileSource(SplitSource[T]):
         name: str = "",
         on_error: OnError = "fail",
     ) -> None:
-        where = f"{location(caller())}: FileSource({os.fspath(path)!r})"
+        where = f"{location(caller())}: FileSource"  # a path may hold a password
         if format not in FORMATS:
             raise GraphError(f"{where}: format={format!r} must be one of {', '.join(map(repr, FORMATS))}")
         if isinstance(value, Codec) and format != "jsonl":
@@ -186,7 +186,7 @@ class FileSource(SplitSource[T]):
         yield from super().problems()
         yield from self._reading.problems()
         if not os.path.isabs(self.path) and not is_remote(self.path):
-            yield f"path={self.path!r} must be absolute, or s3://BUCKET/PREFIX or hdfs://HOST:PORT/FOLDER"
+            yield "path= must be absolute, or s3://BUCKET/PREFIX or hdfs://HOST:PORT/FOLDER, without a user or password"
         if not isinstance(self.files, str) or not self.files:
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):

@@ -262,6 +262,11 @@ def test_what_is_wrong_is_said_before_anything_is_read(
         "no fields",
     ):
         assert part in said
+    secret = "s3://user:hunter2@lake/orders"
+    assert "hunter2" not in "\n".join(FileSource(secret, value=str).problems())
+    with pytest.raises(GraphError) as refused:
+        FileSource(secret, value=str, format="xml")
+    assert "hunter2" not in str(refused.value)
     with pytest.raises(ConfigError, match="does not exist"):
         found(FileSource(tmp_path / "missing", value=str))
     monkeypatch.setattr(finding, "SPLITS_MAX", 2)
