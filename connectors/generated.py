@@ -15,6 +15,7 @@ from exactlyonce.connectors.source import OnError, ReaderContext
 from exactlyonce.connectors.splits import SplitDecoder, SplitSource, SplitsReader, require_reached
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.sizes import is_count
 
 T = TypeVar("T")
 ENDLESS = 1 << 62
@@ -77,11 +78,11 @@ class GeneratorSource(FixedSource[T]):
         yield from super().problems()
         if not callable(self.make):
             yield f"{self.make!r} must be a function of a number, as order(number: int) -> Order"
-        if self.count is not None and not _is_int(self.count, 0):
+        if self.count is not None and not is_count(self.count, 0):
             yield f"count={self.count!r} must be an integer from 0 on, or None"
         if self.rate is not None and not (isinstance(self.rate, int | float) and self.rate > 0):
             yield f"rate={self.rate!r} must be a number of records a second above 0, or None"
-        if not _is_int(self.splits, 1):
+        if not is_count(self.splits):
             yield f"splits={self.splits!r} must be an integer from 1 on"
 
     def describe(self) -> dict[str, Any]:
@@ -136,10 +137,6 @@ class IterableSource(FixedSource[T]):
 
 def _as_json(item: Any) -> bytes:
     return item if isinstance(item, bytes) else msgspec.json.encode(item, enc_hook=str)
-
-
-def _is_int(number: Any, least: int) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= least
 
 
 class FixedSplits:

@@ -21,6 +21,7 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.sizes import is_count
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -191,11 +192,7 @@ class FileSource(SplitSource[T]):
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             yield f"name={self.name!r} must be of letters, digits, '.', '_' and '-'"
-        if (
-            isinstance(self.split_bytes, bool)
-            or not isinstance(self.split_bytes, int)
-            or self.split_bytes < SPLIT_BYTES_MIN
-        ):
+        if not is_count(self.split_bytes, SPLIT_BYTES_MIN):
             yield f"split_bytes={self.split_bytes!r} must be an integer of {SPLIT_BYTES_MIN} at least"
         if self.watch is not None:
             try:

@@ -19,6 +19,7 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.source import Source
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ def _start_problem(start: Any) -> str | None:
         return None if start.tzinfo else f"start={start!r} has no time zone: give tzinfo, as timezone.utc"
     if isinstance(start, Mapping):
         offsets = [*start.keys(), *start.values()]
-        fits = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in offsets)
+        fits = all(is_count(offset, 0) for offset in offsets)
         return None if fits else f"start={start!r} must map partitions to offsets, both integers from 0 on"
     named = start in ("earliest", "latest")
     return None if named else f'start={start!r} must be "earliest", "latest", a datetime or offsets'

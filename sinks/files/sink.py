@@ -19,6 +19,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.files.avro import Avro, avro_record
@@ -79,11 +80,7 @@ class FileSink(Sink[T]):
         yield from _path_problems(os.fspath(self.path))
         if self.format not in FORMATS:
             yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
-        if (
-            isinstance(self.roll_bytes, bool)
-            or not isinstance(self.roll_bytes, int)
-            or self.roll_bytes < ROLL_BYTES_MIN
-        ):
+        if not is_count(self.roll_bytes, ROLL_BYTES_MIN):
             yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes from {ROLL_BYTES_MIN:,} on: 128 << 20"
         if self.roll_interval is not None:
             try:

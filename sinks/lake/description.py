@@ -12,6 +12,7 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.sql.table import description_problems, row_problems
 from exactlyonce.sinks.writer import WriterContext
@@ -45,9 +46,8 @@ class LakeSink(Sink[T]):
             yield f"mode={self.mode!r} must be one of {', '.join(map(repr, MODES))}"
         wrong = list(description_problems(self.mode, self.key, self.create)) if self.mode in MODES else []
         yield from wrong
-        size = self.roll_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            yield f"roll_bytes={size!r} must be a number of bytes: 128 << 20"
+        if not is_count(self.roll_bytes):
+            yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes: 128 << 20"
         if type_ is not UNKNOWN:
             try:
                 columns_of(type_)
