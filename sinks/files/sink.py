@@ -197,16 +197,17 @@ def _tag_of(type_: Any) -> dict[str, Any]:
 
 
 def _path_problems(path: str) -> Iterator[str]:
+    """The problems of a path; no URL is shown, for it may hold a password."""
     scheme = path.partition("://")[0].lower()
     if is_url(path) and scheme in ("s3", "hdfs"):
         try:
-            storage_url(path, "path")  # the whole may hold a secret
+            storage_url(path, "path")
         except ConfigError as error:
             yield str(error).rstrip(".")
     elif is_url(path) and scheme in ("s3a", "gs", "abfss"):
-        yield f"{path!r}: {scheme}:// cannot be written; /folder, s3://bucket/prefix and hdfs://host:port/folder can"
+        yield f"path: {scheme}:// cannot be written; /folder, s3://bucket/prefix and hdfs://host:port/folder can"
     elif is_url(path):
-        yield f"{path!r} is an address: name the folder by its path, from / on"
+        yield f"path: {scheme}:// is an address: name the folder by its path, from / on"
     elif not path.startswith("/"):
         yield f"{path!r} must be the folder's path from / on: workers may run in another folder than this process"
     elif "\x00" in path:

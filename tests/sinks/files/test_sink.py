@@ -36,6 +36,8 @@ class Odd:
         ({"path": "totals"}, "must be the folder's path from / on"),
         ({"path": "s3a://bucket/totals"}, "s3a:// cannot be written; /folder, s3://bucket/prefix and hdfs://"),
         ({"path": "s3://key:secret@bucket/totals"}, "path: it holds a user or a password"),
+        ({"path": "s3a://key:secret@bucket/totals"}, "path: s3a:// cannot be written"),
+        ({"path": "ftp://key:secret@host/totals"}, "path: ftp:// is an address"),
         ({"path": "hdfs:///totals"}, "path: the host is missing"),
         ({"path": "file:///totals"}, "name the folder by its path"),
         ({"path": "/"}, "cannot be the folder"),
@@ -54,6 +56,7 @@ def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> No
     sink: FileSink[Total] = FileSink(**{"path": "/data/totals", **options})
     (found,) = sink.problems(Total)
     assert problem in found
+    assert "secret" not in found
 
 
 @pytest.mark.parametrize(
