@@ -143,6 +143,12 @@ def visible_runs(
                 yield writer, messages[first:after]
 
 
+def is_visible(config: ClientConfig, topic: str, partition: int, start: int, end: int) -> bool:
+    """Whether readers see a record of [*start*, *end*); *end* is at most the last stable offset."""
+    with closing(RangeReader(topic, partition, start, end, config)) as reader:
+        return bool(reader.read(1))
+
+
 def headers_of(message: Message) -> Headers:
     """The headers of a record."""
     return cast("Headers", tuple(message.headers() or ()))

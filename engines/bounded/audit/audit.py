@@ -18,9 +18,9 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.connectors.kafka.visible import is_visible
 from exactlyonce.engines.bounded.audit.attribution import VisibleRecords, known_writers
 from exactlyonce.engines.bounded.catch_up import chunk_records
 from exactlyonce.engines.bounded.replay.recompute import (
@@ -423,6 +423,7 @@ class Audit:
 
     def _add_unread(self, topics: Collection[str]) -> None:
         """Report the partitions of *topics* that have records and no claim."""
+        config = readers_config(self._client, self._report.pipeline)
         with closing(Topics(self._client)) as answers:
             for topic in sorted(topics):
                 try:
@@ -435,16 +436,12 @@ class Audit:
                     if (topic, partition) not in self._visible.claims
                 }
                 unread = [
-                    str(partition) for partition, range_ in places.items() if self._holds(topic, partition, *range_)
+                    str(partition)
+                    for partition, (start, end) in places.items()
+                    if is_visible(config, topic, partition, start, end)
                 ]
                 if unread:
                     self._report.unjudged.append(
                         f"{topic}[{', '.join(unread)}] has records, and no judged checkpoint has written there: "
                         f"they were not read"
                     )
-
-    def _holds(self, topic: str, partition: int, start: int, end: int) -> bool:
-        """Whether readers see a record of [*start*, *end*)."""
-        config = readers_config(self._client, self._report.pipeline)
-        with closing(RangeReader(topic, partition, start, end, config)) as reader:
-            return bool(reader.read(1))
