@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ from exactlyonce.sinks.lake.table import DELTA
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
+_LOGIN = re.compile("://[^@]*:[^@]*@")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,8 @@ class DeltaSink(LakeSink[T], Generic[T]):
                 f"{self.place!r} must be the table's path from / on: workers may run in another folder than this "
                 f"process"
             )
+        if _LOGIN.search(self.place):
+            yield "its address holds a user and a password, which would be shown: give them in storage_options="
         if not isinstance(self.storage_options, Mapping):
             yield "storage_options= must be options with their values, as text"
         else:

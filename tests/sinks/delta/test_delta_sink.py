@@ -265,6 +265,7 @@ def test_values_of_every_type(table: Any) -> None:
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a login in the address": ("s3://key:abc@lake/totals", {}, "its address holds a user and a password"),
     "a relative path": ("lake/totals", {}, "must be the table's path from / on"),
     "mode": ("/t", {"mode": "delete"}, "mode='delete' must be one of 'append', 'upsert'"),
     "a key": ("/t", {"key": ("id",)}, "leave key= out"),
