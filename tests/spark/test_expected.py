@@ -54,9 +54,9 @@ def test_topics_and_stores_are_compared_with_it(
 ) -> None:
     files = tmp_path / "counts"
     files.mkdir()
-    (tmp_path / "counting.py").write_text(MODULE.format(name=topic_name, folder=files))
+    (tmp_path / "counting_of_customers.py").write_text(MODULE.format(name=topic_name, folder=files))
     monkeypatch.syspath_prepend(tmp_path)
-    pipeline = importlib.import_module("counting").pipeline
+    pipeline = importlib.import_module("counting_of_customers").pipeline
     given: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "staging": tmp_path / "staging"}
     kafka.create_topic(f"{topic_name}-in", 2)
     kafka.create_topic(f"{topic_name}-out", 2)
@@ -75,7 +75,7 @@ def test_topics_and_stores_are_compared_with_it(
         assert len(places) == 40
         assert {topic for topic, _, _ in places} == {f"{topic_name}-in"}
 
-    with expected(spark, "counting:pipeline", "files", **given) as outputs:
+    with expected(spark, "counting_of_customers:pipeline", "files", **given) as outputs:
         rows = outputs.select("value.*")
         assert rows.schema.simpleString() == "struct<customer:string,orders:bigint,last:bigint>"
         assert sorted({row.checkpoint for row in outputs.collect()}) == [1, 2]

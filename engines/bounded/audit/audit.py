@@ -396,7 +396,8 @@ class Audit:
         sinks = {topic: sink for interval in intervals for sink, topic, _ in interval.manifest.sinks}
         weaker = [node.sink for node in self._graph.sinks if node.sink and node.sink.delivery != EXACTLY_ONCE]
         shared = {sink.topic for sink in weaker}
-        self._add_unread(sinks.keys() - shared)
+        if first.base.checkpoint == 0:  # else an expired checkpoint may have written there
+            self._add_unread(sinks.keys() - shared)
         for visible in self._visible.partitions:
             topic, partition = visible.topic, visible.partition
             if topic in shared:  # a sink that leaves no trace in the log writes to it too
