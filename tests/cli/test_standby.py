@@ -19,6 +19,8 @@ pytestmark = pytest.mark.broker
 
 WAITS = '"event": "standby"'
 LEADS = '"event": "started"'
+RUNS = '"event": "checkpoint"'
+"""Before it, a stop finds nothing that runs, and says so by another code."""
 
 
 def events(said: str) -> list[dict[str, Any]]:
@@ -55,8 +57,9 @@ def test_a_standby_takes_over_at_once_from_a_run_that_has_ended(orders: Orders) 
         assert leader(ended=True) is Outcome.DONE
         waiting.await_said(LEADS)
         assert "has ended: this one takes over" in waiting.said
+        waiting.await_said(RUNS)
         assert waiting.stop() == 0
-    with orders.running("--standby", until=LEADS) as alone:
+    with orders.running("--standby", until=RUNS) as alone:
         assert WAITS not in alone.said
         assert alone.stop() == 0
 
@@ -119,6 +122,7 @@ def test_runs_that_fence_each_other_leave_each_other_time(orders: Orders) -> Non
         run.await_said(LEADS)
         with pytest.raises(Fenced):
             leader()
+        run.await_said(RUNS)
         assert run.stop() == 0
 
 
