@@ -107,7 +107,7 @@ def advance(
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as files:
         common = _common(loaded, options, connections, manifest, physical, files)
-        client = {name: str(value) for name, value in options.client.settings.items()}
+        client = options.client.as_text
         receipts = compute(physical, common, client, ranges, submit)
         hit("advance-computed")
         connections.drive(leader.upkeep())  # a fenced driver opens no transactions

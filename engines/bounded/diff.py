@@ -191,7 +191,7 @@ class Diff:
                 receipts = compute(
                     plan(graph, self._base.parallelism),
                     self._stage(version, graph, f"{files}{side}-", lanes),
-                    {name: str(value) for name, value in self._client.settings.items()},
+                    self._client.as_text,
                     self._ranges,
                     executors.submit,
                 )

@@ -112,7 +112,7 @@ class VisibleRecords:
         )
         partitions = [ClaimedPartition(*place, tuple(own), to_end) for place, own in sorted(self.claims.items())]
         file = stage_messages(f"{files}partitions", [common, *partitions])
-        settings = {name: str(value) for name, value in client.settings.items()}
+        settings = client.as_text
         work = [_encode(PartitionPlace(settings, file, number)) for number, _ in enumerate(partitions, COMMON + 1)]
         for answer in submit(f"{self._graph.pipeline_id}: audit, read the output", work):
             self._add(_partition_decoder.decode(answer))

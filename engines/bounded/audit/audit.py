@@ -336,7 +336,7 @@ class Audit:
         if not lanes:
             return []
         file = stage_messages(f"{files}lanes", lanes)
-        settings = {name: str(value) for name, value in self._client.settings.items()}
+        settings = self._client.as_text
         work = [_encode(LanePlace(settings, file, number)) for number, _ in enumerate(lanes)]
         first, last = again[0].manifest.checkpoint, again[-1].manifest.checkpoint
         checkpoints = f"checkpoint {first}" if first == last else f"checkpoints {first} to {last}"
@@ -429,7 +429,7 @@ class Audit:
             for topic in sorted(topics):
                 try:
                     starts, ends = answers.start_offsets(topic), answers.end_offsets(topic, committed=True)
-                except TopicError:  # it was reported where its claims were read, if there are any
+                except TopicError:  # it is gone, and no claim is in it: reading one would have ended the audit
                     continue
                 places = {
                     partition: (start, ends[partition])

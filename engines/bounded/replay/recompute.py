@@ -160,7 +160,7 @@ def recompute(recomputations: Sequence[Recomputation], client: ClientConfig, sub
 
     Raises `Halt` if input is gone or does not fit, and errors of the user's functions.
     """
-    settings = {name: str(value) for name, value in client.settings.items()}
+    settings = client.as_text
     receipts = compute_together([each.computation for each in recomputations], settings, submit)
     for manifest, _ in recomputations:
         require_same_topics(client, manifest)
