@@ -7,7 +7,7 @@ import msgspec
 from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import AvroCodec, Pipeline, ProtobufCodec
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
@@ -41,16 +41,25 @@ def add(total: int | None, order: Order) -> tuple[int, Total]:
     return total, Total(order.customer, total, order.ts)
 
 
-def totals(name: str, source: str, sink: str) -> Pipeline:
-    """A running total per customer."""
+def _totals(name: str, orders: KafkaSource[Order] | FileSource[Order], sink: str) -> Pipeline:
     pipeline = Pipeline(name)
     (
-        pipeline.source("in", KafkaSource(source, value=Order))
+        pipeline.source("in", orders)
         .key_by(lambda order: order.customer)
         .stateful_map("totals", add)
         .sink("out", KafkaSink(sink, key=lambda total: total.customer))
     )
     return pipeline
+
+
+def totals(name: str, source: str, sink: str) -> Pipeline:
+    """A running total per customer."""
+    return _totals(name, KafkaSource(source, value=Order), sink)
+
+
+def file_totals(name: str, folder: str, sink: str) -> Pipeline:
+    """A running total per customer, of the orders in the files of a folder."""
+    return _totals(name, FileSource(folder, value=Order), sink)
 
 
 def avro_totals(name: str, source: str, sink: str, registry: str) -> Pipeline:

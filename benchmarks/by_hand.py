@@ -65,21 +65,27 @@ def totals(producer: Producer, topic: str) -> Process:
     return process
 
 
+def transactional_producer(servers: str) -> Producer:
+    """A producer whose records all arrive, or the process ends."""
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "transactional.id": f"by-hand-{time.time_ns()}",
+            "max.in.flight": 1,  # as ours have: with more it may lose records; see docs/settings.md
+            "delivery.report.only.error": True,
+            "on_delivery": _undelivered,
+            **WRITER,
+        }
+    )
+    producer.init_transactions(LIMIT_S)
+    return producer
+
+
 class Loop:
     """The consumer, the producer, and the measurements."""
 
     def __init__(self, servers: str, source: str) -> None:
-        self.producer = Producer(
-            {
-                "bootstrap.servers": servers,
-                "transactional.id": f"by-hand-{time.time_ns()}",
-                "max.in.flight": 1,  # as ours have: with more it may lose records; see docs/settings.md
-                "delivery.report.only.error": True,
-                "on_delivery": _undelivered,
-                **WRITER,
-            }
-        )
-        self.producer.init_transactions(LIMIT_S)
+        self.producer = transactional_producer(servers)
         self.consumer = reader(servers, source, range(PARTITIONS))
         self.records = 0
         self.batch_s = self.longest_gap_s = 0.0

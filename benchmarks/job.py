@@ -1,4 +1,4 @@
-"""`exactlyonce run` as a process, and its events."""
+"""`exactlyonce run`, or another command that leads a pipeline, as a process, and its events."""
 
 from __future__ import annotations
 
@@ -30,11 +30,24 @@ class Job:
     """One run of a pipeline of `benchmarked.py`; killed at the end of a `with`, if it still runs."""
 
     def __init__(self, servers: str, pipeline: str, *arguments: str, interval: str = "500ms", **params: str) -> None:
+        run = "run", "--checkpoint-interval", interval, "--verbose"
+        self._start(servers, pipeline, run, arguments, params)
+
+    @classmethod
+    def of(cls, command: str, servers: str, pipeline: str, *arguments: str, **params: str) -> Job:
+        """A *command* other than `run`."""
+        job = cls.__new__(cls)
+        job._start(servers, pipeline, (command,), arguments, params)
+        return job
+
+    def _start(
+        self, servers: str, pipeline: str, command: tuple[str, ...], arguments: tuple[str, ...], params: dict[str, str]
+    ) -> None:
         self.started_ms = time.time_ns() // 1_000_000
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "exactlyonce.cli.main", "run", f"benchmarked:{pipeline}"),
-                *("--bootstrap-servers", servers, "--checkpoint-interval", interval, "--json", "--verbose"),
+                *(sys.executable, "-m", "exactlyonce.cli.main", command[0], f"benchmarked:{pipeline}", *command[1:]),
+                *("--bootstrap-servers", servers, "--json"),
                 *(part for name, value in WRITER.items() for part in ("--kafka", f"{name}={value}")),
                 *(part for name, value in params.items() for part in ("--param", f"{name}={value}")),
                 *arguments,
@@ -71,6 +84,12 @@ class Job:
 
     def next(self, wanted: Callable[[Event], bool]) -> Event:
         """The next event for which *wanted* is true."""
+        if (event := self._next(wanted)) is None:
+            raise self._ended()
+        return event
+
+    def _next(self, wanted: Callable[[Event], bool]) -> Event | None:
+        """The same; None if the command ends before."""
         deadline = time.monotonic() + LIMIT_S
         try:
             while event := self._fresh.get(timeout=max(0.0, deadline - time.monotonic())):
@@ -80,7 +99,10 @@ class Job:
                     return event
         except queue.Empty:
             raise Failed(f"nothing more came in {LIMIT_S:.0f} s; the last was {self.events[-1]}") from None
-        raise Failed(f"the run ended with {self.process.wait()}: {''.join(self._text[-20:])}")
+        return None
+
+    def _ended(self) -> Failed:
+        return Failed(f"the command ended with {self.process.wait(LIMIT_S)}: {''.join(self._text[-20:])}")
 
     def next_checkpoint(self, records: int = 0) -> Event:
         """The next checkpoint after which this run has read *records* records in all."""
@@ -92,9 +114,9 @@ class Job:
 
     def finish(self) -> list[Event]:
         """Wait for the clean end; -> all checkpoints."""
-        self.next(lambda event: event["event"] == "ended")
-        if code := self.process.wait(LIMIT_S):
-            raise Failed(f"the run ended with {code}")
+        self._next(lambda event: False)
+        if self.process.wait(LIMIT_S):
+            raise self._ended()
         return self.checkpoints
 
     @property

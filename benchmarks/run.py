@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import elsewhere
+import files
 import formats
 import keyed_state
 import large_state
@@ -22,9 +23,12 @@ import liveness
 import memory
 import overtaking
 import parquet_files
+import spark_audit
 import spark_backfill
+import spark_follow
 import spark_reading
 import spark_sink
+import spark_sizes
 import spark_state
 import store_sinks
 import throughput
@@ -41,6 +45,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "map-filter": throughput.mapping,
     "totals": throughput.totals,
     "many-totals": throughput.many_totals,
+    "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
     "unaligned": overtaking.scenario,
@@ -52,18 +57,23 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "large-restore": large_state.restores,
     "large-checkpoints": large_state.checkpoints,
     "spark-backfill": spark_backfill.scenario,
+    "spark-audit": spark_audit.scenario,
     "touched-groups": spark_state.touched_groups,
     "spark-reading": spark_reading.scenario,
     "spark-sink": spark_sink.scenario,
+    "spark-follow": spark_follow.scenario,
+    "spark-crossing": spark_sizes.crossing,
+    "spark-widths": spark_sizes.widths,
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
     "parquet": parquet_files.scenario,
+    "parquet-s3": parquet_files.to_s3,
     "stores": store_sinks.all_of_them,
     "formats": formats.scenario,
     "elsewhere": elsewhere.scenario,
 }
-ASKED_FOR = {"stores", "formats", "elsewhere"}
+ASKED_FOR = {"stores", "formats", "elsewhere", "parquet-s3"}
 """Scenarios that run only when named: all stores in one, and those that need or download other software."""
 
 

@@ -54,16 +54,24 @@ class Quiet:
         pass
 
 
-def backfill(bench: Bench, submit: Submit, staging: Path, source: str, sink: str, records: int) -> float:
-    """Records a second of a backfill."""
+def totals_at(source: str, sink: str) -> Loaded:
+    """The running total from a topic into another, as the pipeline of that name."""
     params = {"name": sink, "source": source, "sink": sink}
     reference: dict[str, object] = {
         "module": "benchmarked", "attribute": "totals", "params": params, "path": str(HERE)
     }  # fmt: skip
-    loaded = Loaded(load_reference(reference), reference)
-    client = ClientConfig({"bootstrap.servers": bench.cluster.servers, **WRITER, **QUIET})
-    options = RunOptions(client, parallelism=PARALLELISM)
-    done = CatchUp(loaded, options, Quiet(), chunk_records=10 * records).lead(submit, staging)
+    return Loaded(load_reference(reference), reference)
+
+
+def client_of(bench: Bench) -> ClientConfig:
+    """The settings of the pipelines' clients."""
+    return ClientConfig({"bootstrap.servers": bench.cluster.servers, **WRITER, **QUIET})
+
+
+def backfill(bench: Bench, submit: Submit, staging: Path, source: str, sink: str, records: int) -> float:
+    """Records a second of a backfill."""
+    options = RunOptions(client_of(bench), parallelism=PARALLELISM)
+    done = CatchUp(totals_at(source, sink), options, Quiet(), chunk_records=10 * records).lead(submit, staging)
     if done.records != records or done.records_out != records:
         raise Failed(f"{done.records} of {records} were read, {done.records_out} written")
     return records / done.work_ms * 1000.0

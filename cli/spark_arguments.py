@@ -31,8 +31,8 @@ _OF_SPARK = {"master": "--master", "spark_conf": "--spark-conf", "spark_log": "-
 SPARK_TEXT = """\
 Small work runs in this process, and says so: see --on. Spark runs embedded on this machine
 unless --master, spark-submit or the program's own session says otherwise. On a cluster,
---staging names a folder that all executors see, and the executors need this package:
-docs/spark.md.
+--staging names a folder that all executors see, or a place in HDFS or S3, and the executors
+need this package: docs/spark-cluster.md.
 """
 
 
@@ -61,8 +61,9 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
     )
     group.add_argument(
         "--staging",
-        metavar="DIR",
-        help="a folder for the files between stages (default for a local master: a temporary one)",
+        metavar="URL",
+        help="a folder, hdfs://host:port/folder or s3://bucket/prefix for the files between stages (default for a "
+        "local master: a temporary folder)",
     )
     group.add_argument(
         "--spark-log",
@@ -125,9 +126,9 @@ def executors(
             yield where
     else:
         from exactlyonce.engines.bounded.submit import Executors, in_process
-        from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+        from exactlyonce.engines.bounded.workplace import THIS_MACHINE, usable_staging
 
-        yield Executors(in_process, Path(args.staging or THIS_MACHINE), lambda: 1)
+        yield Executors(in_process, usable_staging(args.staging or THIS_MACHINE), lambda: 1)
 
 
 def _on_spark(args: argparse.Namespace, records: int | None, progress: LineOfProgress) -> bool:
@@ -150,12 +151,14 @@ def _on_spark(args: argparse.Namespace, records: int | None, progress: LineOfPro
 
 @contextmanager
 def _spark(args: argparse.Namespace, name: str, progress: LineOfProgress) -> Iterator[Executors]:
+    from exactlyonce.engines.bounded.workplace import usable_staging
     from exactlyonce.engines.spark.session import is_local, session
     from exactlyonce.engines.spark.submit import executors_of, require_staging
 
     if args.staging is None and args.master is not None and not is_local(args.master):
         require_staging(args.master)
+    staging = args.staging and usable_staging(args.staging)  # before Spark is started
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
-        yield executors_of(spark, args.staging, progress.units)
+        yield executors_of(spark, staging, progress.units)

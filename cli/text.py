@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -82,12 +83,15 @@ def moment(at_ms: int) -> str:
 
 
 def sn_by_source(manifest: Manifest) -> Mapping[str, str]:
-    """Sn of each source, by label: `topic[partition]=offset` of all its partitions."""
-    labels: dict[str, str] = {}
+    """Sn of each source, by label: `topic[partition]=offset` of its partitions, and how many splits have ended."""
+    labels: dict[str, list[str]] = {}
+    ended = Counter(offset.source for offset in manifest.offsets if offset.ended)
     for offset in manifest.offsets:
-        label, place = f"Sn of {offset.source}", f"{offset.topic}[{offset.partition}]={offset.offset}"
-        labels[label] = f"{labels[label]} {place}" if label in labels else place
-    return labels
+        places = labels.setdefault(f"Sn of {offset.source}", [])
+        places += [] if offset.ended else [f"{offset.topic}[{offset.partition}]={offset.offset}"]
+    for source, count in ended.items():
+        labels[f"Sn of {source}"].append(f"{count:,} ended")
+    return {label: " ".join(places) for label, places in labels.items()}
 
 
 def to_stderr(text: str) -> None:

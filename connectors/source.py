@@ -1,7 +1,9 @@
 """The seam between an engine and a source: a reader of splits from exact positions, and a decoder of records.
 
 A split is an ordered part of a source that one subtask reads, as a partition of a topic. A position is data in
-manifests: a `SourceOffset` has source, topic and topic id, split, and the offset of the first record not yet returned.
+manifests: a `SourceOffset` has source, place (a topic), identity (its id), split, and the offset of the first record
+not yet returned. Splits have numbers, which are never used again; offsets grow, by one for each record unless some are
+missing. So what is replayed, audited, skipped or compared is named by (place, split, offset), whatever the source.
 
 Invariants: records of a split are returned in order, each once; between two calls of `poll`, `positions` are those of
 the returned records, never of the fetched ones; a reader opened at a position returns the next records or raises: a
@@ -40,9 +42,9 @@ class ReaderContext:
     source: str
     positions: Sequence[SourceOffset]
     """The start of each split of the subtask."""
-    topic_id: str
-    targets: Mapping[int, int]
-    """The offset by split, of all subtasks, at which the source is finished; empty: never."""
+    targets: Mapping[int, int] | None
+    """The offset by split, of all subtasks, at which the source is finished, unless the split ends before; None: only
+    the end of all splits finishes it."""
     clients: ReaderClients
 
 
@@ -56,10 +58,11 @@ class SourceReader(Protocol):
     def open(self) -> None:
         """Connect, and go to the positions. A removed position may raise here, or in `poll`."""
 
-    def add(self, partition: int, offset: int) -> None:
-        """Read another split too, from *offset* on; nothing happens if it is read already."""
+    def add(self, start: SourceOffset) -> None:
+        """Read another split too, from *start* on; nothing happens if it is read already. If it has ended, it is gone
+        from the source: leave it out of the positions from now on."""
 
-    def poll(self, records_max: int, timeout_s: float) -> list[Any]:
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
         """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first.
 
         Raises `Halt` if the next records were removed, `TopicError` if the source is gone. Waits out an outage.
@@ -74,7 +77,7 @@ class SourceReader(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether every split here has reached its target; False for an unbounded source."""
+        """Whether every split here has reached its target or its end, and no other will come."""
 
     @property
     def waiting(self) -> str:
@@ -121,7 +124,7 @@ class RecordDecoder(Protocol):
     def decode(self) -> Callable[[Any], Any]:
         """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.outage`."""
 
-    def parts(self, records: list[Any]) -> Sequence[Any]:
+    def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         """The argument of `decode` for each of *records*."""
 
     def problem(self, record: Any, error: BaseException) -> str:
@@ -146,11 +149,8 @@ class Readable(Protocol):
         """The treatment of a record that does not decode."""
 
     @property
-    def topic(self) -> str:
-        """The `SourceOffset.topic` of its positions."""
-
-    def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
-        """The first offset by split of a pipeline without a checkpoint; *topics*: `connectors.kafka.topics.Topics`."""
+    def place(self) -> str:
+        """The `SourceOffset.topic` of its positions: a topic, or a name with a colon."""
 
     def open_reader(self, context: ReaderContext) -> SourceReader:
         """The reader of one subtask; nothing is connected yet."""
@@ -160,3 +160,37 @@ class Readable(Protocol):
 
     def decoder(self) -> RecordDecoder:
         """The decoder of the records of both readers."""
+
+
+class ReadsTopic(Readable, Protocol):
+    """A source that reads a topic of Kafka; its splits are the partitions."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
+        """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of a cluster."""
+
+
+class SplitFinder(Protocol):
+    """Finds the splits of a source that reads no topic, for the leader of a run. It belongs to one thread.
+
+    A later version tells it which checkpoint was finalized, so that a database need not keep what was read.
+    """
+
+    def find(self, known: Sequence[SourceOffset]) -> Sequence[SourceOffset]:
+        """The starts of the splits that are not among *known*, with numbers above theirs; at the start, and at every
+        checkpoint. A known one that has ended may be among them as it is: it is gone, and checkpoints need not name it
+        any more. The one with the highest number only together with a start above it, so that no number is used again.
+
+        Raises `Halt` if a known split has changed, or is gone before its end."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class FindsSplits(Readable, Protocol):
+    """A source that reads no topic."""
+
+    def finder(self, source: str) -> SplitFinder:
+        """The finder for source *source*; nothing is connected yet."""

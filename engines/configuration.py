@@ -8,13 +8,14 @@ are written "500ms", "1.5s", "10m" or "1h", sizes "512mb" or "2gb".
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace
+from exactlyonce.checkpoint.records.manifest import MarkedPlace, RecordPlace
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.checkpoint.restart import STRATEGIES
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -146,16 +147,23 @@ def _skips(given: Any) -> tuple[RecordPlace, ...]:
     return tuple(map(record_place, [given] if isinstance(given, str) else given))
 
 
+_PLACE = re.compile(r"(.+):([0-9]+):([0-9]+)(?:@([0-9a-f]+))?", re.DOTALL)
+"""Topic or another place, partition or number of the split, offset, and the mark of `MarkedPlace`."""
+
+
 def record_place(text: str) -> RecordPlace:
     """The record that *text* names as error messages do.
 
     >>> record_place("orders:0:42")
     RecordPlace(topic='orders', partition=0, offset=42)
+    >>> record_place("file:/data:7:42@0123456789ab")
+    MarkedPlace(topic='file:/data', partition=7, offset=42, mark='0123456789ab')
     """
-    topic, *numbers = str(text).rsplit(":", 2)
-    if not topic or len(numbers) < 2 or not all(map(str.isdecimal, numbers)):
+    if (parsed := _PLACE.fullmatch(str(text))) is None:
         raise ConfigError(f"skip is {text!r}: write topic:partition:offset, as orders:0:42.")
-    return RecordPlace(topic, int(numbers[0]), int(numbers[1]))
+    topic, partition, offset, mark = parsed.groups()
+    place = topic, int(partition), int(offset)
+    return RecordPlace(*place) if mark is None else MarkedPlace(*place, mark)
 
 
 def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restoration | None:

@@ -7,6 +7,7 @@ made before `recover`, or `Leader.begin_attempt`, has fenced everything older.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, read_before
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, RecordPlace, read_before
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession
@@ -50,7 +51,7 @@ class PipelineConnections(Connections):
         note: Callable[[str], None],
         step: Callable[[str, int], None],
         reference: Reference,
-        units: tuple[Submit, Path] | None = None,
+        units: tuple[Submit, str | Path] | None = None,
         succession: Succession | None = None,
     ) -> None:
         """*step* hears of each durable record. *reference* is how the pipeline is imported. *units* run a replay on
@@ -68,6 +69,8 @@ class PipelineConnections(Connections):
         """The timeout of the sinks' transactions; known after `look`."""
         self._storages: Storages
         self._replays: ReplayRepair
+        self.skips: tuple[RecordPlace, ...] = ()
+        """The records to leave out; known after `recover`."""
         self._restoring: Restoring | None = None
         self._seen: History | None = None
         """The decisions at the first look; None before it."""
@@ -83,7 +86,8 @@ class PipelineConnections(Connections):
         self.begin()
         self._judge_restoring()
         manifest = self.drive(self.leader.recover())
-        for skip in read_before(manifest, self._options.skip):
+        self._settle_skips(manifest)
+        for skip in read_before(manifest, self.skips):
             self.note(f"--skip {skip}: the run goes on after that record, so there is nothing to leave out")
         savepoints = self.leader.log.history.savepoints
         for checkpoint, why in self.known_blocks.unrestorable.items():
@@ -153,6 +157,15 @@ class PipelineConnections(Connections):
         if self._restoring is not None:
             self._restoring.require_alone(history, self.clock.now_ms())
 
+    def _settle_skips(self, manifest: Manifest) -> None:
+        """After recovery, which has found the splits. This incarnation has ended if a skip is refused."""
+        try:
+            self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
+        except ConfigError:
+            self.drive(self.log.heartbeat(ended=True))
+            raise
+        self.leader.config = replace(self.leader.config, skips=self.skips)
+
     def _judge_restoring(self) -> None:
         """After the fence. This incarnation has ended if the savepoint can no longer be restored."""
         if self._restoring is not None:
@@ -204,7 +217,6 @@ class PipelineConnections(Connections):
             deletes=self._options.checkpoint.retention == DELETE,
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
-            skips=self._options.skip,
             dead_letter_limits=graph.dead_letter_limits,
         )
 

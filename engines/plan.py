@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+
+T = TypeVar("T")
 
 LOOP_MARK = ">"
 """The first character of the name of every loop's edge, and of no other edge."""
@@ -100,8 +103,8 @@ class Plan:
         return shuffled + [(edge.name, i, i) for edge in self.feedback for i in subtasks]
 
 
-def share_of(offsets: Mapping[int, int], parallelism: int, subtask: int) -> dict[int, int]:
-    """The part of *offsets*, by partition, that *subtask* of a source reads.
+def share_of(offsets: Mapping[int, T], parallelism: int, subtask: int) -> dict[int, T]:
+    """The part of *offsets*, by split, that *subtask* of a source reads.
 
     >>> share_of({0: 10, 1: 11, 2: 12}, 2, 0)
     {0: 10, 2: 12}

@@ -99,11 +99,12 @@ def stores_of(history: History) -> list[str]:
 
 
 def inputs_of(history: History) -> dict[str, list[int]]:
-    """The partitions that the pipeline reads, by topic."""
+    """The partitions of topics that the pipeline reads, by topic."""
     inputs: dict[str, set[int]] = {}
     for manifest in history.retained:
         for offset in manifest.offsets:
-            inputs.setdefault(offset.topic, set()).add(offset.partition)
+            if offset.in_topic:
+                inputs.setdefault(offset.topic, set()).add(offset.partition)
     return {topic: sorted(partitions) for topic, partitions in sorted(inputs.items())}
 
 

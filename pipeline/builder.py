@@ -15,9 +15,9 @@ from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.names import name_problem
+from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.output import Output
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.validation import Problem, check
 
@@ -96,6 +96,9 @@ class Builder:
         return self._nodes[origin.node].key_type
 
     def add_source(self, id: str, source: Any) -> Input:
+        if isinstance(source, Source) and source.parts:
+            streams = [self.add_source(f"{id}-{as_name(topic)}", part) for topic, part in source.parts.items()]
+            return self.add(Kind.UNION, id, tuple(streams), type=hints.known(source.type))
         if isinstance(source, Source):
             return self.add(
                 Kind.SOURCE, id, (), type=hints.known(source.type), source=source, on_error=source.dead_letters
@@ -106,7 +109,28 @@ class Builder:
     def add_sink(self, id: str, origin: Input, sink: Any, on_error: Any) -> None:
         if not isinstance(sink, Sink):
             self.problem(f"expected a sink, as KafkaSink(...), got {sink!r}")
+        elif sink.routes is not None:
+            self._add_routes(id, origin, sink.routes, on_error)
+            return
         self.add(Kind.SINK, id, (origin,), sink=sink if isinstance(sink, Sink) else None, on_error=on_error)
+
+    def _add_routes(self, id: str, origin: Input, routes: Routes[Any], on_error: Any) -> None:
+        """Add an operator that chooses a topic for each record, and a sink for each topic."""
+        _, *others = routes.sinks
+        type_ = self.type_of(origin)
+        outputs = {topic: Output(as_name(topic), type_) for topic in others}
+
+        def route(record: Any, emit: Any) -> None:
+            output = outputs.get(routes.topic(record))
+            emit(record) if output is None else emit(record, output)
+
+        function = Function(call=route, name="topic=")
+        sides = {output.name: type_ for output in outputs.values()}
+        router = self.add(Kind.PROCESS, id, (origin,), function, on_error, type=type_, outputs=sides)
+        for topic, sink in routes.sinks.items():
+            output = outputs.get(topic)
+            routed = router if output is None else Input(router.node, output.name)
+            self.add_sink(f"{id}-{as_name(topic)}", routed, sink, on_error)
 
     def add_loop(self, id: str, type_: Any, pause: str) -> Input:
         """Add a feedback node; `feed` sets its input."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sizes import is_count
 
 DEAD_LETTERS = "dead letters"
 """The output that a node's dead letters leave by. No output of a user's has a space in its name."""
@@ -52,9 +52,9 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """The frames of the user's code, with the names of files alone."""
 
     @property
-    def has_input(self) -> bool:
-        """Whether the letter is the input record as it was."""
-        return self.holds == INPUT
+    def can_return(self) -> bool:
+        """Whether the letter is the input record as it was, of a topic; other places have a colon."""
+        return self.holds == INPUT and ":" not in self.topic
 
     def headers(self) -> Iterator[tuple[str, bytes | None]]:
         """The headers; an empty traceback has none."""
@@ -102,14 +102,14 @@ class DeadLetterLimits:
 
     def problems(self) -> Iterator[str]:
         """The mistakes in the limits."""
-        if self.per_checkpoint is not None and not (_is_number(self.per_checkpoint, int) and self.per_checkpoint >= 0):
+        if self.per_checkpoint is not None and not is_count(self.per_checkpoint, 0):
             yield f"max_per_checkpoint={self.per_checkpoint!r} must be a number from 0 on, or None"
-        if self.share is not None and not (_is_number(self.share, int | float) and 0 <= self.share <= 1):
+        if self.share is not None and not (_is_number(self.share) and 0 <= self.share <= 1):
             yield f"max_share={self.share!r} must be from 0 to 1, as 0.01 for one in a hundred, or None"
 
 
-def _is_number(given: object, kind: Any) -> bool:
-    return isinstance(given, kind) and not isinstance(given, bool)
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 class DeadLetterTarget(ABC):

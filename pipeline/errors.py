@@ -43,7 +43,7 @@
     ├── AnotherLeads            checkpoint.succession: another run leads; this one waits, and looks again
     ├── NotAnswered             engines.asking: a run has not carried out a request
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
-    ├── StageFailed             engines.spark.submit: Spark could not finish a stage; run the command again
+    ├── StageFailed             engines.spark.submit: Spark could not finish a stage, for no error above
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts
 
 Every message says what happened, whose fault it is, and what to do. All errors survive pickling and have no secrets.

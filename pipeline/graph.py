@@ -251,7 +251,7 @@ class LogicalGraph:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
         line += ", ".join(f"{self._arrow(node, read)} {_written(read)}" for read in node.inputs)
         if node.source:
-            line += f"{type(node.source).__name__} {node.source.topic or ''}".rstrip()
+            line += f"{type(node.source).__name__} {node.source.place}".rstrip()
         if node.sink:
             line += f" {type(node.sink).__name__} {node.sink.shown}".rstrip()
         if node.sink and node.sink.delivery != EXACTLY_ONCE:

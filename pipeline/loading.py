@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +60,20 @@ def load(target: str, params: Mapping[str, str] | None = None) -> Loaded:
     reference: Reference = {
         "module": module, "attribute": attribute, "params": dict(params or {}), "path": str(Path.cwd())
     }  # fmt: skip
-    return Loaded(load_reference(reference), reference)
+    pipeline = load_reference(reference)
+    return Loaded(pipeline, {**reference, "path": str(_folder_of(sys.modules[module]))})
+
+
+def _folder_of(module: ModuleType) -> Path:
+    """The folder in which another process finds *module*: the working directory, unless it was found elsewhere and is
+    not installed."""
+    here, scope = Path.cwd(), vars(module)
+    found = PathFinder.find_spec(module.__name__.partition(".")[0], [str(here)])
+    if scope.get("__file__") is None or (found is not None and found.origin is not None):
+        return here
+    folder = _module_name(scope)[1]
+    installed = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
+    return here if folder in installed else folder
 
 
 def load_reference(reference: Mapping[str, Any]) -> Pipeline:
@@ -109,12 +124,18 @@ def importable(pipeline: Pipeline) -> Loaded:
             f"it to one, or use `exactlyonce run module:function`; {_INLINE}"
         )
     scope, attribute = bound[0]
-    module, path = _module_name(scope)
-    reference: Reference = {"module": module, "attribute": attribute, "params": {}, "path": str(path)}
+    reference = reference_of(scope, attribute)
     imported = load_reference(reference)
     if imported.build().fingerprint() != pipeline.build().fingerprint():
-        raise ConfigError(f"importing {module}:{attribute} gives another graph: does it depend on how it is run?")
+        name = f"{reference['module']}:{attribute}"
+        raise ConfigError(f"importing {name} gives another graph: does it depend on how it is run?")
     return Loaded(imported, reference)
+
+
+def reference_of(scope: Mapping[str, Any], attribute: str) -> Reference:
+    """The reference of a global variable of the module with the globals *scope*."""
+    module, path = _module_name(scope)
+    return {"module": module, "attribute": attribute, "params": {}, "path": str(path)}
 
 
 def _is_file(module: object) -> bool:

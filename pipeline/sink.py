@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
@@ -32,6 +33,11 @@ class Sink(ABC, Generic[T_contra]):
         return None
 
     @property
+    def routes(self) -> Routes[T_contra] | None:
+        """The sinks among which it chooses for each record; None: it writes itself."""
+        return None
+
+    @property
     def shown(self) -> str:
         """The target for people: a topic, or a table with mode and key."""
         return self.topic or ""
@@ -54,6 +60,23 @@ class Sink(ABC, Generic[T_contra]):
     @abstractmethod
     def describe(self, type_: Any) -> dict[str, Any]:
         """The identity of the sink, as JSON values: part of the graph's fingerprint and of manifests."""
+
+
+@dataclass(frozen=True)
+class Routes(Generic[T_contra]):
+    """A choice of a topic for each record."""
+
+    choose: Callable[[T_contra], str]
+    sinks: Mapping[str, Sink[T_contra]]
+    """The sinks of one topic each, by topic."""
+
+    def topic(self, record: T_contra) -> str:
+        """The chosen topic; ValueError if it is not declared."""
+        topic = self.choose(record)
+        if topic not in self.sinks:
+            declared = ", ".join(self.sinks)
+            raise ValueError(f"topic= has given {topic!r:.100}, which is not in topics=: {declared}")
+        return topic
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Sizes and counts in text: "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
+"""Sizes and counts, in text "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
 
 from __future__ import annotations
 
@@ -43,6 +43,17 @@ def shown_bytes(count: int) -> str:
     while shown >= 1024 and unit != "TB":
         shown, unit = shown / 1024, next(units)
     return f"{shown:.1f} {unit}" if unit != "B" else f"{count} B"
+
+
+def is_count(value: object, least: int = 1, most: int | None = None) -> bool:
+    """Whether *value* is an integer from *least* on, up to *most*; True and False are none.
+
+    >>> is_count(7), is_count(0), is_count(True), is_count(9, most=8)
+    (True, False, False, False)
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least <= value and (most is None or value <= most)
 
 
 def counted(count: int, noun: str) -> str:

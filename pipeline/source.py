@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
@@ -31,6 +31,16 @@ class Source(ABC, Generic[T_co]):
     def topic(self) -> str | None:
         """The Kafka topic of the input, if there is one."""
         return None
+
+    @property
+    def place(self) -> str:
+        """Its name in checkpoints and errors: the topic, or a name with a colon, which no topic has."""
+        return self.topic or ""
+
+    @property
+    def parts(self) -> Mapping[str, Source[T_co]]:
+        """The sources of one topic each, by topic, whose union it is; {} if it reads one itself."""
+        return {}
 
     def problems(self) -> Iterator[str]:
         """The mistakes in this description, each with its remedy."""

@@ -12,6 +12,7 @@ from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
+from exactlyonce.pipeline.source import Source
 
 MAX_PARALLELISM_MAX = 32_768
 _WANTED = {
@@ -54,7 +55,7 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
     yield from _ends(graph, node)
     if node.source:
         yield from node.source.problems()
-        yield from _source_topic(graph, node)
+        yield from _source_place(graph, node, node.source)
         if node.source.start_group == graph.pipeline_id:
             yield (
                 f"start_group={node.source.start_group!r} is the pipeline's own name, under which its offsets are "
@@ -81,11 +82,18 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
             yield f"the records of output {output!r} are not used: use .side(...) of it, or remove it"
 
 
-def _source_topic(graph: LogicalGraph, node: Node) -> Iterator[str]:
-    topic = node.source.topic if node.source else None
-    first = next(other for other in graph.sources if other.source and other.source.topic == topic)
-    if topic and first is not node:
-        yield f"{first.id!r} already reads topic {topic!r}: use that stream a second time"
+def _source_place(graph: LogicalGraph, node: Node, source: Source[Any]) -> Iterator[str]:
+    """A record is named by its place, so no two sources have one."""
+    first = next(other for other in graph.sources if other.source and other.source.place == source.place)
+    if not source.place or first is node:
+        return
+    if source.topic:
+        yield f"{first.id!r} already reads topic {source.topic!r}: use that stream a second time"
+    else:
+        yield (
+            f"{first.id!r} already reads {source.place!r}, and a record is named by that in checkpoints and by --skip: "
+            f"use that stream a second time; or, if the two have other records, give one of them a name="
+        )
 
 
 def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, `delta/`, `files/`, `iceberg/`, `mysql/`, `postgres/`, `redis/`,
+and one that prints.
 
 `writer` and `committer` are the seams to engines; `refusals` has the error texts of stores, `ledger` the rules of their
-ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store) and
-`sql/` (tables of any database).
+ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store), `sql/`
+(tables of any database) and `lake/` (tables of files).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported on first use: a
 process starts with the sinks of its pipeline alone.
@@ -12,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from exactlyonce.sinks.delta.sink import DeltaSink
     from exactlyonce.sinks.files.sink import FileSink
-    from exactlyonce.sinks.kafka.dead_letters import DeadLetters
+    from exactlyonce.sinks.iceberg.sink import IcebergSink
     from exactlyonce.sinks.kafka.sink import KafkaSink
     from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
     from exactlyonce.sinks.mysql.sink import MySQLSink
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 __all__ = [
-    "DeadLetters",
+    "DeltaSink",
     "FileSink",
     "ForeignLedger",
+    "IcebergSink",
     "KafkaSink",
     "LedgerBehind",
     "LedgerEntry",
@@ -41,9 +44,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DeadLetters": "kafka.dead_letters",
+    "DeltaSink": "delta.sink",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
+    "IcebergSink": "iceberg.sink",
     "KafkaSink": "kafka.sink",
     "LedgerBehind": "ledger",
     "LedgerEntry": "ledger",

@@ -94,13 +94,17 @@ class StoreView:
     waiting: tuple[SetAside, ...] = ()
     problem: str = ""
     """Why the store does not take what the sink writes; empty: it does."""
+    risk: str = ""
+    """What may remove waiting output in the store by itself, as a sentence without its full stop; empty: nothing."""
 
     @classmethod
-    def of(cls, ledger: SinkLedger, *, waiting: tuple[SetAside, ...] = (), problem: str = "") -> StoreView:
+    def of(
+        cls, ledger: SinkLedger, *, waiting: tuple[SetAside, ...] = (), problem: str = "", risk: str = ""
+    ) -> StoreView:
         """The view of a store with *ledger*."""
         return cls(
             incarnation=ledger.incarnation, origin=ledger.origin, ledger=dict(ledger.checkpoints), waiting=waiting,
-            problem=problem,
+            problem=problem, risk=risk,
         )  # fmt: skip
 
 

@@ -1,10 +1,16 @@
 """Tools for tests of pipelines and of exactlyonce itself: a broker in memory, a clock moved by hand, faults on order.
 
+`assert_exactly_once` tries a user's pipeline with a crash at every step; `simulation/` runs it.
+
 The in-memory stand-ins, in `broker/` too, pass the contract tests of the real thing. Contract tests for your classes:
 `sink_contract/`, `source_contract/`, `state_contract/` (state backends), `storage_contract/` (block storages). Modules
 that need a client library are imported by name: `exactlyonce.testing.broker.real_broker`,
 `exactlyonce.testing.scripted`. May import everything but `cli`; nothing that is shipped imports it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from exactlyonce.testing.broker.interface import (
     Error,
@@ -19,6 +25,9 @@ from exactlyonce.testing.broker.interface import (
 from exactlyonce.testing.broker.model import BrokerModel, BrokerSettings
 from exactlyonce.testing.broker.unreliable import Fault, Injection, UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock, Timer
+
+if TYPE_CHECKING:
+    from exactlyonce.testing.exactly_once import assert_exactly_once
 
 __all__ = [
     "BrokerModel",
@@ -36,4 +45,14 @@ __all__ = [
     "Timer",
     "TransactionalBroker",
     "UnreliableBroker",
+    "assert_exactly_once",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `assert_exactly_once` when it is used: it needs the engine, and the pytest plugin loads this package."""
+    if name != "assert_exactly_once":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from exactlyonce.testing.exactly_once import assert_exactly_once
+
+    return assert_exactly_once

@@ -80,6 +80,18 @@ class KafkaCluster:
         _await(lambda: _answers(admin, name, partitions), name)
         return name
 
+    def topics(self) -> set[str]:
+        """The names of all topics."""
+        return {*self.admin().list_topics(timeout=LIMIT_S).topics}
+
+    def delete_topics(self, names: Iterable[str]) -> None:
+        """Delete those of *names* that are there; returns once they are gone."""
+        admin, mine = self.admin(), {*names}
+        if there := mine & self.topics():
+            for deleted in admin.delete_topics([*there]).values():
+                deleted.result(LIMIT_S)
+            _await(lambda: not mine & self.topics(), f"The end of {', '.join(sorted(there))}")
+
     def produce(self, topic: str, records: Iterable[Value | tuple[Value, Value]], partition: int = BY_KEY) -> None:
         """Write values or (key, value) pairs in order; returns once all are durable."""
         failures: list[KafkaError] = []

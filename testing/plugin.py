@@ -7,6 +7,8 @@
 | `own_broker` | function | a function that starts a broker of the test's own, which it may kill |
 | `container_kafka` | session | a `KafkaCluster` that runs in a container |
 
+The marker `exactlyonce_broker` has `assert_exactly_once` run pipelines on the cluster of `kafka`.
+
 EXACTLYONCE_BOOTSTRAP_SERVERS names a given cluster. Everything started here ends with the tests, an embedded broker
 also when they are killed. The plugin is loaded in every pytest run of every user, so it imports nothing but pytest
 until a fixture is requested.
@@ -26,7 +28,26 @@ import pytest
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
+ON_BROKER = "exactlyonce_broker"
 IMAGE_DEFAULT = "exactlyonce-kafka:4.3.1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", f"{ON_BROKER}: assert_exactly_once runs pipelines on the cluster of the fixture kafka"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _pipelines_on_a_broker(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Only in tests with the marker is anything done."""
+    if request.node.get_closest_marker(ON_BROKER) is None:
+        yield
+        return
+    from exactlyonce.testing.exactly_once import on_cluster
+
+    with on_cluster(request.getfixturevalue("kafka")):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

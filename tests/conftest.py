@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +30,7 @@ THREADS = pytest.StashKey[int]()
 """How many this process had when it was last rid of clients."""
 THREADS_LEFT_MAX = 40
 """More of them than there were before are clients that only a cycle of references keeps."""
-EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 30
+EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 20
 """How many hypothesis draws for a test that does not say it."""
 
 
@@ -159,12 +160,45 @@ def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
         yield start
 
 
+def _storage_server(kind: str, folder: Path) -> Any:
+    from hdfs_server import HdfsServer
+    from s3_server import S3Server
+
+    return S3Server() if kind == "s3" else HdfsServer(folder)
+
+
 @pytest.fixture(params=["s3", "hdfs"])
 def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of a test's own, where blocks may lie outside of the topic."""
-    from tests.connectors.blocks.conftest import started
+    with closing(_storage_server(request.param, tmp_path_factory.mktemp("blocks"))) as server:
+        yield server
 
-    with closing(started(request.param, tmp_path_factory.mktemp("blocks"))) as server:
+
+@pytest.fixture(scope="session")
+def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    import botocore.session
+
+    with (
+        closing(_storage_server("s3", tmp_path_factory.getbasetemp())) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # Each folder has a client of its own, which would read the descriptions of all AWS anew.
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        yield server
+
+
+@pytest.fixture
+def s3(_s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server with S3's protocol, started once for all tests of a process, whose client this process is."""
+    for name, value in _s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    return _s3_server
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Hadoop's HDFS, started once; the tests are skipped, loudly, where it cannot be had."""
+    with closing(_storage_server("hdfs", tmp_path_factory.mktemp("hdfs"))) as server:
         yield server
 
 

@@ -70,6 +70,9 @@ def result_of(page: Path, fence: Fence) -> str | None:
 @pytest.mark.parametrize(("page", "fence"), blocks("python"))
 def test_code_runs_and_its_pipelines_can_be_built(page: Path, fence: Fence) -> None:
     names, printed = executed(page, fence)
+    for name, test in names.items():
+        if f"def {name}() -> None:" in fence.text and name.startswith("test_"):
+            test()
     if printed:
         assert printed == result_of(page, fence)
     else:

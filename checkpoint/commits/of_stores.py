@@ -1,4 +1,4 @@
-"""The commit protocol of stores that keep a ledger: PostgreSQL, MySQL, Redis, files, and stores of users.
+"""The commit protocol of stores that keep a ledger: SQL, Redis, files, lakes, and stores of users.
 
 Invariants: only committables that a durable manifest names are committed; those of one sink subtask come in the order
 of the checkpoints at which they were cut; only the ledger proves a commit, never an answer or its absence; a ledger

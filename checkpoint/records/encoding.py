@@ -266,8 +266,13 @@ _MANIFEST_LISTS_1 = layout_of(
         record_of(ChannelLog, task="string", subtask="long", records="long", blocks=_BLOCKS, indexed="boolean")
     ),
 )  # fmt: skip
+_SOURCE_OFFSET_4 = record_of(
+    SourceOffset, source="string", topic="string", topic_id="string", partition="long", offset="long",
+    leader_epoch="long", skipped="long", skipped_at=ListOf("long"), ended="boolean",
+)  # fmt: skip
+_MANIFEST_LISTS_2 = layout_of(**{**_MANIFEST_LISTS_1.fields, "offsets": ListOf(_SOURCE_OFFSET_4)})
 LAYOUTS: dict[type, tuple[Layout, ...]] = {
-    Manifest: (_MANIFEST_LISTS_1,),
+    Manifest: (_MANIFEST_LISTS_1, _MANIFEST_LISTS_2),
     Finalized: (layout_of(fates=ListOf(tuple_of(transactional_id="string", fate="string"))),),
 }
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""

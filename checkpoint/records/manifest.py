@@ -7,6 +7,7 @@ was written.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -84,12 +85,19 @@ class StagedAck(msgspec.Struct, frozen=True):
 
 
 class SourceOffset(msgspec.Struct, frozen=True):
-    """Sn of one partition: the offset of the first record after the barrier."""
+    """Sn of one split, as a partition of a topic: the offset of the first record after the barrier.
+
+    >>> SourceOffset("in", "orders", "id", 0, 7).in_topic, SourceOffset("in", "file:/data", "id", 0, 7).in_topic
+    (True, False)
+    """
 
     source: str
     topic: str
+    """The topic, or the place of another source, which has a colon: no topic's name has one."""
     topic_id: str
+    """The identity of the topic, or of the split of another source, as a file and its version."""
     partition: int
+    """The number of the split, which no other split of the source ever has."""
     offset: int
     leader_epoch: int = -1
     """The epoch of the last record read below the offset; -1: unknown. It shows whether a log was truncated and
@@ -98,6 +106,22 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """The number of records below the offset that were skipped, because they do not decode."""
     skipped_at: tuple[int, ...] = ()
     """The offsets of the last few of these, in order."""
+    ended: bool = False
+    """Whether it was read to its end; never of a topic."""
+
+    @property
+    def in_topic(self) -> bool:
+        """Whether the split is a partition of a topic."""
+        return ":" not in self.topic
+
+    @property
+    def mark(self) -> str:
+        """A digest of the split's identity, by which `MarkedPlace` knows it.
+
+        >>> SourceOffset("in", "file:/data", "id", 0, 7).mark
+        'a56145270ce6'
+        """
+        return hashlib.sha256(self.topic_id.encode()).hexdigest()[:12]
 
 
 class RecordPlace(msgspec.Struct, frozen=True):
@@ -109,6 +133,16 @@ class RecordPlace(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+class MarkedPlace(RecordPlace, frozen=True):
+    """The place of a record in a split that no checkpoint may have yet, so that another run numbers it anew."""
+
+    mark: str
+    """See `SourceOffset.mark`."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}@{self.mark}"
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):

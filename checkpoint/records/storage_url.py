@@ -75,6 +75,15 @@ def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str 
     return "/".join([f"{scheme}://{host}", *parts])
 
 
+def is_url(text: str) -> bool:
+    """Whether *text* is a URL, and no path.
+
+    >>> is_url("s3://shop/prod"), is_url("/mnt/checkpoints")
+    (True, False)
+    """
+    return "://" in text
+
+
 def parts_of(url: str) -> tuple[str, str, str]:
     """(scheme, host or bucket, path without its first slash) of a URL that `storage_url` has made.
 

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
-    from exactlyonce.engines.bounded.audit.compare import PlainRecord
+    from exactlyonce.engines.bounded.unit.findings import PlainRecord
 
 _EXAMPLES = f"""\
 Compute the output between the retained checkpoints again, along their order logs, and
@@ -30,6 +30,7 @@ examples:
 {SPARK_TEXT}"""
 FOUND, NOTHING_JUDGED = 1, 2
 """Exit codes."""
+_SHOWN = 20
 
 
 def add(commands: Commands) -> None:
@@ -40,22 +41,26 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--ignore-foreign", action="store_true", help="skip records of other writers in the output topics"
     )
+    parser.add_argument(
+        "--limit", metavar="N", type=at_least_one, default=_SHOWN,
+        help=f"the most findings to show; others are counted (default: {_SHOWN})",
+    )  # fmt: skip
     add_replaying(parser)
 
 
 def audit(args: argparse.Namespace) -> int:
     """Run the audit, print its report, and return its exit code."""
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.audit.audit import Audit, offsets_of
+    from exactlyonce.engines.bounded.audit.audit import Audit
 
     config = client(args)
     pipeline = loaded(args)
-    progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
+    name = pipeline.pipeline.name
+    work = Audit(pipeline, config, args.first, args.last, ignore_foreign=args.ignore_foreign, shown=args.limit)
+    progress = LineOfProgress(name, json=args.json)
     try:
-        offsets = offsets_of(config, pipeline.pipeline.name, args.first, args.last)
-        with executors(args, pipeline.pipeline.name, offsets, progress) as where:
-            work = Audit(pipeline, config, where.submit, where.staging, progress, ignore_foreign=args.ignore_foreign)
-            report = work.run(args.first, args.last)
+        with executors(args, name, work.offsets, progress) as where:
+            report = work.run(where, progress)
     finally:
         progress.close()
     if args.json:
@@ -80,6 +85,8 @@ def as_json(report: AuditReport) -> dict[str, Any]:
         "skipped": report.skipped,
         "records_out": report.records_out,
         "findings": [_finding(finding) for finding in report.findings],
+        "more_findings": {**report.more},
+        "hint": report.hint,
         "unjudged": report.unjudged,
     }
 
@@ -116,8 +123,12 @@ def as_text(report: AuditReport) -> Iterator[str]:
     """The report, for people."""
     for placed in report.findings:
         yield from _lines(placed)
+    for kind, count in sorted(report.more.items()):
+        yield f"and {count:,} more {kind}: --limit shows them"
     for reason in report.unjudged:
         yield f"not judged: {reason}"
+    if report.hint:
+        yield report.hint
     yield report.verdict
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
+    AUTO,
     SPARK,
     SPARK_TEXT,
     add_json,
@@ -47,7 +48,8 @@ examples:
 {SPARK_TEXT}"""
 _CATCH_UP = f"""\
 Go on from the last checkpoint of a pipeline on Spark, to the end of its topics or to
-what --to names, and end with a checkpoint; with --follow, until Ctrl-C.
+what --to names, and end with a checkpoint; with --follow, until Ctrl-C: then small chunks
+run in this process, unless --on spark is given.
 
 examples:
   exactlyonce catch-up orders:pipeline
@@ -111,7 +113,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     work = CatchUp(
         loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
         stop_offsets=stop_offsets, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
-        take_over=args.take_over, command_name=named(args), stopping=stopping,
+        small_here=follow and args.on == AUTO, take_over=args.take_over, command_name=named(args), stopping=stopping,
     )  # fmt: skip
     work.judge()
     with executors(args, name, None if follow or options.repair == SPARK else work.records, progress) as where:

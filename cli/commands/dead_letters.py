@@ -37,7 +37,7 @@ pipeline, whose checkpoints say where the next replay goes on. So a letter is se
 whatever is killed, and however often the command runs; a record with several letters once, too.
 The record keeps its partition and gets the time of the replay. A pipeline processes it whole:
 where other branches had taken it before, they take it twice. Letters from behind an operator
-with state or a loop have no input record: they are left out.
+with state or a loop have no input record, and those of files have no topic: they are left out.
 
 examples:
   exactlyonce dead-letters replay orders-dead
@@ -153,9 +153,9 @@ def replay(args: argparse.Namespace) -> int:
         for letter in letters_in(config, args.topic)
         if letter.record.offset >= before.get(letter.record.partition, 0)
     ]
-    topics = sorted({letter.reason.topic for letter in letters if letter.reason.has_input})
+    topics = sorted({letter.reason.topic for letter in letters if letter.reason.can_return})
     if not topics:
-        print(f"{args.topic} has no dead letter with an input record that was not sent back before.")
+        print(f"{args.topic} has no dead letter with an input record of a topic that was not sent back before.")
         return 0
     params = {"name": name, "letters": args.topic, "topics": ",".join(topics)}
     options = options_from({**given(args), "until": "latest", "inline": True})
@@ -169,13 +169,14 @@ def replay(args: argparse.Namespace) -> int:
             f"--name. It begins at the first letter that is left, and sends those again that were sent before."
         ) from error
     done = [letter for letter in letters if letter.record.offset < after.get(letter.record.partition, 0)]
-    sent = Counter(topic for topic, _, _ in {_place(letter) for letter in done if letter.reason.has_input})
+    sent = Counter(topic for topic, _, _ in {_place(letter) for letter in done if letter.reason.can_return})
     for topic, count in sorted(sent.items()):
         print(f"{counted(count, 'record')} sent back to {topic}.")
-    if left := sum(not letter.reason.has_input for letter in done):
+    if left := sum(not letter.reason.can_return for letter in done):
         print(
-            f"{counted(left, 'dead letter')} left out: behind an operator with state or a loop, they have no input "
-            f"record. docs/pipelines.md, dead letters, says what to do with them."
+            f"{counted(left, 'dead letter')} left out: behind an operator with state or a loop they have no input "
+            f"record, and records of files came from no topic. docs/pipelines.md, dead letters, says what to do with "
+            f"them."
         )
     return 0
 

@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
-from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
 R = TypeVar("R")
@@ -37,16 +37,23 @@ GIVEN_UP_MAX = 64
 """The most requests given up and not ended: each keeps a thread and four descriptors. With so many, further requests
 fail at once, until the system ends their connections or the name node answers."""
 
+PART_BYTES = 8 << 20
+"""An open file is written in such parts, each a request with a timeout of its own."""
+
 _RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
+_FULL = ("QuotaExceededException", "No space left")
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
 
 
 class HdfsFolder:
-    """The `Folder` *inner* below *root*, at the name node or the name service *host*. Errors begin with *what*."""
+    """The folder *inner* below *root*, at the name node or the name service *host*: a `Folder`, and a `Tree`.
+
+    Errors begin with *what*.
+    """
 
     def __init__(self, host: str, root: str, inner: str, what: str = STORAGE) -> None:
         self._host, self._root = host, f"/{root}" if root else ""
-        self._path = f"{self._root}/{inner}"
+        self._path = f"{self._root}/{inner}".rstrip("/")
         self.url = f"hdfs://{host}{self._path}"
         self._named = f"{what} {self.url}"
         self._lock = threading.Lock()
@@ -56,34 +63,82 @@ class HdfsFolder:
     def check(self) -> None:
         def probed(client: Any) -> None:
             client.mkdirs(self._path, create_parent=True)
-            self._write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
+            _write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
             client.delete(probe)
 
         self._asked(probed)
 
     def put(self, name: str, content: bytes, aside: str) -> None:
+        self.put_new(name, content, aside)
+
+    def put_new(self, name: str, content: bytes, aside: str) -> bool:
         path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
 
-        def written(client: Any) -> None:
+        def written(client: Any) -> bool:
             try:
-                self._write(client, temporary, content)
-                with suppress(FileExistsError):  # an earlier attempt has put it, and lost its answer
-                    client.rename(temporary, path)
-                    return
+                _write(client, temporary, content)
             except Exception:
-                with suppress(Exception):  # else it is an orphan
-                    client.delete(temporary)
+                _delete_or_leave(client, temporary)
                 raise
-            client.delete(temporary)
+            return _rename(client, temporary, path)
 
-        self._asked(written)
+        return self._asked(written)
 
-    @staticmethod
-    def _write(client: Any, path: str, content: bytes) -> None:
-        """Write a new file; the data nodes have its bytes on disk, and the name node its end."""
-        with client.create(path) as file:  # it replaces nothing
-            file.write(content)
-            file.hsync()
+    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
+        file.seek(0)
+        new = self.create(aside)
+        try:
+            while part := file.read(PART_BYTES):
+                new.write(part)
+            new.close()
+            self._asked(lambda client: _rename(client, f"{self._path}/{aside}", f"{self._path}/{name}"))
+        except ExactlyOnceError:
+            with suppress(ExactlyOnceError):
+                self._asked(lambda client: _delete_or_leave(client, f"{self._path}/{aside}"))
+            raise
+
+    def create(self, name: str) -> HdfsFile:
+        """A new file, which replaces nothing."""
+        return HdfsFile(self._asked, self._asked(lambda client: client.create(f"{self._path}/{name}")))
+
+    def rename_new(self, old: str, new: str) -> None:
+        """Rename *old*, which replaces nothing. FileExistsError if *new* exists, FileNotFoundError without *old*."""
+
+        def rename(client: Any) -> OSError | None:
+            try:
+                client.rename(f"{self._path}/{old}", f"{self._path}/{new}")
+            except (FileExistsError, FileNotFoundError) as error:
+                return error
+            return None
+
+        if (error := self._asked(rename)) is not None:
+            raise error
+
+    def size(self, name: str) -> int | None:
+        """The size of a file; None without one."""
+        file = self.look(name)
+        return None if file is None else file.size
+
+    def make(self, inner: str) -> None:
+        """Create a folder, and all around it."""
+        self._asked(lambda client: client.mkdirs(f"{self._path}/{inner}", create_parent=True))
+
+    def children(self, inner: str) -> dict[str, int]:
+        def listed(client: Any) -> dict[str, int]:
+            try:
+                statuses = list(client.list_status(f"{self._path}/{inner}".rstrip("/")))
+            except FileNotFoundError:
+                return {}
+            return {status.path.rpartition("/")[2]: status.modification_time for status in statuses}
+
+        return self._asked(listed)
+
+    def remove_tree(self, inner: str) -> None:
+        def remove(client: Any) -> None:
+            with suppress(FileNotFoundError):
+                client.delete(f"{self._path}/{inner}", recursive=True)
+
+        self._asked(remove)
 
     def get(self, name: str) -> bytes | None:
         def read(client: Any) -> bytes | None:
@@ -91,6 +146,18 @@ class HdfsFolder:
                 content: bytes = client.read(f"{self._path}/{name}").read()
             except FileNotFoundError:
                 return None
+            return content
+
+        return self._asked(read)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes | None:
+        def read(client: Any) -> bytes | None:
+            try:
+                file = client.read(f"{self._path}/{name}")
+            except FileNotFoundError:
+                return None
+            wanted = min(length, len(file) - offset)
+            content: bytes = file.read_range(offset, wanted) if wanted > 0 else b""
             return content
 
         return self._asked(read)
@@ -105,6 +172,18 @@ class HdfsFolder:
             return [StoredFile(file.path.rpartition("/")[2], file.length, file.modification_time) for file in files]
 
         yield from self._asked(listed)
+
+    def look(self, name: str) -> StoredFile | None:
+        """One file; None: it is not there."""
+
+        def looked(client: Any) -> StoredFile | None:
+            try:
+                file = client.get_file_info(f"{self._path}/{name}")
+            except FileNotFoundError:
+                return None
+            return StoredFile(name, file.length, file.modification_time)
+
+        return self._asked(looked)
 
     def remove(self, names: Iterable[str]) -> None:
         def removed(client: Any, name: str) -> None:
@@ -156,7 +235,54 @@ class HdfsFolder:
             reason = _said(error)
             if isinstance(error, PermissionError) or any(refusal in str(error) for refusal in _REFUSED):
                 raise ConfigError(f"{self._named} refuses: {reason}") from error
+            if any(full in str(error) for full in _FULL):
+                raise StorageUnavailable(f"{self._named} is full: make room there. It says: {reason}") from error
             raise StorageUnavailable(f"{self._named} does not answer: {reason}") from error
+
+
+class HdfsFile:
+    """A file that is written sequentially; each call is a request with a timeout of its own."""
+
+    def __init__(self, ask: Callable[[Callable[[Any], None]], None], file: Any) -> None:
+        self._ask, self._file = ask, file
+
+    def write(self, content: bytes) -> None:
+        self._ask(lambda client: self._file.write(content))
+
+    def close(self) -> None:
+        """Once it returns, the data nodes have all bytes on disk, and the name node knows the end."""
+
+        def close(client: Any) -> None:
+            self._file.hsync()
+            self._file.close()
+
+        self._ask(close)
+
+
+def _write(client: Any, path: str, content: bytes) -> None:
+    """Write a new file; the data nodes have its bytes on disk, and the name node its end."""
+    with client.create(path) as file:  # it replaces nothing
+        file.write(content)
+        file.hsync()
+
+
+def _rename(client: Any, temporary: str, path: str) -> bool:
+    """False: the file exists; an earlier attempt may have put it, and lost its answer."""
+    try:
+        with suppress(FileExistsError):
+            client.rename(temporary, path)
+            return True
+    except Exception:
+        _delete_or_leave(client, temporary)
+        raise
+    client.delete(temporary)
+    return False
+
+
+def _delete_or_leave(client: Any, path: str) -> None:
+    """Delete a temporary file; one that stays is an orphan."""
+    with suppress(Exception):
+        client.delete(path)
 
 
 def _answer(answer: Future[R], ask: Callable[[], R]) -> None:

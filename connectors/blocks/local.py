@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
@@ -48,6 +50,13 @@ class LocalFolder:
                     probe.unlink()
 
     def put(self, name: str, content: bytes, aside: str) -> None:
+        self._put(name, content, aside)
+
+    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
+        file.seek(0)
+        self._put(name, file, aside)
+
+    def _put(self, name: str, content: bytes | BinaryIO, aside: str) -> None:
         temporary = self._path / aside
         with self._explained():
             try:
@@ -63,6 +72,16 @@ class LocalFolder:
         with self._explained(reading=name):
             try:
                 return (self._path / name).read_bytes()
+            except FileNotFoundError:
+                self._require_mounted()
+                return None
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes | None:
+        with self._explained(reading=name):
+            try:
+                with open(self._path / name, "rb") as file:
+                    file.seek(offset)
+                    return file.read(length)
             except FileNotFoundError:
                 self._require_mounted()
                 return None
@@ -125,10 +144,13 @@ class LocalFolder:
             ) from error
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes | BinaryIO) -> None:
     """Write a new file durably."""
     with open(path, "xb") as file:
-        file.write(content)
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            shutil.copyfileobj(content, file)
         file.flush()
         os.fsync(file.fileno())
 

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.storage_url import parts_of
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.connectors.blocks.folder import CHECKPOINT_STORAGE, STORAGE, Folder
+from exactlyonce.connectors.blocks.folder import CHECKPOINT_STORAGE, STORAGE, Folder, FolderOfLargeFiles
 from exactlyonce.connectors.blocks.hdfs import HdfsFolder
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.names import name_of, reference
@@ -117,16 +117,16 @@ class FileStorage:
             self._readers = None
 
 
-def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:
-    """The result of *asked*, retried for *away_timeout_s* while it raises `StorageUnavailable`."""
+def persistently(asked: Callable[[], R], away_timeout_s: float, ended: Event | None = None) -> R:
+    """The result of *asked*, retried for *away_timeout_s* while it raises `StorageUnavailable`, but not once *ended* is
+    set."""
     deadline = time.monotonic() + away_timeout_s
     while True:
         try:
             return asked()
         except StorageUnavailable:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (ended or Event()).wait(_PAUSE_S):
                 raise
-        Event().wait(_PAUSE_S)
 
 
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
@@ -136,7 +136,7 @@ def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
 
-def folder_of(url: str, inner: str, what: str = STORAGE) -> Folder:
+def folder_of(url: str, inner: str, what: str = STORAGE) -> FolderOfLargeFiles:
     """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*."""
     scheme, host, path = parts_of(url)
     match scheme:

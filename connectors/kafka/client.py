@@ -53,7 +53,7 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
     """An idempotent producer with acks=all."""
     return make_producer(
         settings(
-            {"reconnect.backoff.ms": 20, **config},  # half of it passes before the first connection
+            config,
             acks="all",
             enable_idempotence=True,
             linger_ms=0,

@@ -77,6 +77,11 @@ class ClientConfig:
         return str(self.settings["bootstrap.servers"])
 
     @property
+    def as_text(self) -> dict[str, str]:
+        """The settings for another process, which makes the same `ClientConfig` of them."""
+        return {name: str(value) for name, value in self.settings.items()}
+
+    @property
     def protocol(self) -> str:
         """One of `PROTOCOLS`."""
         return str(self.settings.get("security.protocol", "PLAINTEXT")).upper()

@@ -36,7 +36,8 @@ class GroupOffsets:
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
         """Set them, without waiting. Through the consumer: librdkafka's admin call for it aborts the process when an
         answer comes after its timeout, as after a minute without a broker."""
-        places = [TopicPartition(position.topic, position.partition, position.offset) for position in offsets]
+        in_topics = (position for position in offsets if position.in_topic)
+        places = [TopicPartition(position.topic, position.partition, position.offset) for position in in_topics]
         if places:
             self._consumer.commit(offsets=places, asynchronous=True)
         self._consumer.poll(0)

@@ -59,6 +59,8 @@ class LogBatch(NamedTuple):
     """Whether a transaction marker is a commit. None: no marker, or an emptied or a cut one."""
     is_timed_by_broker: bool = False
     """Whether its records have the time of their append."""
+    is_transactional: bool = False
+    """Whether its records are part of a transaction."""
 
     @property
     def is_whole(self) -> bool:
@@ -211,6 +213,7 @@ _CHECKED_FROM = 21  # the checksum covers the bytes after it
 _MAGIC = 2
 _CONTROL = 0x20
 _LOG_APPEND_TIME = 0x08
+_TRANSACTIONAL = 0x10
 _MARKER_KEY = struct.Struct(">hh")  # version, and 1 for commit
 
 
@@ -234,8 +237,11 @@ def parse_batches(data: bytes, place: str = "The log") -> Iterator[LogBatch]:
                 raise DamagedBatch(damage(place, base_offset, "the checksum of a transaction marker is wrong"))
             commits = _commits(data[position + _HEADER.size : end])
         last_offset = base_offset + last_offset_delta
-        timed = bool(attributes & _LOG_APPEND_TIME)
-        yield LogBatch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits, timed)
+        yield LogBatch(
+            base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits,
+            is_timed_by_broker=bool(attributes & _LOG_APPEND_TIME),
+            is_transactional=bool(attributes & _TRANSACTIONAL),
+        )  # fmt: skip
         position = end
 
 

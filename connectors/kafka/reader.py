@@ -65,6 +65,7 @@ class KafkaReader:
     config: Mapping[str, str]
     """librdkafka settings."""
     topic_id: str = field(kw_only=True)
+    """Empty as long as no partition is read."""
     epochs: dict[int, int] = field(default_factory=dict)
     """The leader epoch by partition of the last record returned, if known."""
     runs: list[tuple[int, int]] = field(default_factory=list)
@@ -81,10 +82,11 @@ class KafkaReader:
         if self.offsets:
             self._assign(self.offsets)
 
-    def add(self, partition: int, offset: int) -> None:
-        if partition not in self.offsets:
-            self.offsets[partition] = offset
-            self._assign([partition])
+    def add(self, start: SourceOffset) -> None:
+        if start.partition not in self.offsets:
+            self.topic_id = start.topic_id
+            self.offsets[start.partition] = start.offset
+            self._assign([start.partition])
 
     def _assign(self, partitions: Iterable[int]) -> None:
         """Assign more partitions; fetched records of others stay. By its epoch the client detects a truncated log."""

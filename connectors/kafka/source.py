@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import UnionType
@@ -18,6 +19,7 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.source import Source
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ KEY_TYPES = (bytes, str, int, float, bool)
 class KafkaSource(Source[T]):
     """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`, with ``metadata=True`` `Record[Order]`.
 
+    - *topic*: its name, or the names of several in a list: then the stream is the union of a source for each,
+      ``<id>-<topic>``, with the other arguments in common. `Record.topic` tells them apart.
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
     - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
@@ -53,6 +57,10 @@ class KafkaSource(Source[T]):
     """
 
     topic_name: str
+    """The first of `topic_names`."""
+    topic_names: tuple[str, ...]
+    several: bool
+    """Whether the topics were given as a list, which may grow."""
     value_codec: Codec[Any]
     key_codec: Codec[Any]
     value_type: Any
@@ -64,7 +72,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[V],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
@@ -76,7 +84,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Record[V]],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: TypeForm[V] | Codec[V],
         key: type[Any] | Codec[Any] = ...,
@@ -90,7 +98,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Any],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: UnionType | type[Any],
         start: Start = ...,
@@ -102,7 +110,7 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Record[Any]],
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: UnionType | type[Any],
         key: type[Any] | Codec[Any] = ...,
@@ -114,7 +122,7 @@ class KafkaSource(Source[T]):
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: Any,
         key: type[Any] | Codec[Any] | None = None,
@@ -123,14 +131,17 @@ class KafkaSource(Source[T]):
         metadata: bool = False,
         on_error: OnError = "fail",
     ) -> None:
-        if problem := _key_problem(key, metadata):
+        names = (topic,) if isinstance(topic, str) else tuple(topic)
+        if problem := _topics_problem(names, start) or _key_problem(key, metadata):
             raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {problem}")
         try:
             value_codec, key_codec = codec_for(value), codec_for(key or bytes)
         except schema.UnsupportedType as error:
             raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {error}") from None
         fields = {
-            "topic_name": topic,
+            "topic_name": names[0],
+            "topic_names": names,
+            "several": not isinstance(topic, str),
             "value_codec": value_codec,
             "key_codec": key_codec,
             "value_type": value_codec.type if isinstance(value, Codec) else value,
@@ -145,6 +156,17 @@ class KafkaSource(Source[T]):
     @property
     def topic(self) -> str:
         return self.topic_name
+
+    @property
+    def parts(self) -> Mapping[str, KafkaSource[T]]:
+        return {name: self._part(name) for name in self.topic_names} if self.several else {}
+
+    def _part(self, topic: str) -> KafkaSource[T]:
+        """The same source of one of its topics."""
+        part = copy.copy(self)
+        for field, content in {"topic_name": topic, "topic_names": (topic,), "several": False}.items():
+            object.__setattr__(part, field, content)
+        return part
 
     @property
     def type(self) -> Any:
@@ -226,9 +248,9 @@ class KafkaSource(Source[T]):
         return KafkaReader(
             source=context.source,
             topic=self.topic,
-            topic_id=context.topic_id,
+            topic_id=positions[0].topic_id if positions else "",
             offsets={position.partition: position.offset for position in positions},
-            targets=context.targets,
+            targets=context.targets or {},
             config=config,
             epochs={position.partition: position.leader_epoch for position in positions if position.leader_epoch >= 0},
             make=make,
@@ -286,7 +308,7 @@ class KafkaDecoder:
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
-    def parts(self, records: list[Any]) -> list[Any]:
+    def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         return records if self._source.metadata else list(map(self._value, records))
 
     def _record(self, message: Message) -> Record[Any]:
@@ -313,6 +335,14 @@ class KafkaDecoder:
         return record.timestamp()[1]
 
 
+def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
+    if not topics or len({*topics}) < len(topics):
+        return "give one topic or more, each once"
+    if len(topics) > 1 and isinstance(start, Mapping):
+        return "start= gives offsets by partition, of one topic: read each of these by a source of its own"
+    return None
+
+
 def _key_problem(key: Any, metadata: bool) -> str | None:
     if key is None:
         return None
@@ -330,7 +360,7 @@ def _start_problem(start: Any) -> str | None:
         return None if start.tzinfo else f"start={start!r} has no time zone: give tzinfo, as timezone.utc"
     if isinstance(start, Mapping):
         offsets = [*start.keys(), *start.values()]
-        fits = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in offsets)
+        fits = all(is_count(offset, 0) for offset in offsets)
         return None if fits else f"start={start!r} must map partitions to offsets, both integers from 0 on"
     named = start in ("earliest", "latest")
     return None if named else f'start={start!r} must be "earliest", "latest", a datetime or offsets'

@@ -70,8 +70,7 @@ class Advanced:
     @property
     def staged_bytes(self) -> int:
         """The size of all staged files."""
-        sent = sum(file.file.size for receipt in self.receipts for file in receipt.sent)
-        return sent + sum(file.file.size for receipt in self.receipts for file in receipt.outputs)
+        return sum(receipt.staged_bytes for receipt in self.receipts)
 
     @property
     def publishing_ms(self) -> int:
@@ -93,27 +92,30 @@ def advance(
     *,
     ranges: Sequence[Reading],
     submit: Submit,
-    staging: Path,
+    staging: str | Path,
+    submit_small: Submit | None = None,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *connections* have recovered; *staging* is a folder that all units see. *final*: a clean end follows. Raises
+    *connections* have recovered; *staging* is a folder that all units see, or a URL of HDFS or S3. *submit_small*, if
+    given, runs publications of little output. *final*: a clean end follows. Raises
     `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock, leader = SystemClock(), connections.leader
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
-    with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
-        common = _common(loaded, options, connections, manifest, physical, folder)
-        client = {name: str(value) for name, value in options.client.settings.items()}
+    with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as files:
+        common = _common(loaded, options, connections, manifest, physical, files)
+        client = options.client.as_text
         receipts = compute(physical, common, client, ranges, submit)
         hit("advance-computed")
         connections.drive(leader.upkeep())  # a fenced driver opens no transactions
         opened_ms = clock.monotonic_ms()
         try:
             work = _publications(common, client, physical, connections.transaction_timeout_ms, receipts)
-            publications = _published(common, work, submit)
+            publish = submit_small if submit_small is not None and _publishes_little(receipts) else submit
+            publications = _published(common, work, publish)
         except Exception:  # readers need not wait until the open transactions, which no record names, time out
             with suppress(ExactlyOnceError):
                 _abort_all_but(connections)
@@ -154,7 +156,7 @@ def _common(
     connections: PipelineConnections,
     manifest: Manifest,
     physical: Plan,
-    folder: Path,
+    files: str,
 ) -> Stage:
     return Stage(
         reference=loaded.reference,
@@ -165,14 +167,13 @@ def _common(
         incarnation=connections.leader.incarnation.incarnation,
         attempt=connections.leader.attempt,
         topic=connections.log.topic,
-        topic_ids=connections.surroundings.inputs.topic_ids,
         write_state=True,
         origins=False,
         by_partition=True,
-        folder=str(folder),
+        files=files,
         storage=options.checkpoint.storage,
         drops_fields=options.allow_dropped_fields,
-        skips=options.skip,
+        skips=connections.skips,
         incremental=options.checkpoint.incremental,
         output_partitions=connections.surroundings.outputs.partitions,
     )
@@ -189,6 +190,13 @@ def _topics(physical: Plan) -> dict[str, str]:
     return {id: sink.topic or "" for id, sink in sinks.items() if sink.transactional}
 
 
+def _publishes_little(receipts: Sequence[Receipt]) -> bool:
+    """Whether the staged outputs of all sinks are no more than those of one publication."""
+    files = [file for receipt in receipts for file in receipt.outputs]
+    records, size = sum(file.records for file in files), sum(file.file.size for file in files)
+    return records <= PUBLISHER_RECORDS and size <= PUBLISHER_BYTES
+
+
 def _publications(
     common: Stage, client: dict[str, str], physical: Plan, timeout_ms: int, receipts: Sequence[Receipt]
 ) -> Iterator[Publication]:
@@ -196,7 +204,7 @@ def _publications(
     topics = _topics(physical)
     for sink, staged in sorted(outputs_by_sink(receipts).items()):
         partitions = sorted({partition for file in staged for partition in file.counts})
-        outputs = stage_messages(Path(common.folder, f"publish-{sink}"), [staged])
+        outputs = stage_messages(f"{common.files}publish-{sink}", [staged])
         records, size = sum(file.records for file in staged), sum(file.file.size for file in staged)
         worthwhile = max(-(-records // PUBLISHER_RECORDS), -(-size // PUBLISHER_BYTES))
         publishers = min(physical.parallelism, len(partitions), worthwhile)
@@ -235,6 +243,7 @@ def _decide(connections: PipelineConnections, pending: PendingCheckpoint, receip
         raise RecordError("\n".join([*notes, str(error)]), **error.facts) from None
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
+        connections.drive(connections.leader.upkeep())  # a newer instance may have ended its transactions
         raise BrokerUnavailable(
             f"Checkpoint {pending.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
             f"is lost: run the command again."

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from shutil import disk_usage
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
@@ -25,10 +25,11 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.stages import refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
-from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, require_topics, rest
+from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
+from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
 from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
@@ -46,7 +47,14 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
 
-FOLLOW_PAUSE_S = 1.0
+FOLLOW_PAUSE_MIN_S = 0.1
+FOLLOW_PAUSE_MAX_S = 1.0
+SMALL_RECORDS = 20_000
+"""A chunk of so many records at most, with so much state and so few units, takes less time in this process than the
+launch of its tasks on Spark."""
+SMALL_STATE_BYTES = 16 << 20
+SMALL_UNITS = 16
+"""Of all stages."""
 UNIT_RECORDS = 1_000_000
 """The records of a chunk for each unit of a stage."""
 CHUNK_RECORDS_MIN = 100_000
@@ -186,6 +194,8 @@ class CatchUp:
     from_nothing: bool = False
     """Whether it may begin without a checkpoint, as a backfill does."""
     follow: bool = False
+    small_here: bool = False
+    """Whether small chunks are computed in this process. `lead` drops it for a plan with many units."""
     take_over: bool = False
     """Whether an instance that seems to run is fenced."""
     command_name: str = ""
@@ -254,7 +264,7 @@ class CatchUp:
             elif self.options.restoration is None:
                 starts: Offsets = {source: {} for source in inputs.sources}
                 for start in inputs.start_offsets():
-                    starts[start.source][start.partition] = start.offset
+                    starts[start.source][start.partition] = start
                 self.records = self._count(inputs, starts)
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
@@ -269,31 +279,52 @@ class CatchUp:
         self.choose_parallelism(executors)
         return self.lead(executors.submit, executors.staging)
 
-    def lead(self, submit: Submit, staging: Path) -> Summary:
+    def lead(self, submit: Submit, staging: str | Path) -> Summary:
         """Lead the pipeline until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = self._plan()
-        with closing(self._connections(physical, self._note, submit, staging)) as connections:
+        self.small_here = self.small_here and len(physical.tasks) * physical.parallelism <= SMALL_UNITS
+        if self.small_here:
+            self.progress.note(
+                f"chunks of {SMALL_RECORDS:,} records at most are computed in this process, while the state has no "
+                f"more than {SMALL_STATE_BYTES >> 20} MiB; --on spark changes that"
+            )
+        with closing(self._connections(physical, self._note, submit, staging)) as connections, closing(KEPT):
             _refuse_too_wide(physical, connections)
             summary = Summary(connections.recover(), parallelism=physical.parallelism)
             self._refuse_unaligned(summary.manifest)
             self._reach(connections, summary, submit, staging)
-            idle_s = 0.0
-            while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
-                idle_s = 0.0 if self._reach(connections, summary, submit, staging) else idle_s + FOLLOW_PAUSE_S
-                if idle_s >= UPKEEP_INTERVAL_S:
-                    connections.drive(connections.leader.upkeep())
-                    idle_s = 0.0
+            if self.follow:
+                self._go_on(connections, summary, submit, staging)
             connections.drive(connections.leader.conclude())
         return summary
+
+    def _go_on(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> None:
+        """Follow the input until the end is asked for."""
+        idle_s = silent_s = 0.0
+        while not self.stopping.wait(pause_s := follow_pause_s(idle_s)):
+            if self._reach(connections, summary, submit, staging):
+                idle_s = silent_s = 0.0
+                continue
+            idle_s, silent_s = idle_s + pause_s, silent_s + pause_s
+            if silent_s >= UPKEEP_INTERVAL_S:
+                connections.drive(connections.leader.upkeep())
+                silent_s = 0.0
+
+    def _stays_here(self, chunk: Sequence[Reading], manifest: Manifest) -> bool:
+        """Whether this process computes *chunk* after *manifest*."""
+        if not self.small_here or sum(reading.length for reading in chunk) > SMALL_RECORDS:
+            return False
+        return sum(operator.state_bytes for operator in manifest.operators) <= SMALL_STATE_BYTES
 
     def _plan(self) -> Plan:
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
+        require_topics(physical.graph)
         refuse_loops(physical.graph)
         return physical
 
     def _connections(
-        self, physical: Plan, note: Callable[[str], None], submit: Submit, staging: Path
+        self, physical: Plan, note: Callable[[str], None], submit: Submit, staging: str | Path
     ) -> PipelineConnections:
         """The connections of a leader that has looked, and fenced nobody."""
         connections = PipelineConnections(
@@ -325,7 +356,7 @@ class CatchUp:
         else:
             self.progress.note(text)
 
-    def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: Path) -> bool:
+    def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> bool:
         """Advance to the present stop offsets; False if the work stands there."""
         ranges = self._ranges(connections)
         total = sum(reading.length for reading in ranges)
@@ -333,16 +364,20 @@ class CatchUp:
             return False
         self.progress.began(summary.manifest, total)
 
-        def submit_with_upkeep(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        def with_upkeep(submit: Submit, stage: str, work: Sequence[bytes]) -> list[bytes]:
             return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
 
+        publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS
         while any(reading.length for reading in ranges) and not self.stopping.is_set():
             chunk = first_part(ranges, most)
             ranges = rest(ranges, chunk)
+            here = self._stays_here(chunk, summary.manifest)
             advanced = advance(
-                self.loaded, self.options, connections, summary.manifest, ranges=chunk, submit=submit_with_upkeep,
-                staging=staging, final=not self.follow and not any(reading.length for reading in ranges),
+                self.loaded, self.options, connections, summary.manifest, ranges=chunk,
+                submit=partial(with_upkeep, in_process_keeping if here else submit), submit_small=publish,
+                staging=THIS_MACHINE if here else staging,
+                final=not self.follow and not any(reading.length for reading in ranges),
             )  # fmt: skip
             summary.add(advanced)
             self._note_units(advanced)
@@ -353,7 +388,7 @@ class CatchUp:
                 most = chunk_records(
                     summary.parallelism,
                     offset_bytes=advanced.staged_bytes / offsets,
-                    free_bytes=disk_usage(staging).free,
+                    free_bytes=free_bytes(staging),
                     offset_ms=advanced.publishing_ms / offsets,
                     timeout_ms=connections.transaction_timeout_ms,
                 )
@@ -376,18 +411,26 @@ class CatchUp:
         return sum(reading.length for reading in self._to_read(inputs, starts))
 
     def _to_read(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
-        topics = {id: source.topic for id, source in inputs.sources.items()}
-        return readings(topics, starts, self.stop_offsets.ends(inputs, starts))
+        return readings(starts, self.stop_offsets.ends(inputs, starts))
+
+
+def follow_pause_s(idle_s: float) -> float:
+    """The pause before the next look for records, *idle_s* after the last ones: a tenth of that time.
+
+    >>> [follow_pause_s(idle_s) for idle_s in (0.0, 4.0, 60.0)]
+    [0.1, 0.4, 1.0]
+    """
+    return min(FOLLOW_PAUSE_MAX_S, max(FOLLOW_PAUSE_MIN_S, idle_s / 10))
 
 
 def chunk_records(
-    parallelism: int, *, offset_bytes: float, free_bytes: int, offset_ms: float = 0.0, timeout_ms: int = 0
+    parallelism: int, *, offset_bytes: float, free_bytes: int | None, offset_ms: float = 0.0, timeout_ms: int = 0
 ) -> int:
     """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
 
-    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, nor
-    than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither makes a chunk
-    smaller than CHUNK_RECORDS_MIN.
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, if it
+    is known, nor than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither
+    makes a chunk smaller than CHUNK_RECORDS_MIN.
 
     >>> tebibyte = 1 << 40
     >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
@@ -398,7 +441,7 @@ def chunk_records(
     7500000
     """
     most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
-    if offset_bytes:
+    if offset_bytes and free_bytes is not None:
         most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
     if offset_ms:
         most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))

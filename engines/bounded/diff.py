@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -19,12 +18,11 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, require_topics
 from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
@@ -32,7 +30,7 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.fitting import require_readable
-from exactlyonce.engines.surroundings.preflight import Inputs, check_operators
+from exactlyonce.engines.surroundings.preflight import Inputs, by_kind, check_operators
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -187,21 +185,19 @@ class Diff:
         progress.began(self._base, 2 * self.offsets)
         report = DiffReport(self.name, self._base.checkpoint)
         lanes = max(LANES_MIN, self._base.parallelism)
-        with workplace(executors.staging, f"diff-{self.name}-{self._base.checkpoint}") as folder:
+        with workplace(executors.staging, f"diff-{self.name}-{self._base.checkpoint}") as files:
             sides: list[dict[str, list[OutputFile]]] = []
             for version, graph, side in zip(self._versions, self._graphs, ("old", "new"), strict=True):
-                own = folder / side
-                own.mkdir()
                 receipts = compute(
                     plan(graph, self._base.parallelism),
-                    self._stage(version, graph, own, lanes),
-                    {name: str(value) for name, value in self._client.settings.items()},
+                    self._stage(version, graph, f"{files}{side}-", lanes),
+                    self._client.as_text,
                     self._ranges,
                     executors.submit,
                 )
                 sides.append(outputs_by_sink(receipts))
                 report.records = sum(receipt.records for receipt in receipts)
-            report.sinks += self._compared(sides, folder, lanes, executors)
+            report.sinks += self._compared(sides, files, lanes, executors)
         report.unjudged += self._not_compared()
         return report
 
@@ -225,7 +221,7 @@ class Diff:
     def _require_same_sources(self, graph: LogicalGraph) -> None:
         """Raise GraphError unless *graph* reads what the checkpoint has offsets of."""
         had = {(read.source, read.topic) for read in self._base.offsets}
-        has = {(node.id, node.source.topic or "") for node in graph.sources if node.source is not None}
+        has = {(node.id, node.source.place) for node in graph.sources if node.source is not None}
         if had != has:
             raise GraphError(
                 f"Both versions must have the sources of checkpoint {self._base.checkpoint}, with their ids and "
@@ -234,15 +230,16 @@ class Diff:
 
     def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
         require_same_topics(self._client, self._base)
-        sources = {node.id: cast("Readable", node.source) for node in self._graphs[0].sources}
+        require_topics(self._graphs[0])
+        sources, _ = by_kind(self._graphs[0])
         with closing(Topics(self._client)) as topics:
             described = topics.describe(sorted({source.topic for source in sources.values()}))
             inputs = Inputs(topics, sources, described, {})
             starts = inputs.offsets_from(self._base)
             ends = to.ends(inputs, starts)
-        return readings({id: source.topic for id, source in sources.items()}, starts, ends)
+        return readings(starts, ends)
 
-    def _stage(self, version: Loaded, graph: LogicalGraph, folder: Path, lanes: int) -> Stage:
+    def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base
         return Stage(
             reference=version.reference,
@@ -253,10 +250,9 @@ class Diff:
             incarnation=base.incarnation,
             attempt=base.attempt,
             topic=self._topic,
-            topic_ids={read.topic: read.topic_id for read in base.offsets},
             write_state=False,
             origins=True,
-            folder=str(folder),
+            files=files,
             by_partition=False,
             lanes=lanes,
             storage=base.storage,
@@ -285,13 +281,13 @@ class Diff:
         return counts
 
     def _compared(
-        self, sides: Sequence[dict[str, list[OutputFile]]], folder: Path, lanes: int, executors: Executors
+        self, sides: Sequence[dict[str, list[OutputFile]]], files: str, lanes: int, executors: Executors
     ) -> Iterator[SinkDiff]:
         for sink in sorted({*sides[0], *sides[1]}):
-            files = [outputs.get(sink, []) for outputs in sides]
+            outputs = [side.get(sink, []) for side in sides]
             old, new = (
-                stage_messages(folder / f"compare-{sink}-{side}", [of_side])
-                for side, of_side in zip(("old", "new"), files, strict=True)
+                stage_messages(f"{files}compare-{sink}-{side}", [of_side])
+                for side, of_side in zip(("old", "new"), outputs, strict=True)
             )
             work = [_encode(Comparison(lane, old, new, self._shown)) for lane in range(lanes)]
             answers = executors.submit(f"{self.name}: diff, compare {sink}", work)
@@ -300,8 +296,8 @@ class Diff:
             keyed = [each for compared in done for each in compared.differences]
             yield SinkDiff(
                 sink=sink,
-                old=sum(file.records for file in files[0]),
-                new=sum(file.records for file in files[1]),
+                old=sum(file.records for file in outputs[0]),
+                new=sum(file.records for file in outputs[1]),
                 keys=sum(compared.keys for compared in done) + any(compared.keyless for compared in done),
                 differing=sum(compared.differing for compared in done) + any(keyless),
                 differences=[*keyless[:1], *keyed][: self._shown],

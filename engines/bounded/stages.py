@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import islice, zip_longest
+from typing import NamedTuple
 
 import msgspec
 
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
-from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
+from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFile, stage_messages
 from exactlyonce.engines.plan import Plan, Task
 from exactlyonce.pipeline.errors import ConfigError, require
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -48,6 +49,19 @@ def stages(plan: Plan) -> list[list[Task]]:
     return [[task for task in plan.tasks if depth[task.name] == level] for level in sorted(set(depth.values()))]
 
 
+class Computation(NamedTuple):
+    """A plan over ranges of its inputs."""
+
+    plan: Plan
+    common: Stage
+    """The fields of every stage."""
+    ranges: Sequence[Reading]
+    logs: Logs | None = None
+    """Inputs are taken along these; None: by time."""
+    left: Left | None = None
+    """Records that are sent, and not taken."""
+
+
 def compute(
     plan: Plan,
     common: Stage,
@@ -57,26 +71,61 @@ def compute(
     logs: Logs | None = None,
     left: Left | None = None,
 ) -> list[Receipt]:
-    """Run the whole plan over *ranges*; return the receipts, stage by stage. *common* has the fields of every stage.
+    """Run the whole plan over *ranges*; return the receipts, stage by stage. See `Computation`.
 
-    *client* are the client's settings. With *logs*, inputs are taken along them, without the records that are *left*;
-    otherwise by time.
+    *client* are the client's settings.
     """
-    receipts: list[Receipt] = []
-    for number, tasks in enumerate(stages(plan)):
-        names = ", ".join(task.name for task in tasks)
-        description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, stage {names}"
-        edges = {edge.name for task in tasks for edge in plan.into(task)}
-        sent = tuple(file for receipt in receipts for file in receipt.sent if file.edge in edges)
-        units = [unit for task in tasks for unit in _units(plan, task, ranges=ranges, logs=logs, left=left)]
-        stage = msgspec.structs.replace(common, sent=sent)
-        file = stage_messages(Path(common.folder, f"stage-{number}"), [stage, *units])
-        work = [_encode(UnitPlace({**client}, file, receiver)) for receiver, _ in enumerate(units, STAGE + 1)]
-        stage_receipts = [_decoder.decode(answer) for answer in submit(description, work)]
-        done = [(receipt.ack.task, receipt.ack.subtask) for receipt in stage_receipts]
-        require(done == [(unit.task, unit.subtask) for unit in units], "every unit has its receipt")
-        receipts += stage_receipts
+    (receipts,) = compute_together([Computation(plan, common, ranges, logs, left)], client, submit)
     return receipts
+
+
+def compute_together(
+    computations: Sequence[Computation], client: Mapping[str, str], submit: Submit
+) -> list[list[Receipt]]:
+    """The receipts of each of *computations*, which are of one graph: their units of a stage run together.
+
+    Plans of several parallelisms may have different numbers of stages.
+    """
+    receipts: list[list[Receipt]] = [[] for _ in computations]
+    plans = (stages(computation.plan) for computation in computations)
+    for number, levels in enumerate(zip_longest(*plans, fillvalue=[])):
+        staged = [
+            _staged(computation, tasks, number, own)
+            for computation, tasks, own in zip(computations, levels, receipts, strict=True)
+        ]
+        work = [
+            _encode(UnitPlace({**client}, file, receiver))
+            for file, units in staged
+            for receiver, _ in enumerate(units, STAGE + 1)
+        ]
+        names = ", ".join(dict.fromkeys(task.name for tasks in levels for task in tasks))
+        answers = iter(submit(f"{_described(computations)}, stage {names}", work))
+        for (_, units), own in zip(staged, receipts, strict=True):
+            done = [_decoder.decode(answer) for answer in islice(answers, len(units))]
+            acknowledged = [(receipt.ack.task, receipt.ack.subtask) for receipt in done]
+            require(acknowledged == [(unit.task, unit.subtask) for unit in units], "every unit has its receipt")
+            own += done
+    return receipts
+
+
+def _described(computations: Sequence[Computation]) -> str:
+    """The pipeline and the checkpoints that are computed."""
+    first, last = computations[0].common, computations[-1].common
+    if first is last:
+        return f"{first.base.pipeline}: checkpoint {first.checkpoint}"
+    return f"{first.base.pipeline}: checkpoints {first.checkpoint} to {last.checkpoint}"
+
+
+def _staged(
+    computation: Computation, tasks: Sequence[Task], number: int, before: Iterable[Receipt]
+) -> tuple[StagedFile, list[Unit]]:
+    """Stage a stage and its units. *before* has the receipts of the earlier stages."""
+    plan, common, ranges, logs, left = computation
+    edges = {edge.name for task in tasks for edge in plan.into(task)}
+    sent = tuple(file for receipt in before for file in receipt.sent if file.edge in edges)
+    units = [unit for task in tasks for unit in _units(plan, task, ranges=ranges, logs=logs, left=left)]
+    stage = msgspec.structs.replace(common, sent=sent)
+    return stage_messages(f"{common.files}stage-{number}", [stage, *units]), units
 
 
 def outputs_by_sink(receipts: Iterable[Receipt]) -> dict[str, list[OutputFile]]:

@@ -12,9 +12,12 @@ from datetime import datetime
 
 import msgspec
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.engines.bounded.unit.messages import Reading
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, by_kind
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.moments import moment_of
 
 LATEST = -1
 """Spark's number for the latest offset."""
@@ -41,20 +44,16 @@ class StopOffsets:
             return cls()
         if text.startswith("{"):
             return cls(offsets=_offsets(text))
-        try:
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError:
+        if (moment := moment_of(text)) is None:
             raise ConfigError(
                 f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, or offsets by topic and "
                 f'partition as {{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
-            ) from None
-        if moment.tzinfo is None:
-            raise ConfigError(f"{text!r} has no time zone: append Z for UTC, or an offset as +01:00.")
+            )
         return cls(moment=moment)
 
-    def ends(self, inputs: Inputs, starts: Offsets) -> Offsets:
+    def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
         """The ends by source and partition; *starts* are the offsets where the work stands."""
-        ends: Offsets = {}
+        ends: dict[str, dict[int, int]] = {}
         for id, source in inputs.sources.items():
             seen = inputs.topics.end_offsets(source.topic, committed=True)
             latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
@@ -68,7 +67,7 @@ class StopOffsets:
 
 
 def _named(
-    named: Mapping[int, int], topic: str, starts: Mapping[int, int], latest: Mapping[int, int]
+    named: Mapping[int, int], topic: str, starts: Mapping[int, SourceOffset], latest: Mapping[int, int]
 ) -> dict[int, int]:
     """The *named* ends of *topic*; ConfigError where they cannot be reached."""
     if named.keys() != latest.keys():
@@ -82,10 +81,10 @@ def _named(
                 f"{topic}[{partition}] ends at offset {latest[partition]} for readers, and it is to be read up to "
                 f"{end}: that lies beyond the end. Name {latest[partition]} at most, or -1."
             )
-        if end < starts[partition]:
+        if end < starts[partition].offset:
             raise ConfigError(
-                f"{topic}[{partition}] is read up to offset {starts[partition]} already, which cannot be taken "
-                f"back to {end}. Name {starts[partition]} or more."
+                f"{topic}[{partition}] is read up to offset {starts[partition].offset} already, which cannot be taken "
+                f"back to {end}. Name {starts[partition].offset} or more."
             )
     return ends
 
@@ -100,18 +99,28 @@ def _offsets(text: str) -> dict[str, dict[int, int]]:
         ) from None
 
 
-def readings(
-    topics: Mapping[str, str], starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
-) -> tuple[Reading, ...]:
-    """Every partition from its start to its end, by source and partition; *topics* are by source.
+def require_topics(graph: LogicalGraph) -> None:
+    """Raise ConfigError where a source of *graph* reads no topic: only a topic knows its end before it is read."""
+    for id in by_kind(graph)[1]:
+        raise ConfigError(
+            f"Source {id!r} reads no topic, and work up to given offsets reads topics only. Use `exactlyonce run "
+            f"--until latest`, which reads it to its end."
+        )
+
+
+def readings(starts: Offsets, ends: Mapping[str, Mapping[int, int]]) -> tuple[Reading, ...]:
+    """Every partition from its start to its end, by source and partition.
 
     A partition beyond its end, or without one, has an empty range.
     """
     return tuple(
-        Reading(source, topics[source], partition, start, max(start, ends.get(source, {}).get(partition, start)))
+        Reading(
+            source, start.topic, start.topic_id, partition, start.offset,
+            max(start.offset, ends.get(source, {}).get(partition, start.offset)),
+        )
         for source, offsets in sorted(starts.items())
         for partition, start in sorted(offsets.items())
-    )
+    )  # fmt: skip
 
 
 def rest(ranges: Sequence[Reading], part: Sequence[Reading]) -> tuple[Reading, ...]:
@@ -124,7 +133,7 @@ def first_part(ranges: Sequence[Reading], records_max: int) -> tuple[Reading, ..
 
     Every partition advances by the same share of its range, so that the times of records stay together.
 
-    >>> [(reading.start, reading.end) for reading in first_part([Reading("s", "t", 0, 10, 15)], 2)]
+    >>> [(reading.start, reading.end) for reading in first_part([Reading("s", "t", "id", 0, 10, 15)], 2)]
     [(10, 12)]
     """
     count = max(1, -(-sum(reading.length for reading in ranges) // records_max))

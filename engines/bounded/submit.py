@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,8 +18,10 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.unit.assembly import run_unit
 from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
+from exactlyonce.engines.bounded.unit.visible_lanes import read_partition
 from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
@@ -46,8 +48,8 @@ class Executors(NamedTuple):
     """The place where units run."""
 
     submit: Submit
-    staging: Path
-    """A folder for files between stages, which all units and this process see."""
+    staging: str | Path
+    """A folder for files between stages, which all units and this process see, or a URL of HDFS or S3."""
     cores: Callable[[], int]
     """The number of units that run at the same time."""
 
@@ -56,7 +58,11 @@ _KINDS: dict[str, Callable[[bytes, str], bytes]] = {
     "unit": run_unit,
     "publication": publish,
     "comparison": compare_lane,
+    "partition": read_partition,
+    "lane": audit_lane,
 }
+TRIES = 4
+"""The tries of a unit in this process, as many as Spark gives a task by default."""
 _inline_number = itertools.count(1)
 
 
@@ -76,13 +82,39 @@ def perform(work: bytes, attempt_label: str) -> bytes:
     except ExactlyOnceError as error:
         if not is_fatal(error):
             raise
-        return _encode(Failure(class_name(error), str(error), {**error.facts}, users_traceback(error)))
+        return _encode(failure_of(error))
+
+
+def failure_of(error: ExactlyOnceError) -> Failure:
+    """*error* for another process."""
+    return Failure(class_name(error), str(error), {**error.facts}, users_traceback(error))
+
+
+def error_of(failure: Failure) -> ExactlyOnceError:
+    """The error of another process, with the traceback of the user's exception as its cause."""
+    error = made_from(failure.error, failure.text, failure.facts)
+    error.__cause__ = UsersTraceback(failure.users_traceback) if failure.users_traceback else None
+    return error
 
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
     """A `Submit` that runs everything here, one after the other."""
     with closing(KEPT):  # units of a stage share it, and the process may live on
-        return settled(perform(item, f"inline-{next(_inline_number)}-0") for item in work)
+        return in_process_keeping(stage, work)
+
+
+def in_process_keeping(stage: str, work: Sequence[bytes]) -> list[bytes]:
+    """The same for much small work: its caller closes `KEPT` at the end."""
+    return settled(map(_persistently, work))
+
+
+def _persistently(work: bytes) -> bytes:
+    """The answer to *work*, which is tried again while another attempt may succeed."""
+    number = next(_inline_number)
+    for tries_before in range(TRIES - 1):
+        with suppress(ExactlyOnceError):
+            return perform(work, f"inline-{number}-{tries_before}")
+    return perform(work, f"inline-{number}-{TRIES - 1}")
 
 
 def settled(answers: Iterable[bytes]) -> list[bytes]:
@@ -94,6 +126,5 @@ def settled(answers: Iterable[bytes]) -> list[bytes]:
         except msgspec.ValidationError:
             receipts.append(answer)
         else:
-            cause = UsersTraceback(failure.users_traceback) if failure.users_traceback else None
-            raise made_from(failure.error, failure.text, failure.facts) from cause
+            raise error_of(failure)
     return receipts

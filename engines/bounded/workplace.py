@@ -1,9 +1,12 @@
-"""A command's own folder for staged files, below a shared one; worthless once the command has ended.
+"""A command's own place for staged files, below a shared one; worthless once the command has ended.
 
-Invariants: a command removes its folder, and those of killed commands, but never that of a running one. Removed folders
-have our name and an owner file with the magic text. A running command holds a lock on its owner file and touches it. A
-folder is a leftover if its lock is free. Locks of another machine, or of a file system without locks, cannot be seen:
-there it must also have been silent for long.
+Invariants: a command removes its files, and those of killed commands, but never those of a running one.
+
+In a folder of this machine, or a mounted one, it is a folder of its own: with our name, and an owner file with the
+magic text. A running command holds a lock on its owner file and touches it. A folder is a leftover if its lock is free.
+Locks of another machine, or of a file system without locks, cannot be seen: there it must also have been silent for
+long. In HDFS and S3, which have no locks, it is the beginning of the names of its files in one folder of ours. A
+running command puts a file there now and then. They are leftovers if the newest of them is old, by the storage's clock.
 """
 
 from __future__ import annotations
@@ -11,14 +14,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import secrets
 import shutil
 import socket
 import stat
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+
+from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.engines.bounded.unit.locations import folder_at, put, staging_at
+from exactlyonce.pipeline.errors import ExactlyOnceError
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
 """The shared folder of this user's commands on one machine."""
@@ -28,14 +39,42 @@ MAGIC = b"a folder of exactlyonce, removed once its command has ended"
 """The owner file's first line; the second is the host whose processes see its lock, empty without locks."""
 BEAT_S = 10.0
 SILENCE_S = 600.0
-"""A command whose lock cannot be seen counts as dead after so long; a paused one finds its files gone."""
+"""A command without a visible lock counts as dead after so long; a paused one finds its files gone."""
+STAGED = "exactlyonce-staging"
+"""The folder of ours in HDFS or S3."""
+_OURS = re.compile(r"[A-Za-z0-9_-]+\.[0-9a-f]{16}\.")
+"""The beginning of the names of a command's files there."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _OWNER_BYTES = 1024
 
 
+def usable_staging(staging: str | Path) -> str:
+    """*staging* in its one spelling, as of `staging_at`; ConfigError unless files can be put there, if it is a URL."""
+    at = staging_at(staging)
+    if is_url(at):
+        folder_at(f"{at}/{STAGED}").check()
+    return at
+
+
+def free_bytes(staging: str | Path) -> int | None:
+    """The free room in *staging*; None for a storage that does not tell it."""
+    at = staging_at(staging)
+    return None if is_url(at) else shutil.disk_usage(at).free
+
+
 @contextmanager
-def workplace(shared: Path, prefix: str) -> Iterator[Path]:
-    """A fresh folder below *shared*, removed at the end of the block. Leftovers in *shared* are removed first."""
+def workplace(shared: str | Path, prefix: str) -> Iterator[str]:
+    """A fresh place below *shared*: the beginning of the locations of its files, which are removed after the block.
+
+    Leftovers in *shared* are removed first.
+    """
+    at = staging_at(shared)
+    with _stored_workplace(f"{at}/{STAGED}", prefix) if is_url(at) else _own_folder(Path(at), prefix) as files:
+        yield files
+
+
+@contextmanager
+def _own_folder(shared: Path, prefix: str) -> Iterator[str]:
     shared.mkdir(parents=True, exist_ok=True)
     remove_leftovers(shared)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{prefix}.", dir=shared))
@@ -44,10 +83,10 @@ def workplace(shared: Path, prefix: str) -> Iterator[Path]:
         host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
         owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
         owner.flush()
-        beating = threading.Thread(target=_beat, args=(folder / OWNER, ended), name="workplace", daemon=True)
+        beating = threading.Thread(target=_touch, args=(folder / OWNER, ended), name="workplace", daemon=True)
         beating.start()
         try:
-            yield folder
+            yield f"{folder}/"
         finally:
             ended.set()
             beating.join()
@@ -98,7 +137,7 @@ def _lock(file: int, how: int) -> bool:
     return True
 
 
-def _beat(owner: Path, ended: threading.Event) -> None:
+def _touch(owner: Path, ended: threading.Event) -> None:
     while not ended.wait(BEAT_S):
         try:
             os.utime(owner)
@@ -106,3 +145,45 @@ def _beat(owner: Path, ended: threading.Event) -> None:
             return
         except OSError:  # of a shared folder that cannot be reached for a moment
             continue
+
+
+@contextmanager
+def _stored_workplace(url: str, prefix: str) -> Iterator[str]:
+    own, ended = f"{prefix}.{secrets.token_hex(8)}.", threading.Event()
+    beats = (f"{own}beat-{number}" for number in count())
+    put(f"{url}/{(first := next(beats))}", MAGIC)
+    remove_stored_leftovers(url, first)
+    beating = threading.Thread(target=_put_beats, args=(url, first, beats, ended), name="workplace", daemon=True)
+    beating.start()
+    try:
+        yield f"{url}/{own}"
+    finally:
+        ended.set()
+        beating.join()
+        with suppress(ExactlyOnceError):  # the next command removes what is left
+            folder = folder_at(url)
+            folder.remove([file.name for file in folder.files() if file.name.startswith(own)])
+
+
+def remove_stored_leftovers(url: str, beat: str) -> None:
+    """Remove the files of commands that have ended from the folder *url*; the file *beat* was put a moment ago."""
+    folder, newest_ms, names = folder_at(url), defaultdict[str, int](int), defaultdict[str, list[str]](list)
+    now_ms = 0
+    for file in folder.files():
+        if ours := _OURS.match(file.name):
+            names[ours[0]].append(file.name)
+            newest_ms[ours[0]] = max(newest_ms[ours[0]], file.written_at_ms)
+        if file.name == beat:
+            now_ms = file.written_at_ms
+    for command, files in names.items():
+        if now_ms - newest_ms[command] > SILENCE_S * 1000 and not beat.startswith(command):
+            folder.remove(files)
+
+
+def _put_beats(url: str, beat: str, beats: Iterator[str], ended: threading.Event) -> None:
+    folder = folder_at(url)
+    while not ended.wait(BEAT_S):
+        with suppress(ExactlyOnceError):  # the storage cannot be reached for a moment
+            put(f"{url}/{(newer := next(beats))}", MAGIC)
+            folder.remove([beat])
+            beat = newer

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.local import messages as msg
@@ -229,17 +228,11 @@ class _Builder:
     def read(self, node: Node, push: Push) -> None:
         start, source = self.start, cast("Readable", node.source)
         mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
-        topic_id = start.topic_ids[source.topic]
         before = [offset for offset in start.manifest.offsets if offset.source == node.id]
-        epochs = {offset.partition: offset.leader_epoch for offset in before}
         context = ReaderContext(
             source=node.id,
-            positions=[
-                SourceOffset(node.id, source.topic, topic_id, partition, offset, epochs.get(partition, -1))
-                for partition, offset in mine.items()
-            ],
-            topic_id=topic_id,
-            targets=start.targets.get(node.id, {}),
+            positions=[*mine.values()],
+            targets=start.targets.get(node.id),
             clients=self.clients,
         )
         letters = self.operators.dead_letters.get(node.id)

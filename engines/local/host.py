@@ -12,7 +12,7 @@ import queue
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -37,6 +37,7 @@ from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Wor
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, UserError
 from exactlyonce.pipeline.loading import Reference
@@ -260,7 +261,6 @@ class LocalHost:
             client=dict(options.client.settings),
             manifest=manifest,
             offsets=topics.offsets,
-            topic_ids=topics.inputs.topic_ids,
             targets=topics.inputs.targets,
             mode=checkpoint.mode,
             unaligned=checkpoint.unaligned,
@@ -272,12 +272,12 @@ class LocalHost:
             topic=connections.log.topic,
             storage=checkpoint.storage,
             drops_fields=options.allow_dropped_fields,
-            skips=options.skip,
+            skips=connections.skips,
             output_partitions=topics.outputs.partitions,
         )
 
     @property
-    def added(self) -> Mapping[str, Mapping[int, int]]:
+    def added(self) -> Offsets:
         return self._connections.surroundings.added
 
     def _channel_sockets(self) -> tuple[list[list[socket.socket]], list[dict[str, int]]]:

@@ -11,7 +11,7 @@ lets them gather for a moment; its barriers do not wait for that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
@@ -111,13 +111,13 @@ class SourceTrigger(NamedTuple):
 
     frame: Barrier
     final: bool
-    added: Mapping[int, int]
-    """The first offset of each partition that is read from this barrier on."""
+    added: Collection[SourceOffset]
+    """The starts of splits that are read from this barrier on."""
 
 
 @dataclass
 class SourceInput:
-    """The partitions of a source that this subtask reads."""
+    """The splits of a source that this subtask reads."""
 
     name: str
     reader: SourceReader
@@ -144,8 +144,8 @@ class SourceInput:
         if not self.triggers:
             return None
         trigger = self.triggers.popleft()
-        for partition, offset in trigger.added.items():
-            self.reader.add(partition, offset)
+        for start in trigger.added:
+            self.reader.add(start)
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
         self.decoder.tell()
         self.stopped = trigger.final

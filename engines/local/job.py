@@ -7,7 +7,7 @@ and runs this same job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from exactlyonce.engines.local.whereabouts import Whereabouts
 from exactlyonce.engines.local.workers import LastOutput
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, share_of
+from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     EndedAtOnce,
@@ -86,7 +87,7 @@ class Host(Protocol):
         """Those of the current attempt."""
 
     @property
-    def added(self) -> Mapping[str, Mapping[int, int]]:
+    def added(self) -> Offsets:
         """The first offsets of partitions that no completed checkpoint has, by source and partition."""
 
     def open(self, then: Callable[[Leader], None], failed: Failed) -> None:
@@ -303,7 +304,7 @@ class Job:
                 self.report.step("triggered", checkpoint=checkpoint)
                 for worker in self.host.workers:
                     added = {
-                        source: share_of(offsets, self.plan.parallelism, worker.subtask)
+                        source: tuple(share_of(offsets, self.plan.parallelism, worker.subtask).values())
                         for source, offsets in self.host.added.items()
                     }
                     worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms))

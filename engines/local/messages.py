@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.options import StateSettings
 
@@ -30,12 +30,10 @@ class Start(msgspec.Struct, tag=True):
     attempt: int
     client: dict[str, str]
     manifest: Manifest
-    offsets: dict[str, dict[int, int]]
-    """The next offset to read, by source and partition."""
-    topic_ids: dict[str, str]
-    """The topic ids by input topic."""
+    offsets: dict[str, dict[int, SourceOffset]]
+    """The next offset to read, by source and split."""
     targets: dict[str, dict[int, int]]
-    """The offset to stop at, by source and partition; empty: run on."""
+    """The offset to stop at, by source and partition; a source without its own runs on."""
     mode: str
     """This and the next two: see `CheckpointSettings`."""
     unaligned: bool
@@ -63,9 +61,9 @@ class Trigger(msgspec.Struct, tag=True):
     checkpoint: int
     base: int
     final: bool
-    added: dict[str, dict[int, int]]
-    """The first offsets of this worker's partitions that no completed checkpoint has, by source: they are read from
-    this barrier on."""
+    added: dict[str, tuple[SourceOffset, ...]]
+    """The starts of this worker's splits that no completed checkpoint has, by source: they are read from this barrier
+    on."""
     savepoint: bool = False
     """Whether it is a savepoint: aligned in every mode, with its state written whole."""
     overtakes_after_ms: int | None = None

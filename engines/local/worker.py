@@ -256,7 +256,7 @@ class Worker:
         frame = Barrier(trigger.checkpoint, trigger.base, trigger.savepoint)
         after_ms = trigger.overtakes_after_ms
         for source in self.parts.sources:
-            mine = trigger.added.get(source.name, {})
+            mine = trigger.added.get(source.name, ())
             source.triggers.append(SourceTrigger(frame, trigger.final, mine))
         overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
         for task in self.parts.subtasks:

@@ -341,7 +341,7 @@ def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: 
 
 
 def inputs_at_hand(graph: LogicalGraph, node: Node) -> dict[str, Callable[[Any], DeadLetter]]:
-    """By topic, what makes a letter of an input record of *node*; empty behind an operator with state or a loop.
+    """By place, as a topic, what makes a letter of an input record of *node*; empty behind state or a loop.
 
     Such a record is in a state already, or its bytes are elsewhere. A shuffle that a run at this parallelism does not
     need counts, too, so that letters are the same at any.
@@ -352,7 +352,7 @@ def inputs_at_hand(graph: LogicalGraph, node: Node) -> dict[str, Callable[[Any],
     if above & {each.id for each in graph.stateful} or upto & shuffled:
         return {}
     sources = [cast("Readable", source.source) for source in graph.sources if source.id in upto]
-    return {source.topic: source.decoder().letter for source in sources}
+    return {source.place: source.decoder().letter for source in sources}
 
 
 def close_function(function: Any) -> None:

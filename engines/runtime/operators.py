@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from exactlyonce.connectors.splits import SplitRecord
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
@@ -83,7 +84,8 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
 
 def skip_option(origin: Origin) -> str:
     """The option that leaves out the record at *origin*."""
-    return f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
+    option = f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
+    return f"{option}@{origin.start.mark}" if isinstance(origin, SplitRecord) else option
 
 
 def _or_skip(origin: Origin | None) -> str:

@@ -8,7 +8,7 @@ few between two calls of `tell` are named.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import length_hint
 from typing import Any
@@ -76,7 +76,7 @@ class SourceDecoder:
         """Skipped records not named since `tell`."""
         self._unnamed_last = ""
         """The place of the last of them."""
-        self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.topic}
+        self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.place}
         self._sleep = sleep
         self._on_error, self._dead_letters = source.on_error, dead_letters
         self._decoder = source.decoder()
@@ -101,7 +101,7 @@ class SourceDecoder:
             )
         self._named = self._unnamed = 0
 
-    def decode(self, messages: list[Any]) -> Batch:
+    def decode(self, messages: Sequence[Any]) -> Batch:
         """The batch of *messages*. A bad one is an error, is skipped or becomes a dead letter, as the source says.
 
         Dead letters have left when this returns. Raises `Unavailable` if the codec still meets an outage after
@@ -140,7 +140,7 @@ class SourceDecoder:
         left_out = set(bad)
         return Batch(records, [message for place, message in enumerate(messages) if place not in left_out])
 
-    def _without_skips(self, messages: list[Any]) -> list[Any]:
+    def _without_skips(self, messages: Sequence[Any]) -> list[Any]:
         """*messages* without those to leave out, each of which is counted and named."""
         kept = []
         for message in messages:

@@ -15,6 +15,7 @@ import msgspec
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
@@ -208,18 +209,19 @@ def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple
     dropped = set()
     for offset in saved.offsets:
         source = asked.mapping.get(offset.source, offset.source)
-        readable = around.inputs.sources.get(source)
+        readable: Readable | None = around.inputs.sources.get(source) or around.inputs.others.get(source)
         if readable is None:
             dropped.add(offset.source)
             continue
-        if readable.topic != offset.topic:
+        if readable.place != offset.topic:
+            what = "topic" if offset.in_topic else "place"
             raise ConfigError(
-                f"The savepoint has read source {source!r} from topic {offset.topic!r}, and now it reads "
-                f"{readable.topic!r}: offsets of one mean nothing in the other. Give the source its old topic, or a "
+                f"The savepoint has read source {source!r} from {what} {offset.topic!r}, and now it reads "
+                f"{readable.place!r}: offsets of one mean nothing in the other. Give the source its old {what}, or a "
                 f"new id, by which it begins at its start, and add --allow-dropped-state."
             )
         changes: dict[str, Any] = {"source": source}
-        if elsewhere:
+        if elsewhere and offset.in_topic:
             changes |= {"topic_id": around.inputs.described[offset.topic].topic_id, "leader_epoch": -1}
         kept.append(msgspec.structs.replace(offset, **changes))
     _require_given_up(
@@ -232,4 +234,5 @@ def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple
             f"their offsets."
         )
     known = {offset.source for offset in kept}
+    around.inputs.find_splits(kept)
     return (*kept, *around.inputs.start_offsets(known))

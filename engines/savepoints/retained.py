@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime, timezone
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
@@ -32,6 +33,22 @@ def choose_checkpoint(history: History, at: int | None) -> Manifest:
         there = f"It has {', '.join(map(str, retained))}." if retained else "It has none yet."
         raise ConfigError(f"{history.pipeline} has no checkpoint{'' if at is None else f' {at}'}. {there}")
     return history.manifests[at]
+
+
+def chosen_checkpoint(history: History, at: int | None, moment: datetime | None) -> Manifest:
+    """Checkpoint *at*, or the newest that was complete at *moment*, or the newest; ConfigError without one."""
+    if moment is None:
+        return choose_checkpoint(history, at)
+    moment_ms = moment.timestamp() * 1000
+    complete = [manifest for manifest in history.retained if manifest.completed_at_ms <= moment_ms]
+    if not complete:
+        first = min(history.retained, key=lambda manifest: manifest.checkpoint, default=None)
+        there = "It has none yet."
+        if first is not None:
+            since = datetime.fromtimestamp(first.completed_at_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+            there = f"The oldest one that is retained is {first.checkpoint}, complete since {since}."
+        raise ConfigError(f"{history.pipeline} has no checkpoint of {moment.isoformat()} or before. {there}")
+    return max(complete, key=lambda manifest: manifest.checkpoint)
 
 
 def require_savepoint(history: History, number: int) -> Manifest:

@@ -6,6 +6,8 @@ Invariant: options are those of `Pipeline.run`, with the same errors; the sessio
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +15,18 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.audit.audit import SHOWN as FINDINGS_SHOWN
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.diff import SHOWN, Diff, DiffReport
+from exactlyonce.engines.bounded.replay.expected import ExpectedOutput
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
+from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
 from exactlyonce.engines.spark.session import runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
@@ -31,7 +36,7 @@ from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Listener:
@@ -72,10 +77,10 @@ def backfill(
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
 
     *pipeline* is one that executors can import, or `module:attribute`. *to* is "latest", a time, or offsets in JSON, as
-    for `exactlyonce backfill`; *staging* a folder that all executors see, needed where they are on other machines;
-    *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint when it is repeated.
-    *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete, sometimes from another
-    thread: `progress=print` prints lines.
+    for `exactlyonce backfill`; *staging* a folder that all executors see, or a URL of HDFS or S3, needed where they are
+    on other machines; *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint
+    when it is repeated. *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete,
+    sometimes from another thread: `progress=print` prints lines.
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
@@ -157,18 +162,19 @@ def audit(
     first: int | None = None,
     last: int | None = None,
     ignore_foreign: bool = False,
+    shown: int = FINDINGS_SHOWN,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
 ) -> AuditReport:
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
+    The report has at most *shown* findings, and counts the others.
     *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running pipeline runs on.
     """
     loaded, listener = _loaded(pipeline), Listener(progress)
-    executors = _executors(spark, loaded, staging, listener, progress)
-    work = Audit(loaded, _client(options), executors.submit, executors.staging, listener, ignore_foreign=ignore_foreign)
-    return work.run(first, last)
+    work = Audit(loaded, _client(options), first, last, ignore_foreign=ignore_foreign, shown=shown)
+    return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
 
 def replay(
@@ -189,6 +195,35 @@ def replay(
     loaded, listener = _loaded(pipeline), Listener(progress)
     work = Replay(loaded, _client(options), checkpoint, into=into, sink=sink)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
+
+
+@contextmanager
+def expected(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    sink: str | None = None,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    staging: str | Path | None = None,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> Iterator[DataFrame]:
+    """The output that *sink* should have of the checkpoints from *first* to *last*, as a DataFrame.
+
+    A sink of Kafka has the columns `key`, `value`, `headers`, `topic`, `partition` and `timestamp`; the last two are
+    null where the client chooses them. A sink of a store has `value`, the record with its fields. Both have
+    `checkpoint` and the place of the input record: `input_topic`, `input_partition`, `input_offset`. *sink* is optional
+    in a pipeline with one; by default all retained checkpoints whose interval can be computed are taken. The DataFrame
+    reads staged files: use it within the block. Nothing is written elsewhere. *options* say which cluster, as for
+    `audit`.
+    """
+    loaded, listener = _loaded(pipeline), Listener(progress)
+    work = ExpectedOutput(loaded, _client(options), sink, first=first, last=last)
+    require_columns(loaded.reference, work.sink)
+    executors = _executors(spark, loaded, staging, listener, progress)
+    with work.computed(executors, listener) as lanes:
+        yield expected_frame(spark, loaded.reference, work.sink, lanes)
 
 
 def diff(

@@ -49,7 +49,7 @@ _ENVIRONMENT = (
     "On this machine, set os.environ['PYSPARK_PYTHON'] = sys.executable before your program builds its session. On a "
     "cluster, give the executors a packed environment with exactlyonce, pandas, pyarrow and what your pipeline "
     "imports: --spark-conf spark.archives=environment.tar.gz#environment --spark-conf "
-    "spark.pyspark.python=./environment/bin/python. How to pack one: docs/spark.md."
+    "spark.pyspark.python=./environment/bin/python. How to pack one: docs/spark-cluster.md."
 )
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'|\[PACKAGE_NOT_INSTALLED\] (\w+)")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')

@@ -14,9 +14,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from exactlyonce.engines.bounded.submit import Executors, Submit, UnitsDone, perform, settled
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.runtime.users_code import users_traceback
+import msgspec
+
+from exactlyonce.engines.bounded.submit import (
+    Executors,
+    Submit,
+    UnitsDone,
+    error_of,
+    failure_of,
+    perform,
+    settled,
+)
+from exactlyonce.engines.bounded.unit.messages import Failure
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE, usable_staging
 from exactlyonce.engines.spark.jobs import described, watched
 from exactlyonce.engines.spark.session import (
     cores,
@@ -26,7 +36,7 @@ from exactlyonce.engines.spark.session import (
     refuse_speculation_in,
     runs_here,
 )
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, UsersTraceback, require
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
@@ -34,14 +44,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 _SCHEMA = "place int, answer binary"
-_TRACE_BEGINS, _TRACE_ENDS = "The traceback of the user's function:", "The end of the user's traceback."
-_TRACED = re.compile(rf"{_TRACE_BEGINS}\n(.*?){_TRACE_ENDS}", re.DOTALL)
+_FAILURE = "The failure of a unit, for its driver: "
+_FAILED = re.compile(rf"{_FAILURE}(\{{.*\}})")
+_encode = msgspec.json.Encoder().encode
+_failure_decoder = msgspec.json.Decoder(Failure)
 TASKS_PER_CORE = 4
 """A task costs more than a small unit; with several for each core, a core that is done early takes another one."""
 
 
 class StageFailed(ExactlyOnceError):
-    """A stage of a Spark job failed permanently. Its checkpoint never happened; nothing is lost."""
+    """A stage of a Spark job failed, and no error of a unit is the cause. Its checkpoint never happened; nothing is
+    lost."""
 
 
 def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
@@ -65,17 +78,32 @@ def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
         except Exception as error:
             if not is_sparks(error):
                 raise
-            reason, traced = str(error), _TRACED.search(str(error))
-            raise known_cause(reason) or StageFailed(
-                f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the "
-                f"command again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n"
-                f"  {in_short(_TRACED.sub('', reason))}"
-            ) from (UsersTraceback(traced[1]) if traced else None)
+            failed = _stage_failed(stage, str(error))
+            raise failed from failed.__cause__
         answers: dict[int, bytes] = {row.place: bytes(row.answer) for row in rows}
         require(sorted(answers) == list(range(len(work))), "every task answers once")
         return settled(answers[place] for place in range(len(work)))
 
     return submit
+
+
+def _stage_failed(stage: str, reason: str) -> ExactlyOnceError:
+    """The error for Spark's *reason*: of a unit's own class, if that is one of `pipeline.errors`."""
+    failed = _FAILED.search(reason)
+    failure = _failure_decoder.decode(failed[1]) if failed else None
+    text = (
+        f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
+        f"again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n"
+        f"  {in_short(reason) if failure is None else failure.text}"
+    )
+    if failure is None:
+        return known_cause(reason) or StageFailed(text)
+    error = error_of(msgspec.structs.replace(failure, text=text))
+    if type(error) is not ExactlyOnceError:
+        return error
+    failed_stage = StageFailed(text, **error.facts)
+    failed_stage.__cause__ = error.__cause__
+    return failed_stage
 
 
 def _collect(
@@ -89,11 +117,11 @@ def _collect(
 
 
 def executors_of(spark: SparkSession, staging: str | Path | None, progress: UnitsDone | None = None) -> Executors:
-    """The executors of *spark*; ConfigError where they need a folder *staging* shared with this machine."""
+    """The executors of *spark*; ConfigError where they need a *staging* shared with this machine."""
     if staging is None and not runs_here(spark):
         require_staging(spark.conf.get("spark.master", "") or "a Connect server")
     submit = submit_to(spark, progress)
-    return Executors(submit, Path(staging or THIS_MACHINE).absolute(), lambda: _cores(spark))
+    return Executors(submit, usable_staging(staging or THIS_MACHINE), lambda: _cores(spark))
 
 
 def _cores(spark: SparkSession) -> int:
@@ -105,7 +133,7 @@ def require_staging(master: str) -> NoReturn:
     """Raise ConfigError: a Spark on other machines needs a shared folder."""
     raise ConfigError(
         f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
-        f"path, with room for the input of a chunk."
+        f"path, or a URL hdfs://host:port/folder or s3://bucket/prefix, with room for the input of a chunk."
     )
 
 
@@ -133,6 +161,4 @@ def _done(work: bytes, label: str) -> bytes:
     try:
         return perform(work, label)
     except ExactlyOnceError as error:  # Spark tries again, and passes on no more than the text of the last one
-        if not (trace := users_traceback(error)):
-            raise
-        raise type(error)(f"{error}\n{_TRACE_BEGINS}\n{trace}{_TRACE_ENDS}", **error.facts) from None
+        raise type(error)(f"{error}\n{_FAILURE}{_encode(failure_of(error)).decode()}", **error.facts) from None

@@ -1,92 +1,178 @@
-"""Checks of a pipeline's topics, before anything is read and at every checkpoint; answers to its leader about them.
+"""Checks of a pipeline's topics and other inputs, before anything is read and at every checkpoint; answers to its
+leader about them.
 
 Invariants: offsets go with the id of their topic and the leader epoch of the last record; reading continues where the
-newest manifest ends; an added partition is read from offset 0, whenever it is noticed.
+newest manifest ends; an added partition is read from offset 0, whenever it is noticed; a split of another source has
+the number under which it was first found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
-from exactlyonce.connectors.source import Readable
+from exactlyonce.connectors.source import FindsSplits, ReadsTopic
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
 TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
-Offsets = dict[str, dict[int, int]]
-"""By source and partition."""
+Offsets = dict[str, dict[int, SourceOffset]]
+"""Where to go on, by source and split."""
 Seen = Mapping[str, tuple[Topic | None, ...]]
 """By topic, its state as each live broker knows it; see `Topics.seen_by_each`."""
 
 
 @dataclass
 class Inputs:
-    """The input topics of an incarnation, and their partitions as they are now."""
+    """The inputs of an incarnation, and their partitions or other splits as they are now."""
 
     topics: Topics
-    sources: Mapping[str, Readable]
+    sources: Mapping[str, ReadsTopic]
+    """Those that read topics."""
     described: Mapping[str, Topic]
     """By topic name; ids never change, partitions only become more."""
-    targets: Offsets
-    """The end of a bounded run: the last stable offsets at its start; empty when unbounded."""
+    targets: dict[str, dict[int, int]]
+    """The end of a bounded run, by source and partition: the last stable offsets at its start. A source without topic
+    has none, and ends with its splits. Empty when unbounded."""
+    others: Mapping[str, FindsSplits] = field(default_factory=dict)
+    """The sources that read no topic."""
+
+    def __post_init__(self) -> None:
+        self._finders = {id: source.finder(id) for id, source in self.others.items()}
+        self._found: Offsets = {id: {} for id in self.others}
+        """The start of each split since the last look at a manifest that lacked it."""
+        self._gone: Offsets = {id: {} for id in self.others}
+        """The ended splits of the manifest at the last look that are gone from the source."""
+
+    def close(self) -> None:
+        for finder in self._finders.values():
+            finder.close()
 
     @property
-    def topic_ids(self) -> dict[str, str]:
-        return {name: topic.topic_id for name, topic in self.described.items()}
+    def ids(self) -> set[str]:
+        """The sources."""
+        return {*self.sources, *self.others}
 
     @property
     def counted(self) -> tuple[tuple[str, str, int], ...]:
-        """(source id, topic, partitions) of every source."""
+        """(source id, topic, partitions) of every source that reads a topic."""
         return tuple((id, source.topic, self.described[source.topic].partitions) for id, source in self.sources.items())
 
     def require_read(self, places: Iterable[RecordPlace]) -> None:
-        """ConfigError where one of *places* is in no partition that the pipeline reads."""
+        """ConfigError where one of *places* is in no partition that the pipeline reads. Other splits may still come."""
+        others = {source.place for source in self.others.values()}
         for place in places:
+            if place.topic in others:
+                continue
             topic = self.described.get(place.topic)
             if topic is None or place.partition >= topic.partitions:
                 topics = self.described.values()
-                there = ", ".join(f"{topic.name} with {topic.partitions} partitions" for topic in topics)
+                there = ", ".join([*(f"{topic.name} with {topic.partitions} partitions" for topic in topics), *others])
                 raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
+
+    def settled(
+        self, manifest: Manifest, asked: Iterable[RecordPlace], note: Callable[[str], None]
+    ) -> Iterator[RecordPlace]:
+        """The places *asked* for, by the numbers that this run gives to their splits; *manifest* is the newest.
+
+        A number that no manifest has is another run's, and may have been another split's there. Raises ConfigError
+        unless its place has a mark.
+        """
+        sources = {source.place: id for id, source in self.others.items()}
+        for place in asked:
+            if place.topic not in sources:
+                yield RecordPlace(place.topic, place.partition, place.offset)
+                continue
+            id = sources[place.topic]
+            splits = {split.partition: split for split in manifest.offsets if split.source == id}
+            found = self._found[id].get(place.partition)
+            if isinstance(place, MarkedPlace):
+                numbers = [n for n, split in {**self._found[id], **splits}.items() if split.mark == place.mark]
+            elif found is not None and place.partition not in splits:
+                raise ConfigError(
+                    f"--skip {place}: no checkpoint has split {place.partition} of {place.topic} yet, so it may have "
+                    f"been another one when an error named the record. It is {found.topic_id!r} now: if the record is "
+                    f"there, write --skip {place}@{found.mark}. Otherwise run without this option, and the error names "
+                    f"the record again."
+                )
+            else:
+                numbers = [n for n in splits if n == place.partition]
+            if not numbers:
+                note(f"--skip {place}: {place.topic} has no such split, so there is nothing to leave out")
+            yield from (RecordPlace(place.topic, number, place.offset) for number in numbers)
 
     def start_offsets(self, known: Container[str] = ()) -> tuple[SourceOffset, ...]:
         """The first offsets of a pipeline without a checkpoint, but for *known* sources."""
-        return tuple(
+        for id in self._finders:
+            if id not in known:
+                self._find(id, ())
+        in_topics = (
             SourceOffset(id, source.topic, self.described[source.topic].topic_id, partition, offset)
             for id, source in sorted(self.sources.items())
             if id not in known
             for partition, offset in sorted(source.first_offsets(id, self.topics).items())
         )
+        found = (start for id, starts in sorted(self._found.items()) if id not in known for start in starts.values())
+        return (*in_topics, *found)
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
-        """Sn of every partition; a partition added since then begins at its beginning."""
+        """Sn of every split; one that was added since then begins at its beginning, one that is gone is left out."""
         offsets = self.added_since(manifest)
         for noted in manifest.offsets:
-            offsets[noted.source][noted.partition] = noted.offset
+            offsets[noted.source][noted.partition] = noted
+        for id, gone in self._gone.items():
+            offsets[id] = {split: start for split, start in offsets[id].items() if split not in gone}
         return offsets
 
     def added_since(self, manifest: Manifest) -> Offsets:
-        """The first offsets of partitions that *manifest* lacks: 0, even where retention has removed records."""
+        """The starts of splits that *manifest* lacks; of partitions 0, even where retention has removed records.
+
+        An ended split that is gone is among them as it is, see `SourceReader.add`; but not in `offsets_from`.
+        """
         noted = {(offset.source, offset.partition) for offset in manifest.offsets}
-        return {
-            id: {p: 0 for p in range(self.described[source.topic].partitions) if (id, p) not in noted}
+        added = {
+            id: {
+                p: SourceOffset(id, source.topic, self.described[source.topic].topic_id, p, 0)
+                for p in range(self.described[source.topic].partitions)
+                if (id, p) not in noted
+            }
             for id, source in self.sources.items()
         }
+        for id, starts in self._found.items():
+            added[id] = {split: start for split, start in starts.items() if (id, split) not in noted}
+            added[id] |= {split: start for split, start in self._gone[id].items() if (id, split) in noted}
+        return added
+
+    def find_splits(self, noted: Sequence[SourceOffset]) -> None:
+        """Raise Halt if a split that was *noted* by the newest manifest has changed or is gone; find new ones."""
+        for id in self._finders:
+            known = {offset.partition: offset for offset in noted if offset.source == id}
+            self._found[id] = {split: start for split, start in self._found[id].items() if split not in known}
+            self._gone[id] = {split: start for split, start in self._gone[id].items() if split in known}
+            self._find(id, known.values())
+
+    def _find(self, id: str, known: Iterable[SourceOffset]) -> None:
+        found = self._found[id]
+        looked = self._finders[id].find((*known, *found.values()))
+        found |= {start.partition: start for start in looked if not start.ended}
+        self._gone[id] |= {start.partition: start for start in looked if start.ended}
 
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic was deleted or made anew; take note of added partitions, unless the run is bounded.
 
         Called once everything that the next manifest will name has been read. *manifest* is the newest.
         """
+        if not self.targets:
+            self.find_splits(manifest.offsets)
         described = {}
         for name, known in self.described.items():
             now = _now(known, seen_by_each[name])
@@ -104,19 +190,25 @@ class Inputs:
     def check_continuity(self, manifest: Manifest) -> None:
         """Raise Halt if records after Sn are missing."""
         noted = {offset.source for offset in manifest.offsets}
-        if noted != set(self.sources):
+        empty = self.others.keys() - noted
+        """Those that had no split yet, or are new: they begin at their beginning."""
+        if noted | empty != self.ids:
             raise ConfigError(
                 f"Checkpoint {manifest.checkpoint} was taken with sources {sorted(noted)}, the pipeline has "
-                f"{sorted(self.sources)} now. A source is found again by its id: give it the old id, or start over "
+                f"{sorted(self.ids)} now. A source is found again by its id: give it the old id, or start over "
                 f"with `exactlyonce reset {manifest.pipeline}`."
             )
-        for name in sorted({offset.topic for offset in manifest.offsets}):
-            if name not in self.described:
+        places = {*self.described, *(source.place for source in self.others.values())}
+        for name, in_topic in sorted({(offset.topic, offset.in_topic) for offset in manifest.offsets}):
+            if name not in places:
+                what = "topic" if in_topic else "place"
                 raise ConfigError(
-                    f"Checkpoint {manifest.checkpoint} was read from topic {name!r}, which the pipeline reads no "
-                    f"longer. Give the source its old topic, {_reset(manifest)}."
+                    f"Checkpoint {manifest.checkpoint} was read from {what} {name!r}, which the pipeline reads no "
+                    f"longer. Give the source its old {what}, {_reset(manifest)}."
                 )
-            require_unread(self.topics, manifest, self.described[name])
+            if in_topic:
+                require_unread(self.topics, manifest, self.described[name])
+        self.find_splits(manifest.offsets)
 
 
 def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
@@ -179,6 +271,17 @@ def _place(read: SourceOffset) -> Facts:
     return {"operator": read.source, "topic": read.topic, "partition": read.partition, "offset": read.offset}
 
 
+def by_kind(graph: LogicalGraph) -> tuple[dict[str, ReadsTopic], dict[str, FindsSplits]]:
+    """The sources of *graph* that read topics, and the others, by id."""
+    topics, others = {}, {}
+    for node in graph.sources:
+        if node.source is not None and node.source.topic is not None:
+            topics[node.id] = cast("ReadsTopic", node.source)
+        else:
+            others[node.id] = cast("FindsSplits", node.source)
+    return topics, others
+
+
 def check_services(graph: LogicalGraph) -> None:
     """Ask the services of all sources and sinks. Raises `ConfigError` or `Unavailable`, with the source or sink."""
     for node in graph.nodes:
@@ -212,7 +315,7 @@ def refuse_new_places(graph: LogicalGraph, parallelism: int, manifest: Manifest,
     Producers distribute its keys anew, so a key's next record would meet a subtask without its state.
     """
     for source in sorted(graph.placing_sources if parallelism > 1 else ()):
-        if added[source]:
+        if any(not start.ended for start in added[source].values()):
             raise Halt(
                 f"The topic of source {source!r} has got partitions {sorted(added[source])} since checkpoint "
                 f"{manifest.checkpoint}. Its partitions say which of the {parallelism} subtasks has the state of a key "
@@ -330,12 +433,14 @@ class PipelineTopics:
 
     def look_at_inputs(self) -> None:
         """Look at every input topic; TopicError for a missing one."""
-        topics, sources = self._topics, {node.id: cast("Readable", node.source) for node in self._graph.sources}
+        topics = self._topics
+        sources, others = by_kind(self._graph)
         described = topics.describe(sorted({source.topic for source in sources.values()}))
-        targets = {}
+        targets: dict[str, dict[int, int]] = {}
         if self._bounded:
             targets = {id: topics.end_offsets(source.topic, committed=True) for id, source in sources.items()}
-        self.inputs = Inputs(topics, sources, described, targets)
+            targets |= {id: {} for id in others}
+        self.inputs = Inputs(topics, sources, described, targets, others)
 
     def look_at_outputs(self) -> None:
         """Look at every output topic; TopicError for a missing one that the sink does not create."""

@@ -33,6 +33,7 @@ from exactlyonce.sinks.committer import (
     StoreView,
 )
 from exactlyonce.sinks.files.layout import KIND as FILES
+from exactlyonce.sinks.lake.table import DELTA, ICEBERG
 from exactlyonce.sinks.prepared.committer import KIND as PREPARED
 from exactlyonce.sinks.write_ahead.writer import KIND as ROWS
 
@@ -40,6 +41,8 @@ _SINKS_BY_KIND = {
     ROWS: "a write-ahead sink",
     PREPARED: "a sink that prepares transactions (commit='prepared', or 'xa')",
     FILES: "FileSink",
+    DELTA: "DeltaSink",
+    ICEBERG: "IcebergSink",
 }
 """By kind of committable, the sinks of exactlyonce that stage it."""
 LOOK_INTERVAL_S = 1.0

@@ -1,6 +1,7 @@
-"""Files in a folder as a sink: Parquet and JSON lines, staged beside the target and published by rename.
+"""Files in a folder, in HDFS or in S3 as a sink: Parquet, Avro and JSON lines, staged and then published at once.
 
-At a barrier the files of an interval are closed and durable in a hidden folder of the target; the committable names the
-list of them. Once the checkpoint is decided, the leader renames them to their places, never onto a name that exists,
-and writes the ledger entry. May import what `sinks` may import; only `parquet` imports pyarrow.
+At a barrier the files of an interval are closed and durable where no reader looks; the committable names the list of
+them. Once the checkpoint is decided, the leader gives them their names, never one that exists, and writes the ledger
+entry. `place` is the seam to the kind of target: `local`, or `stored` for HDFS and S3. May import what `sinks` may
+import; only `parquet` imports pyarrow.
 """

@@ -135,7 +135,9 @@ def _columns(type_: Any, around: tuple[Any, ...], where: str) -> tuple[Column, .
     """Likewise of a record within the records *around*, at the path *where*."""
     fields = fields_of(type_)
     if not fields:
-        raise schema.UnsupportedType(f"{where or schema.type_name(type_)} has no fields, and Parquet needs a column")
+        raise schema.UnsupportedType(
+            f"{where or schema.type_name(type_)} has no fields, and a typed file needs a column"
+        )
     infos: Any = inspect.type_info(type_)
     types = {field.encode_name: field.type for field in infos.fields}
     return tuple(
@@ -156,11 +158,13 @@ def _type(info: inspect.Type, around: tuple[Any, ...], where: str) -> ColumnType
         return ListOf(_type(info.item_type, around, f"{where} (item)"), apart_from_none(info.item_type)[1])
     if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
         if info.cls in around:
-            raise schema.UnsupportedType(f"{where} is a {info.cls.__name__} within itself, which has no end in Parquet")
+            raise schema.UnsupportedType(
+                f"{where} is a {info.cls.__name__} within itself, which has no end in a typed file"
+            )
         return Fields(_columns(info.cls, around, where))
     if (scalar := _scalar(info)) is not None:
         return scalar
-    raise schema.UnsupportedType(f"{where} has a type that Parquet does not have: {_advice(info)}")
+    raise schema.UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {_advice(info)}")
 
 
 def _union(info: inspect.UnionType, around: tuple[Any, ...], where: str) -> ColumnType:

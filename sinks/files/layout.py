@@ -1,11 +1,10 @@
-"""The hidden folder of a sink inside its target, with the staged files and the ledger.
+"""The hidden folder of a sink inside its target, with the staged files and the ledger: names, and what is in files.
 
     <target>/.exactlyonce/<pipeline>.<sink>/
         origin                              the checkpoint topic that the ledger belongs to
         fence/<incarnation>                 no incarnation below commits any more
         ledger/<subtask>/<thousand>/<checkpoint>.json    what was published, one entry for each committable
-        staged/<incarnation>-<attempt>-<subtask>-<token>/    files of one writer that are not published yet
-        temporary/                          files of the ledger that are being written
+        staged/<incarnation>-<attempt>-<subtask>-<token>/    one writer's lists of files that are not published yet
 
 Invariant: no two writers share a folder of staged files or a name of a published one, by the token in it.
 """
@@ -13,12 +12,12 @@ Invariant: no two writers share a folder of staged files or a name of a publishe
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 HIDDEN = ".exactlyonce"
+STAGED, TEMPORARY, ORIGIN, FENCE = "staged", "temporary", "origin", "fence"
 SHARD = 1_000
 """Checkpoints whose entries share a folder, so that the newest is found among few names."""
 
@@ -50,64 +49,47 @@ class WriterId(NamedTuple):
         )
 
 
-class SinkFolder(msgspec.Struct, frozen=True):
-    """The folders of one sink of one pipeline in a target."""
+def hidden_folder(pipeline: str, sink: str) -> str:
+    """The hidden folder of one sink of one pipeline, below its target."""
+    return f"{HIDDEN}/{pipeline}.{sink}"
 
-    target: Path
-    pipeline: str
-    sink: str
 
-    @property
-    def root(self) -> Path:
-        """The sink's hidden folder."""
-        return self.target / HIDDEN / f"{self.pipeline}.{self.sink}"
+def ledger_folder(origin: str) -> str:
+    """The ledger of one checkpoint topic: late writes of another topic's leader go elsewhere."""
+    return "ledger/" + origin.replace("/", "_").replace("+", "-")
 
-    @property
-    def staged(self) -> Path:
-        """The folders of the writers."""
-        return self.root / "staged"
 
-    @property
-    def temporary(self) -> Path:
-        """The folder for files of the ledger before they get their names."""
-        return self.root / "temporary"
+def shard_folder(origin: str, subtask: int, checkpoint: int) -> str:
+    """The folder of a ledger entry."""
+    return f"{ledger_folder(origin)}/{subtask}/{checkpoint // SHARD:07d}"
 
-    @property
-    def origin(self) -> Path:
-        """The id of the checkpoint topic."""
-        return self.root / "origin"
 
-    @property
-    def fence(self) -> Path:
-        """The incarnations."""
-        return self.root / "fence"
-
-    def ledger(self, origin: str) -> Path:
-        """The ledger of one checkpoint topic: late writes of another topic's leader go elsewhere."""
-        return self.root / "ledger" / origin.replace("/", "_").replace("+", "-")
-
-    def entry(self, origin: str, subtask: int, checkpoint: int) -> Path:
-        """The file of a ledger entry."""
-        return self.ledger(origin) / str(subtask) / f"{checkpoint // SHARD:07d}" / f"{checkpoint:010d}.json"
+def entry_path(origin: str, subtask: int, checkpoint: int) -> str:
+    """The file of a ledger entry."""
+    return f"{shard_folder(origin, subtask, checkpoint)}/{checkpoint:010d}.json"
 
 
 class WaitingFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that waits to be published; size and digest prove that it is the one that was written."""
 
     staged: str
-    """Its path now, below `SinkFolder.staged`."""
+    """Its path now, below the staged files; in S3 there is no such file, and its upload has this as metadata."""
     path: str
     """Its path once published, below the target."""
     rows: int
     size: int
     sha256: bytes
+    upload: str = ""
+    """The id of its upload, in S3."""
+    parts: tuple[str, ...] = ()
+    """The ETag of each part of the upload."""
 
 
 class StagedList(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a committable: the file that lists its files. It is short, however many those are."""
 
     path: str
-    """Below `SinkFolder.staged`."""
+    """Below the staged files."""
     sha256: bytes
 
 

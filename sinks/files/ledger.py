@@ -1,25 +1,32 @@
 """The ledger of a file sink: one file for each entry, the highest of which is never removed.
 
 Invariants: a subtask's checkpoint is the highest that has an entry, so it only grows whoever writes; an entry is whole
-and durable once it has its name; a reader makes an entry durable before it acts on it, for the writer may have died. A
-plain file system locks nobody out: a zombie that has not seen the fence can still write, but only entries that were
-decided, and those are the same. An entry is removed only after a higher one is durable: if a zombie writes it again,
-the checkpoint stays the same, and none of its files wait.
+and durable once it has its name; a reader makes an entry durable before it acts on it, for the writer may have died.
+Neither a file system nor an object store locks anybody out: a zombie that has not seen the fence can still write, but
+only entries that were decided, and those are the same. An entry is removed only after a higher one is durable: if a
+zombie writes it again, the checkpoint stays the same, and none of its files wait.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
 from exactlyonce.pipeline.errors import StoreUnavailable
-from exactlyonce.sinks.files import folders
-from exactlyonce.sinks.files.layout import LedgerFile, SinkFolder, encode_entry
+from exactlyonce.sinks.files.layout import (
+    FENCE,
+    ORIGIN,
+    STAGED,
+    TEMPORARY,
+    LedgerFile,
+    encode_entry,
+    entry_path,
+    ledger_folder,
+    shard_folder,
+)
+from exactlyonce.sinks.files.place import Place
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 
 SHARDS_KEPT = 10
@@ -32,50 +39,44 @@ _ENTRY = re.compile(r"(\d+)\.json\Z")
 class FileLedger:
     """The ledger of one sink in one target."""
 
-    def __init__(self, folder: SinkFolder) -> None:
-        self._folder = folder
-        self._tree = folders.FolderTree(folder.target)
+    def __init__(self, place: Place, pipeline: str, sink: str) -> None:
+        self._place, self._pipeline, self._sink = place, pipeline, sink
 
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Committer.fence`. An older incarnation begins no commit from now on."""
-        folder = self._folder
-        for path in (folder.temporary, folder.staged, folder.ledger(origin), folder.fence):
-            self._tree.make(path)
-        folders.write_new(folder.origin, origin.encode(), folder.temporary / f"{incarnation}-origin")
-        self._writer().fenced(folder.pipeline, folder.sink, incarnation, origin)
-        (folder.fence / str(incarnation)).touch()
-        folders.sync_folder(folder.fence)
+        place = self._place
+        for folder in (TEMPORARY, STAGED, ledger_folder(origin), FENCE):
+            place.make(folder)
+        place.write_new(ORIGIN, origin.encode(), f"{incarnation}-origin")
+        self._writer().fenced(self._pipeline, self._sink, incarnation, origin)
+        place.write_new(f"{FENCE}/{incarnation}", b"", f"{incarnation}-fence")
         for older in self._incarnations():
             if older < incarnation:
-                with suppress(FileNotFoundError):
-                    os.unlink(folder.fence / str(older))
-        return self.read().fenced(folder.pipeline, folder.sink, incarnation, origin).checkpoints
+                place.remove(f"{FENCE}/{older}")
+        return self.read().fenced(self._pipeline, self._sink, incarnation, origin).checkpoints
 
     def read(self) -> SinkLedger:
         """The ledger, without any change."""
         writer = self._writer()
         if not writer.origin:
             return writer
-        subtasks = sorted(map(int, filter(_NUMBER.match, folders.names_in(self._folder.ledger(writer.origin)))))
+        subtasks = sorted(map(int, filter(_NUMBER.match, self._place.names_in(ledger_folder(writer.origin)))))
         checkpoints = {subtask: self._checkpoint(writer.origin, subtask) for subtask in subtasks}
         return msgspec.structs.replace(writer, checkpoints=checkpoints)
 
     def _writer(self) -> SinkLedger:
         """The ledger without checkpoints."""
-        try:
-            origin = self._folder.origin.read_text()
-        except FileNotFoundError:
-            origin = ""
-        return SinkLedger(incarnation=max(self._incarnations(), default=0), origin=origin)
+        origin = self._place.read(ORIGIN) or b""
+        return SinkLedger(incarnation=max(self._incarnations(), default=0), origin=origin.decode())
 
     def _incarnations(self) -> list[int]:
-        return [int(name) for name in folders.names_in(self._folder.fence) if _NUMBER.match(name)]
+        return [int(name) for name in self._place.names_in(FENCE) if _NUMBER.match(name)]
 
     def _checkpoint(self, origin: str, subtask: int) -> int:
         """The highest that has an entry; 0: there is none."""
-        shards = self._folder.ledger(origin) / str(subtask)
-        for shard in sorted(filter(_NUMBER.match, folders.names_in(shards)), key=int, reverse=True):
-            matches = map(_ENTRY.match, folders.names_in(shards / shard))
+        shards = f"{ledger_folder(origin)}/{subtask}"
+        for shard in sorted(filter(_NUMBER.match, self._place.names_in(shards)), key=int, reverse=True):
+            matches = map(_ENTRY.match, self._place.names_in(f"{shards}/{shard}"))
             if checkpoints := [int(match[1]) for match in matches if match]:
                 return max(checkpoints)
         return 0
@@ -86,29 +87,26 @@ class FileLedger:
         writer = self._writer()
         if writer.origin == entry.origin and writer.incarnation < entry.incarnation:
             raise StoreUnavailable(
-                f"{self._folder.root} lacks the mark of incarnation {entry.incarnation}, and is of one "
-                f"before: is the disk of {self._folder.target} mounted? Another folder is in its place."
+                f"{self._place.root} lacks the mark of incarnation {entry.incarnation}, and is of one before: "
+                f"{self._place.suspicion}"
             )
         checkpoint = self._checkpoint(entry.origin, entry.subtask)
         if entry.is_due(checkpoint=checkpoint, incarnation=writer.incarnation, origin=writer.origin):
             return True
-        folder = self._folder.entry(entry.origin, entry.subtask, checkpoint).parent
-        self._tree.make(folder)
-        folders.sync_folder(folder)
+        self._place.settle(shard_folder(entry.origin, entry.subtask, checkpoint))
         return False
 
     def write(self, entry: LedgerEntry, content: LedgerFile) -> bool:
         """Write *entry*, and remove old ones; False if it is there already."""
-        path = self._folder.entry(entry.origin, entry.subtask, entry.checkpoint)
-        self._tree.make(path.parent)
-        temporary = self._folder.temporary / f"{entry.incarnation}-{entry.subtask}-{entry.checkpoint}"
-        is_new = folders.write_new(path, encode_entry(content), temporary)
-        self._prune(path.parent)
+        path = entry_path(entry.origin, entry.subtask, entry.checkpoint)
+        temporary = f"{entry.incarnation}-{entry.subtask}-{entry.checkpoint}"
+        is_new = self._place.write_new(path, encode_entry(content), temporary)
+        self._prune(shard_folder(entry.origin, entry.subtask, entry.checkpoint))
         return is_new
 
-    def _prune(self, newest: Path) -> None:
+    def _prune(self, newest: str) -> None:
         """Remove the oldest thousand, if it lies far enough before *newest*, which has a durable entry."""
-        numbers = filter(_NUMBER.match, folders.names_in(newest.parent))
-        oldest = min(numbers, key=int, default=newest.name)
-        if int(oldest) <= int(newest.name) - SHARDS_KEPT:
-            folders.remove(newest.parent / oldest)
+        shards, _, name = newest.rpartition("/")
+        oldest = min(filter(_NUMBER.match, self._place.names_in(shards)), key=int, default=name)
+        if int(oldest) <= int(name) - SHARDS_KEPT:
+            self._place.remove_folder(f"{shards}/{oldest}")

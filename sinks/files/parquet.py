@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array as c_array
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -53,14 +54,19 @@ def _field(column: Column) -> Any:
     return pa.field(column.field.name, arrow_type(column.type), nullable=column.field.nullable)
 
 
+def arrow_schema(columns: Sequence[Column]) -> Any:
+    """The fields of new files or tables."""
+    return pa.schema([_field(column) for column in columns])
+
+
 class Parquet:
-    """The format, of these columns."""
+    """The format, of these columns. *schema*: their Arrow fields, where a table has them already."""
 
     suffix = "parquet"
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], schema: Any = None) -> None:
         self._columns = columns
-        self.schema = pa.schema([_field(column) for column in columns])
+        self.schema = arrow_schema(columns) if schema is None else schema
         self.part_bytes = _ARRAY_BYTES * sum(_arrays(field.type) for field in self.schema)
 
     def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[Any, int]]:
@@ -79,15 +85,20 @@ class Parquet:
 
     def _array(self, column: Column, records: Sequence[Any]) -> Any:
         name = column.field.name
+        field = self.schema.field(name)
         values = column.values(records)
         try:
-            array = pa.array(values, self.schema.field(name).type)
+            array = pa.array(values, field.type)
         except OverflowError:
             raise ValueError(f"{name}: a number is larger than 64 bits") from None
         except (pa.ArrowException, UnicodeError) as error:
             raise ValueError(f"{name}: {error}") from None
         if array.null_count and not column.field.nullable:
             raise ValueError(f"{name}: None, which the type does not admit")
+        if array.null_count and not field.nullable:
+            raise ValueError(f"{name}: None, and the column is required")
+        if pa.types.is_float32(field.type) and not array.cast(pa.float64()).equals(pa.array(values, pa.float64())):
+            _require_single(name, values)
         return array
 
     def joined(self, contents: list[Any]) -> Any:
@@ -98,6 +109,13 @@ class Parquet:
     def open(self, file: ByteFile) -> ParquetFile:
         """A new file."""
         return ParquetFile(file, self.schema)
+
+
+def _require_single(name: str, values: Sequence[Any]) -> None:
+    """ValueError for a value that 32 bits round; NaN, which equals nothing, is none."""
+    for value in values:
+        if value is not None and value == value and c_array("f", [value])[0] != value:
+            raise ValueError(f"{name}: {value!r} would be rounded, for the column has 32 bits")
 
 
 class ParquetFile:

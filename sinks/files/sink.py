@@ -6,33 +6,39 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import inspect
 
+from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
+from exactlyonce.sinks.files.avro import Avro, avro_record
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
-from exactlyonce.sinks.files.folders import explained
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
-from exactlyonce.sinks.files.layout import SinkFolder, WriterId
-from exactlyonce.sinks.files.publishing import Publisher
-from exactlyonce.sinks.files.staging import Rolling, StagedFiles, remove_older
+from exactlyonce.sinks.files.layout import WriterId, hidden_folder
+from exactlyonce.sinks.files.local import LocalPlace
+from exactlyonce.sinks.files.place import Place
+from exactlyonce.sinks.files.publishing import publish_all
+from exactlyonce.sinks.files.staging import Rolling, StagedFiles, drop_older
+from exactlyonce.sinks.files.stored import HdfsPlace, S3Place
 from exactlyonce.sinks.files.writer import FilesWriter
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
 
-FORMATS = ("parquet", "jsonl")
+FORMATS = ("parquet", "jsonl", "avro")
 ROLL_BYTES_MIN = 1 << 10
 
 
@@ -40,8 +46,9 @@ ROLL_BYTES_MIN = 1 << 10
 class FileSink(Sink[T]):
     """Writes files into a folder, exactly once: a file appears whole, after its checkpoint was decided, and once.
 
-    - *path*: the folder, as an absolute path. It is made if its parent exists. All processes of the pipeline see it.
-    - *format*: "parquet", whose columns are the fields of the record's type, or "jsonl", a JSON object per line.
+    - *path*: the folder, as an absolute path, made if its parent exists, which all processes of the pipeline see; or
+      `s3://bucket/prefix` or `hdfs://host:port/folder`.
+    - *format*: "parquet" or "avro", with the fields of the record's type as columns, or "jsonl", an object per line.
     - *partition_by*: fields whose values are in the names of folders (`day=2026-11-22/`), and not in the files.
     - *roll_bytes*: the size at which a file is closed, and another one begun.
     - *roll_interval*: the age, as "10m", at which a file is closed when the next row comes. A barrier closes all files,
@@ -71,15 +78,9 @@ class FileSink(Sink[T]):
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the folder and the options, and of the type for the format."""
         yield from _path_problems(os.fspath(self.path))
-        if self.format == "avro":
-            yield 'format="avro" is not there yet: write "parquet" or "jsonl"'
-        elif self.format not in FORMATS:
+        if self.format not in FORMATS:
             yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
-        if (
-            isinstance(self.roll_bytes, bool)
-            or not isinstance(self.roll_bytes, int)
-            or self.roll_bytes < ROLL_BYTES_MIN
-        ):
+        if not is_count(self.roll_bytes, ROLL_BYTES_MIN):
             yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes from {ROLL_BYTES_MIN:,} on: 128 << 20"
         if self.roll_interval is not None:
             try:
@@ -96,9 +97,11 @@ class FileSink(Sink[T]):
 
     def _type_problems(self, type_: Any) -> Iterator[str]:
         try:
-            if self.format == "parquet":
-                columns_of(type_)
-            fields = fields_of(type_) if self.partition_by or self.format == "parquet" else ()
+            typed = self.format != "jsonl"
+            columns = columns_of(type_) if typed else ()
+            if self.format == "avro":
+                avro_record(columns, "row")
+            fields = fields_of(type_) if self.partition_by or typed else ()
             schema.describe(type_)
         except schema.UnsupportedType as error:
             yield str(error)
@@ -131,30 +134,35 @@ class FileSink(Sink[T]):
 
     def open_committer(self, context: CommitterContext) -> FilesCommitter:
         self._format(context.type)
-        return FilesCommitter(self._folder(context), ledger_first=self.delivery == "at_most_once")
+        place, first = self._place(context), self.delivery == "at_most_once"
+        return FilesCommitter(place, context.pipeline, context.sink, ledger_first=first)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """See `Writable`. Without a committer that cleans up after a crash, this does so."""
-        folder = self._folder(context)
+        place = self._place(context, waits=True)
         if not self.stages:
-            with explained(folder.target):
-                remove_older(folder, context.incarnation, context.attempt)
+            with place.explained():
+                drop_older(place, context.incarnation, context.attempt)
         format_ = self._format(context.type)
         interval_ms = None if self.roll_interval is None else duration_ms(self.roll_interval)
         files = StagedFiles(
-            folder,
+            place,
             WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
             format_,
             Rolling(size=self.roll_bytes, interval_ms=interval_ms),
             context.clients.clock,
         )
-        publisher = Publisher(folder)
-        publish = publisher.publish_all if self.delivery == "at_least_once" else None
+        publish = partial(publish_all, place) if self.delivery == "at_least_once" else None
         encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))
         return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
 
-    def _folder(self, context: CommitterContext | WriterContext) -> SinkFolder:
-        return SinkFolder(Path(self.path), context.pipeline, context.sink)
+    def _place(self, context: CommitterContext | WriterContext, *, waits: bool = False) -> Place:
+        """*waits*: its requests are repeated while the target is away."""
+        path, inner = os.fspath(self.path), hidden_folder(context.pipeline, context.sink)
+        if not is_url(path):
+            return LocalPlace(str(Path(path)), inner)
+        scheme, host, folder = parts_of(storage_url(path))
+        return (S3Place if scheme == "s3" else HdfsPlace)(host, folder, inner, waits=waits)
 
     def _partition_fields(self, type_: Any) -> list[RowField]:
         if not self.partition_by:
@@ -165,9 +173,12 @@ class FileSink(Sink[T]):
     def _format(self, type_: Any) -> FileFormat:
         if self.format == "jsonl":
             return JsonLines(self._fields_of_lines(type_), _tag_of(type_))
+        columns = [column for column in columns_of(type_) if column.field.name not in self.partition_by]
+        if self.format == "avro":
+            return Avro(columns, schema.type_name(type_))
         with needing("files", "pyarrow", f"FileSink({self.path!r}, format={self.format!r})"):
             from exactlyonce.sinks.files.parquet import Parquet
-        return Parquet([column for column in columns_of(type_) if column.field.name not in self.partition_by])
+        return Parquet(columns)
 
     def _fields_of_lines(self, type_: Any) -> list[RowField] | None:
         """The fields of a line; None: all, as msgspec writes them. It would write an array for positional records."""
@@ -186,11 +197,17 @@ def _tag_of(type_: Any) -> dict[str, Any]:
 
 
 def _path_problems(path: str) -> Iterator[str]:
-    scheme, separator, _ = path.partition("://")
-    if separator and scheme in ("hdfs", "s3", "s3a", "gs", "abfss"):
-        yield f"{path!r} is not on this machine's file systems, and {scheme}:// cannot be written yet: name a folder"
-    elif separator:
-        yield f"{path!r} is an address: name the folder by its path, from / on"
+    """The problems of a path; no URL is shown, for it may hold a password."""
+    scheme = path.partition("://")[0].lower()
+    if is_url(path) and scheme in ("s3", "hdfs"):
+        try:
+            storage_url(path, "path")
+        except ConfigError as error:
+            yield str(error).rstrip(".")
+    elif is_url(path) and scheme in ("s3a", "gs", "abfss"):
+        yield f"path: {scheme}:// cannot be written; /folder, s3://bucket/prefix and hdfs://host:port/folder can"
+    elif is_url(path):
+        yield f"path: {scheme}:// is an address: name the folder by its path, from / on"
     elif not path.startswith("/"):
         yield f"{path!r} must be the folder's path from / on: workers may run in another folder than this process"
     elif "\x00" in path:

@@ -7,19 +7,17 @@ under names that nobody else uses. For one thread, which may wait for the disk.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.sinks.files.folders import FolderTree, names_in, remove, sync_folder
 from exactlyonce.sinks.files.format import EncodedPart, FileFormat, RowsFile
-from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, WriterId, encode_staged
+from exactlyonce.sinks.files.layout import STAGED, StagedList, WaitingFile, WriterId, encode_staged
+from exactlyonce.sinks.files.place import NewFile, Place
 
 GROUP_BYTES = 16 << 20
 """Rows of one folder in memory, before they are written together."""
@@ -30,13 +28,13 @@ OPEN_MAX = 128
 SYNCED_AT_ONCE = 16
 
 
-def remove_older(folder: SinkFolder, incarnation: int, attempt: int) -> None:
-    """Remove the files of older attempts than that one, none of which is to be published. Files of other programs
+def drop_older(place: Place, incarnation: int, attempt: int) -> None:
+    """Drop the files of older attempts than that one, none of which is to be published. Files of other programs
     stay."""
-    for name in names_in(folder.staged):
-        writer = WriterId.parsed(name)
-        if writer is not None and (writer.incarnation, writer.attempt) < (incarnation, attempt):
-            remove(folder.staged / name)
+    writers = ((WriterId.parsed(name), name) for name in place.names_in(STAGED))
+    place.drop_staged(
+        [name for writer, name in writers if writer and (writer.incarnation, writer.attempt) < (incarnation, attempt)]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,39 +43,6 @@ class Rolling:
 
     size: int
     interval_ms: int | None
-
-
-class _HashedFile:
-    """A file that is written sequentially, and its SHA-256."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self.size = 0
-        self.sha256 = hashlib.sha256()
-        self.closed = False
-
-    def write(self, content: Any) -> int:
-        view = memoryview(content)
-        rest = view
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        self.sha256.update(view)
-        self.size += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def sync(self) -> None:
-        os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            os.close(self._descriptor)
 
 
 @dataclass
@@ -97,9 +62,8 @@ class _Held:
 
 @dataclass
 class _OpenFile:
-    name: str
     since_ms: int
-    hashed: _HashedFile
+    file: NewFile
     rows_file: RowsFile
     rows: int = 0
 
@@ -108,7 +72,7 @@ class _OpenFile:
 class StagedFiles:
     """The files of one writer. A file is opened once enough rows of its folder are held: many folders cost little."""
 
-    folder: SinkFolder
+    place: Place
     writer: WriterId
     format: FileFormat
     rolling: Rolling
@@ -124,10 +88,6 @@ class StagedFiles:
     _closed: list[tuple[str, WaitingFile]] = field(default_factory=list)
     """Each with its folder; its `path` is set at the cut."""
     _number: int = 0
-
-    @property
-    def _place(self) -> Path:
-        return self.folder.staged / str(self.writer)
 
     def write(self, parts: Iterable[EncodedPart]) -> None:
         """Take rows, and write them now or later."""
@@ -175,20 +135,19 @@ class StagedFiles:
         if file is None:
             if len(self._open) >= OPEN_MAX:
                 self._close([next(iter(self._open))])
-            file = self._new(held.since_ms)
+            file = self._new(folder, held.since_ms)
         self._open[folder] = file
         file.rows_file.write(held.contents)
         file.rows += held.rows
-        if file.hashed.size >= self.rolling.size:
+        if file.file.size >= self.rolling.size:
             self._close([folder])
 
-    def _new(self, since_ms: int) -> _OpenFile:
+    def _new(self, folder: str, since_ms: int) -> _OpenFile:
         if not self._number:
-            FolderTree(self.folder.staged).make(self._place)
+            self.place.begin(self.writer)
         self._number += 1
-        name = f"{self._number}.{self.format.suffix}"
-        hashed = _HashedFile(self._place / name)
-        return _OpenFile(name, since_ms, hashed, self.format.open(hashed))
+        file = self.place.new_file(self.writer, self._number, folder, self.format.suffix)
+        return _OpenFile(since_ms, file, self.format.open(file))
 
     def _close(self, folders: Iterable[str]) -> None:
         """Write all rows of *folders*, and sync their files together, which is faster than one by one."""
@@ -201,20 +160,13 @@ class StagedFiles:
                 file.rows_file.finish()
                 closing.append((folder, file))
         if len(closing) == 1:
-            closing[0][1].hashed.sync()
+            closing[0][1].file.sync()
         elif closing:
             with ThreadPoolExecutor(SYNCED_AT_ONCE) as pool:
-                list(pool.map(_HashedFile.sync, [file.hashed for _, file in closing]))
+                list(pool.map(lambda closed: closed[1].file.sync(), closing))
         for folder, file in closing:
-            file.hashed.close()
-            staged = WaitingFile(
-                staged=f"{self.writer}/{file.name}",
-                path="",
-                rows=file.rows,
-                size=file.hashed.size,
-                sha256=file.hashed.sha256.digest(),
-            )
-            self._closed.append((folder, staged))
+            file.file.close()
+            self._closed.append((folder, file.file.waiting(file.rows)))
 
     def cut(self, checkpoint: int) -> tuple[StagedList, tuple[WaitingFile, ...]]:
         """End the interval; -> its files, and the list of them, all durable."""
@@ -224,23 +176,18 @@ class StagedFiles:
             self._close(folders[start : start + OPEN_MAX])
         files = tuple(self._to_be_published(checkpoint))
         self._closed = []
-        content = encode_staged(files)
-        path = f"{self.writer}/{checkpoint}.files"
-        listing = _HashedFile(self.folder.staged / path)
-        listing.write(content)
-        listing.sync()
-        listing.close()
-        sync_folder(self._place)
-        return StagedList(path=path, sha256=listing.sha256.digest()), files
+        content, path = encode_staged(files), f"{self.writer}/{checkpoint}.files"
+        self.place.stage_list(path, content)
+        return StagedList(path=path, sha256=hashlib.sha256(content).digest()), files
 
     def _to_be_published(self, checkpoint: int) -> Iterable[WaitingFile]:
         suffix = self.format.suffix
         for number, (folder, file) in enumerate(self._closed, 1):
             name = self.writer.published_name(checkpoint, number, suffix)
-            yield msgspec.structs.replace(file, path=f"{folder}/{name}" if folder else name)
+            yield file if file.path else msgspec.structs.replace(file, path=f"{folder}/{name}" if folder else name)
 
     def abandon(self) -> None:
         """Close all files as they are."""
         for file in self._open.values():
-            file.hashed.close()
+            file.file.close()
         self._open.clear()

@@ -10,10 +10,9 @@ from functools import partial
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.background import BackgroundWriter
-from exactlyonce.sinks.files.folders import explanation
 from exactlyonce.sinks.files.format import EncodedPart
 from exactlyonce.sinks.files.layout import KIND, StagedList, WaitingFile, encode_staged
-from exactlyonce.sinks.files.publishing import WaitingFileGone
+from exactlyonce.sinks.files.place import WaitingFileGone
 from exactlyonce.sinks.files.staging import StagedFiles
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
@@ -30,7 +29,7 @@ class FilesWriter(BackgroundWriter):
         files: StagedFiles,
         publish: Callable[[StagedList, Sequence[WaitingFile]], None] | None = None,
     ) -> None:
-        super().__init__(sink, subtask, "disk", BACKLOG_BYTES_MAX)
+        super().__init__(sink, subtask, files.place.writes_to, BACKLOG_BYTES_MAX)
         self._files = files
         self._publish = publish
 
@@ -51,14 +50,18 @@ class FilesWriter(BackgroundWriter):
     def _release(self) -> None:
         self._files.abandon()
 
+    def abandon(self) -> None:
+        self._files.place.give_up()
+        super().abandon()
+
     def _explained(self, failure: BaseException) -> SinkFailed | None:
-        if isinstance(failure, OSError):
-            why = explanation(failure, self._files.folder.target)
+        place = self._files.place
+        if (why := place.explanation(failure)) is not None:
             return SinkFailed(f"sink {self.sink!r} cannot write files: {why} Nothing is lost.")
         if isinstance(failure, WaitingFileGone):
             return SinkFailed(
                 f"sink {self.sink!r} cannot publish files: {failure} is gone, so another program has removed it. Keep "
-                f"clean-up programs out of {self._files.folder.root}; its rows are written again."
+                f"clean-up programs out of {place.root}; its rows are written again."
             )
         if isinstance(failure, StoreError):
             return SinkFailed(f"sink {self.sink!r} cannot publish files: {failure}")

@@ -32,7 +32,7 @@ def replay(name: str, letters: str, topics: str) -> Pipeline:
 
     def inputs(letter: DeadLetter) -> list[DeadLetter]:
         reason = Reason.of(letter.headers)
-        if reason is None or not reason.has_input:
+        if reason is None or not reason.can_return:
             return []
         if reason.topic not in known:
             raise ValueError(f"it came while the replay began, from topic {reason.topic}: run the command again")

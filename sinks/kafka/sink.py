@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -16,10 +17,11 @@ from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
-from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import topic_problem
-from exactlyonce.pipeline.sink import Sink, mapped
+from exactlyonce.pipeline.sink import Routes, Sink, mapped
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -35,6 +37,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 class KafkaSink(Sink[T], Generic[T]):
     """Writes to a topic: a read_committed consumer sees every output once, after its checkpoint.
 
+    - *topic*: its name, or a function from the output to the name of one of *topics*. Then each of these has a sink,
+      ``<id>-<topic>``, with the other arguments in common, and a checkpoint commits the outputs of all or of none.
     - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON). None
       as an output is a null value, Kafka's tombstone.
     - *key*: a function from the output to its key: bytes as they are, str in UTF-8, None as null, all else JSON.
@@ -53,7 +57,7 @@ class KafkaSink(Sink[T], Generic[T]):
     ``timestamp=lambda record: record.timestamp_ms``.
     """
 
-    topic_name: str
+    topic_name: str | Callable[[T], str]
     value: TypeForm[Any] | Codec[Any] | None = None
     key: Callable[[T], object] | None = None
     headers: Callable[[T], Headers] | None = None
@@ -62,11 +66,13 @@ class KafkaSink(Sink[T], Generic[T]):
     create_partitions: int | None = 4
     delivery: str = EXACTLY_ONCE
     key_codec: Codec[Any] | None = None
+    topics: tuple[str, ...] = ()
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Callable[[T], str],
         *,
+        topics: Sequence[str] = (),
         value: TypeForm[Any] | Codec[Any] | None = None,
         key: Callable[[T], object] | None = None,
         headers: Callable[[T], Headers] | None = None,
@@ -79,15 +85,30 @@ class KafkaSink(Sink[T], Generic[T]):
         fields = {
             "topic_name": topic, "value": value, "key": key, "headers": headers, "timestamp": timestamp,
             "partition": partition, "create_partitions": create_partitions, "delivery": delivery,
-            "key_codec": key_codec,
+            "key_codec": key_codec, "topics": (topics,) if isinstance(topics, str) else tuple(topics),
         }  # fmt: skip
+        if problem := _topics_problem(topic, fields["topics"]):
+            raise GraphError(f"{location(caller())}: KafkaSink: {problem}")
         for field, content in fields.items():
             object.__setattr__(self, field, content)
 
     @property
     def topic(self) -> str:
-        """The topic that is written to."""
-        return self.topic_name
+        """The topic that is written to, unless there are `routes`."""
+        return self.topic_name if isinstance(self.topic_name, str) else ", ".join(self.topics)
+
+    @property
+    def routes(self) -> Routes[T] | None:
+        if isinstance(self.topic_name, str):
+            return None
+        return Routes(self.topic_name, {topic: self._part(topic) for topic in self.topics})
+
+    def _part(self, topic: str) -> KafkaSink[T]:
+        """The same sink of one of its topics."""
+        part = copy.copy(self)
+        object.__setattr__(part, "topic_name", topic)
+        object.__setattr__(part, "topics", ())
+        return part
 
     @property
     def needs_type(self) -> bool:
@@ -154,6 +175,17 @@ class KafkaSink(Sink[T], Generic[T]):
         """Topic and codecs, without functions."""
         keys = {} if self.key_codec is None else {"key": self.key_codec.describe()}
         return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe(), **keys}
+
+
+def _topics_problem(topic: object, topics: Any) -> str | None:
+    """The mistake in the choice of a topic; names are checked with the graph."""
+    if isinstance(topic, str):
+        return "topics= goes with a function as the topic: topic=lambda output: ..." if topics else None
+    if not callable(topic):
+        return f"the topic is {topic!r}, and must be a name, or a function that gives one of topics="
+    if not topics or len({*topics}) < len(topics):
+        return "the topic is a function: declare all topics that it may give, each once, as topics=[...]"
+    return None
 
 
 def gives_times(sink: object) -> bool:

@@ -18,6 +18,7 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
 from exactlyonce.sinks.values import codec_problems, holds_records, value_type
@@ -88,14 +89,14 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
             yield f"key={self.key!r} must be a function of the output"
         if not isinstance(self.durable, bool):
             yield f"durable={self.durable!r} must be True or False"
-        if not _is_count(self.part_rows, PART_ROWS_MAX):
+        if not is_count(self.part_rows, most=PART_ROWS_MAX):
             yield f"part_rows={self.part_rows!r} must be a number from 1 to {PART_ROWS_MAX}"
         tag = self.hash_tag
         if tag is not None and not (isinstance(tag, str) and tag and not set(tag) & set("{}")):
             yield f"hash_tag={tag!r} must be text without braces: the part of every key that stands between {{ and }}"
         if self.maxlen is not None and self.kind != "stream":
             yield f"maxlen= is of streams; with kind={self.kind!r} leave it out"
-        elif self.maxlen is not None and not _is_count(self.maxlen, 1 << 62):
+        elif self.maxlen is not None and not is_count(self.maxlen, most=1 << 62):
             yield f"maxlen={self.maxlen!r} must be a number from 1 on"
         if isinstance(self.value, SchemaCodec) and self.value.registry is not None:
             yield "value= is a codec with registry=, which is for topics: leave registry= out"
@@ -174,10 +175,6 @@ def _has_fields(type_: Any) -> bool:
         or (isinstance(type_, inspect.DictType) and isinstance(type_.key_type, inspect.StrType))
         for type_ in alternatives
     )
-
-
-def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
 
 
 def url_problem(url: str) -> str | None:

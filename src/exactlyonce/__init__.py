@@ -1,6 +1,6 @@
 """Exactly-once pipelines from Kafka to Kafka, in Python."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
@@ -27,6 +27,9 @@ from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream
 
+if TYPE_CHECKING:
+    from exactlyonce.sinks.kafka.dead_letters import DeadLetters
+
 __all__ = [
     "AvroCodec",
     "BrokerUnavailable",
@@ -34,6 +37,7 @@ __all__ = [
     "Codec",
     "ConfigError",
     "Context",
+    "DeadLetters",
     "Emit",
     "ExactlyOnceError",
     "Feedback",
@@ -60,6 +64,16 @@ __all__ = [
     "Undetermined",
     "UserError",
 ]
+
+if not TYPE_CHECKING:  # else mypy would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name != "DeadLetters":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from exactlyonce.sinks.kafka.dead_letters import DeadLetters  # with the client of Kafka, on first use
+
+        globals()[name] = DeadLetters
+        return DeadLetters
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -6,7 +6,7 @@ Needs the extra `spark`. The session is the caller's: it is used as it is, and n
 from exactlyonce.pipeline.extras import needing
 
 with needing("spark", "PySpark", "exactlyonce.spark"):
-    from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, diff, replay
+    from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, diff, expected, replay
     from exactlyonce.engines.spark.data_source import register
 
-__all__ = ["audit", "backfill", "catch_up", "diff", "register", "replay"]
+__all__ = ["audit", "backfill", "catch_up", "diff", "expected", "register", "replay"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import Fed, Silent, catch_up, load_pipeline, run_local
 from running import assert_totals
 from settled import ended_transactions
@@ -15,7 +15,6 @@ from stored import assert_rows
 from unreferenced import unreferenced_blocks
 
 from exactlyonce.engines.bounded import advance as advancing
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.stages import stages
 from exactlyonce.engines.bounded.submit import in_process, perform
 from exactlyonce.engines.plan import plan
@@ -72,7 +71,7 @@ def test_both_engines_in_turns_write_to_a_store(fed: Fed, tmp_path: Path) -> Non
     assert_rows(database, fed.left)
     assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
     assert unreferenced_blocks(fed.kafka, fed.name) == set()
-    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
+    report = audited(loaded, fed.config, tmp_path)
     assert report.findings == []
     assert any("records of sink 'rows' are in a store" in each for each in report.unjudged)
 
@@ -96,6 +95,7 @@ def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> N
     fed.assert_nothing_left()
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_share_their_transactional_ids(
     fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import TARGET, Quiet, order_at, run_flawed
+from auditing import TARGET, Quiet, audited, order_at, run_flawed
 from bounded import HERE, Fed, catch_up, load_pipeline
+from confluent_kafka import Producer
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
 from settled import await_readable, ended_transactions
@@ -24,11 +25,12 @@ from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.audit import audit as audits
+from exactlyonce.engines.bounded.audit.audit import AuditReport
 from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.replay.reproduce import agree, counts
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -118,6 +120,47 @@ def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> N
     assert any("cannot be computed again: Input is missing" in each for each in report["unjudged"])
 
 
+def test_records_where_no_checkpoint_has_written_are_said(fed: Fed, tmp_path: Path) -> None:
+    out = f"{fed.name}-out"
+    fed.kafka.create_topic(out, 60)
+    fed.feed(100)
+    pipeline = load_pipeline("flawed_pipelines", "flawed", fed.name)
+    catch_up(fed, pipeline, 2, tmp_path)
+    assert audited(pipeline, fed.config, tmp_path).unjudged == []
+    free = min(set(range(60)) - {record.partition for record in fed.kafka.read_committed(out)})
+    fed.kafka.produce(out, [("c1", "doubled")], partition=free)
+    report = audited(pipeline, fed.config, tmp_path)
+    assert report.findings == []
+    assert report.unjudged == [
+        f"{out}[{free}] has records, and no judged checkpoint has written there: they were not read"
+    ]
+
+
+@pytest.mark.exhaustive
+def test_output_behind_an_open_transaction_is_not_missing(fed: Fed, tmp_path: Path) -> None:
+    out = f"{fed.name}-out"
+    fed.kafka.create_topic(out, 1)
+    pipeline = load_pipeline("flawed_pipelines", "flawed", fed.name)
+    other = Producer({"bootstrap.servers": fed.kafka.bootstrap_servers, "transactional.id": f"{fed.name}-other"})
+    other.init_transactions(LIMIT_S)
+    other.begin_transaction()
+    other.produce(out, b"theirs")
+    other.flush(LIMIT_S)
+    fed.feed(100)
+    with pytest.raises(BrokerUnavailable, match=rf"an open transaction holds readers of {out}-0"):
+        catch_up(fed, pipeline, 2, tmp_path)
+    report = audited(pipeline, fed.config, tmp_path, ignore_foreign=True)
+    assert report.findings == []
+    assert any(
+        line.startswith(f"{out}[0]: ") and "are behind an open transaction, which no reader passes" in line
+        for line in report.unjudged
+    )
+    other.commit_transaction(LIMIT_S)
+    await_readable(fed.kafka, out)
+    report = audited(pipeline, fed.config, tmp_path, ignore_foreign=True)
+    assert (report.findings, report.unjudged) == ([], [])
+
+
 @pytest.mark.exhaustive
 def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
@@ -146,11 +189,37 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
         job.process.kill()
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
     loaded = load_pipeline("pipelines", "stopping", topic_name, folder=str(tmp_path))
-    audit = audits.Audit(loaded, ClientConfig(servers), in_process, tmp_path, Quiet())
-    report = audit.run(min(carrying), max(carrying))
+    report = audited(loaded, ClientConfig(servers), tmp_path, min(carrying), max(carrying))
     assert set(report.checkpoints) >= set(carrying)
     assert (report.findings, report.unjudged) == ([], [])
     assert report.records_out > 0
+
+
+def test_intervals_are_computed_together(fed: Fed, tmp_path: Path) -> None:
+    """Units of a stage are one work, also at several parallelisms; one that cannot be computed leaves the others."""
+    loaded, stages = load_pipeline("bounded_pipelines", "broad", fed.name), list[str]()
+
+    def noting(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        stages.append(stage)
+        return in_process(stage, work)
+
+    for parallelism in (2, 1, 3):
+        fed.feed(60)
+        catch_up(fed, loaded, parallelism, tmp_path)
+    report = audited(loaded, fed.config, tmp_path, submit=noting)
+    assert (report.checkpoints, report.findings) == ([2, 3], [])
+    assert (report.records_in, report.records_out) == (180, 3 * 180)
+    assert [stage.partition(", ")[0].removeprefix(f"{fed.name}: ") for stage in stages] == [
+        "audit", *["checkpoints 2 to 3"] * (len(stages) - 1)
+    ]  # fmt: skip
+    second = fed.history().manifests[2]
+    fed.kafka.delete_records(
+        f"{fed.name}-in", {end.partition: end.offset for end in second.offsets if end.topic == f"{fed.name}-in"}
+    )
+    again = audited(loaded, fed.config, tmp_path)
+    assert (again.checkpoints, again.findings, again.records_in) == ([3], [], 90)
+    (reason,) = set(again.unjudged) - set(report.unjudged)
+    assert reason.startswith("checkpoint 2 cannot be computed again: Input is missing")
 
 
 @pytest.mark.exhaustive
@@ -197,7 +266,7 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
     assert "the counts are the decided ones" in out
 
 
-@pytest.mark.exhaustive(but=["True"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("late", [True, False])
 def test_output_topics_that_get_partitions(fed: Fed, tmp_path: Path, monkeypatch: Any, late: bool) -> None:
     monkeypatch.setenv(FLAWED, "1")
@@ -213,8 +282,8 @@ def test_output_topics_that_get_partitions(fed: Fed, tmp_path: Path, monkeypatch
         fed.feed(300)
         catch_up(fed, loaded, 2, tmp_path, submit=submit)
 
-    def audit() -> audits.AuditReport:
-        return audits.Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run(2)
+    def audit() -> AuditReport:
+        return audited(loaded, fed.config, tmp_path, 2)
 
     report = audit()
     assert (report.checkpoints, report.findings, report.unjudged) == ([2], [], [])

@@ -7,11 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
 from running import assert_totals, orders
 from settled import await_readable
@@ -20,7 +21,6 @@ from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchUp, default_parallelism
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import in_process
@@ -246,8 +246,8 @@ class Following(Silent):
         elif self.records == len(self.fed.all):
             self.stopping.set()
 
-    def follow(self, loaded: Loaded, folder: Path) -> None:
-        catch_up(self.fed, loaded, 2, folder, follow=True, stopping=self.stopping, progress=self)
+    def follow(self, loaded: Loaded, folder: Path, **options: Any) -> None:
+        catch_up(self.fed, loaded, 2, folder, follow=True, stopping=self.stopping, progress=self, **options)
 
 
 @pytest.mark.exhaustive
@@ -262,6 +262,32 @@ def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     assert history.latest is not None
     assert history.latest.kind == "checkpoint"
     assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait for its silence"
+
+
+@pytest.mark.parametrize("limit", ["SMALL_RECORDS", pytest.param("SMALL_STATE_BYTES", marks=pytest.mark.exhaustive)])
+def test_small_chunks_of_one_that_follows_need_no_executors(
+    limit: str, fed: Fed, loaded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The driver computes small chunks if it may. In any case it writes the output of a chunk, if that is little."""
+    given: list[str] = []
+
+    def executors(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        given.append(stage.partition(", ")[2])
+        return in_process(stage, work)
+
+    def feed() -> None:
+        monkeypatch.setattr(catching_up, limit, 1)
+        fed.feed(60)
+
+    fed.feed(60)
+    Following(fed, feed).follow(loaded("broad"), tmp_path, submit=executors, small_here=True)
+    stages = [*given]
+    given.clear()
+    fed.feed(60)
+    catch_up(fed, loaded("broad"), 2, tmp_path, submit=executors)
+    assert [*stages, "publish"] == given, "the first chunk stays here, and so does what the second publishes"
+    fed.assert_output()
+    fed.assert_nothing_left()
 
 
 @pytest.mark.exhaustive
@@ -316,8 +342,39 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert counts[0] < 7
     await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
-    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
+    report = audited(loaded, fed.config, tmp_path)
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
+
+
+@pytest.mark.exhaustive
+def test_an_output_topic_that_grows_before_it_is_published(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """The checkpoint goes to the partitions that were known when its outputs were distributed, and says so."""
+
+    def growing(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        if stage.endswith(", publish"):
+            fed.kafka.add_partitions(f"{fed.name}-out", 7)
+        return in_process(stage, work)
+
+    fed.feed(300)
+    summary = catch_up(fed, loaded("broad"), 2, tmp_path, submit=growing)
+    distributed = dict(summary.manifest.outputs_by_partition)["out"]
+    assert distributed < 7
+    await_readable(fed.kafka, f"{fed.name}-out")
+    assert {record.partition for record in fed.kafka.read_committed(f"{fed.name}-out")} <= {*range(distributed)}
+    fed.assert_output()
+    report = audited(loaded("broad"), fed.config, tmp_path)
+    assert (report.findings, report.unjudged) == ([], [])
+
+
+def test_executors_with_another_version_of_the_module(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """They say so, and nothing of the checkpoint is there."""
+    fed.feed(30)
+    ours = loaded("broad")
+    theirs = replace(ours, reference={**ours.reference, "attribute": "fine"})
+    with pytest.raises(GraphError, match="the executors have another version of its module"):
+        catch_up(fed, theirs, 2, tmp_path)
+    assert fed.history().checkpoint_latest == 0
+    assert not fed.open_transactions()
 
 
 def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
@@ -332,6 +389,7 @@ def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
         catch_up(fed, closing, 2, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def upkeep_after(upkeep: Callable[[], None], work: Callable[[Any], list[bytes]]) -> list[bytes]:
         answers = work(None)

@@ -12,7 +12,7 @@ from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.engines.bounded.audit.attribution import claims_of, known_writers
-from exactlyonce.engines.bounded.audit.compare import (
+from exactlyonce.engines.bounded.unit.findings import (
     CHANGED,
     DOUBLED,
     FOREIGN,

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import Silent, load_pipeline, twice
 from running import orders
 from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.audit.audit import AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
@@ -46,7 +46,7 @@ class Changing:
         CatchUp(self.loaded(delivery), options, Silent()).lead(submit, self.folder)
 
     def audit(self, delivery: str) -> AuditReport:
-        return Audit(self.loaded(delivery), self.client, in_process, self.folder, Quiet()).run()
+        return audited(self.loaded(delivery), self.client, self.folder)
 
     def times(self) -> list[Counter[int]]:
         """How often a reader finds how many orders, in the topic and in the database."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import Fed, catch_up, load_pipeline, run_local
 from golden import compute_again, states_of
 
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.submit import in_process
 
 pytestmark = pytest.mark.broker
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.broker
 def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
     """Readers see exactly what the intervals give along their order logs: nothing less, more, other or otherwise."""
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
-    report = Audit(loaded, fed.config, in_process, staging, Quiet()).run()
+    report = audited(loaded, fed.config, staging)
     assert (report.findings, report.unjudged) == ([], [])
     assert report.checkpoints
 

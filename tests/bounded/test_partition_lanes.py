@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import Fed, Silent, catch_up, drive, load_pipeline, run_local
 from bounded_pipelines import broad
 from losing import Together, expire
@@ -25,7 +25,6 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded import advance
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
-from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.replay_repair import lost_partitions
 from exactlyonce.engines.bounded.replay.reproduce import agree, counts
@@ -36,13 +35,8 @@ from exactlyonce.engines.bounded.unit.outgoing import KEYLESS_RUN
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles, read_outputs
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded
 
 pytestmark = pytest.mark.broker
-
-
-def audited(fed: Fed, loaded: Loaded, folder: Path) -> AuditReport:
-    return Audit(loaded, fed.config, in_process, folder, Quiet()).run()
 
 
 @pytest.mark.exhaustive(but=["2"])
@@ -67,7 +61,7 @@ def test_a_transaction_has_whole_partitions(
     catch_up(fed, loaded, 3, tmp_path)
     fed.assert_output()
     history = fed.history()
-    report = audited(fed, loaded, tmp_path)
+    report = audited(loaded, fed.config, tmp_path)
     assert report.findings == []
     judged = [bool(history.manifests[number].outputs_by_partition) for number in report.checkpoints]
     assert judged[0] is False, "a run's checkpoint"
@@ -96,8 +90,8 @@ def test_partitions_are_shared_out(
     """Each partition has so many *records*; little output is not worth many transactions."""
     stage = Stage(
         reference={}, fingerprint="", parallelism=parallelism, checkpoint=1, base=blank_manifest(), incarnation=1,
-        attempt=0, topic=TopicInfo("p.checkpoints", "id", 1, 1), topic_ids={}, write_state=True, origins=False,
-        folder=str(tmp_path), by_partition=True,
+        attempt=0, topic=TopicInfo("p.checkpoints", "id", 1, 1), write_state=True, origins=False,
+        files=f"{tmp_path}/", by_partition=True,
     )  # fmt: skip
     receipts = [_receipt(number, {partition: records}) for number, partition in enumerate(partitions)]
     found = list(advance._publications(stage, {}, plan(broad("p").build(), parallelism), 1, receipts))
@@ -112,7 +106,7 @@ class Tampering:
         self.done: set[str] = set()
 
     def __call__(self, files: StagedFiles, staged: StagedFile, partition: int) -> Iterator[OutputBatch]:
-        sink = Path(staged.path).name.split(".")[0].removeprefix("output-").rpartition("-")[0]
+        sink = Path(staged.location).name.split(".")[0].removeprefix("output-").rpartition("-")[0]
         for batch in read_outputs(files, staged, partition):
             if partition == 1 and sink not in self.done and len(batch.values) > 12:
                 self.done.add(sink)
@@ -133,7 +127,7 @@ def test_an_audit_finds_what_is_wrong_in_a_partition(fed: Fed, tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(publish, "read_outputs", tampering)
         catch_up(fed, loaded, 3, tmp_path)
-    report = audited(fed, loaded, tmp_path)
+    report = audited(loaded, fed.config, tmp_path)
     assert tampering.done == {"copies", "out", "rounds-out"}
     found = Counter((each.sink, each.finding.kind, each.finding.partition) for each in report.findings)
     kinds = ("doubled", "missing", "reordered")
@@ -161,7 +155,7 @@ def test_a_lost_publication(way: str, fed: Fed, tmp_path: Path) -> None:
     await_readable(fed.kafka, copies)
     assert_copies(Together(fed.kafka, seen_before), copies, fed.all)
     assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
-    report = audited(fed, loaded, tmp_path)
+    report = audited(loaded, fed.config, tmp_path)
     assert report.findings == []
     assert any("has removed the others" in reason for reason in report.unjudged) == (way == "computed")
     fed.assert_nothing_left()

@@ -23,12 +23,12 @@ from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, first_part, rest
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import ordering, staging
-from exactlyonce.engines.bounded.unit.messages import Reading
+from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.surroundings.preflight import Inputs
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
 
 
@@ -75,28 +75,28 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_file_that_cannot_be_read_whole(tmp_path: Path) -> None:
     """A folder that is not shared, and a file that is cut, damaged or gone, before and while it is read."""
     file = staged(tmp_path / "file", b"one", b"two", b"three")
-    whole = Path(file.path).read_bytes()
-    gone = msgspec.structs.replace(file, path=str(tmp_path / "other"))
+    whole = Path(file.location).read_bytes()
+    gone = msgspec.structs.replace(file, location=str(tmp_path / "other"))
     other = msgspec.structs.replace(file, size=99)
     for wrong, receiver in ((gone, 0), (other, 0), (file, 3)):
         with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
             taken(wrong, receiver)
     for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"?", b"?" + whole[1:], whole[: len(whole) // 2]):
-        Path(file.path).write_bytes(damaged)
+        Path(file.location).write_bytes(damaged)
         with pytest.raises(ConfigError, match="cannot be read whole"):
             taken(file, 2)
     unnoticed = 0
     for place in range(len(whole)):  # a bit of a byte is wrong
-        Path(file.path).write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
+        Path(file.location).write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
         with suppress(ConfigError):
             assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", b"three"]]
             unnoticed += 1
     assert unnoticed == 12, "where a receiver without frames has none, there is nothing to be wrong"
-    Path(file.path).write_bytes(whole)
+    Path(file.location).write_bytes(whole)
     with closing(StagedFiles()) as files:
         frames = files.frames(file, 2)
         assert frames is not None
-        os.truncate(file.path, 4)
+        os.truncate(file.location, 4)
         with pytest.raises(ConfigError, match=r"cannot be read whole: it ends at \d+"):
             list(frames.bodies())
 
@@ -113,7 +113,7 @@ def test_a_staging_folder_that_is_full(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
-    ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
+    ranges = (Reading("s", "t", "i", 0, 5, 105), Reading("s", "t", "i", 1, 0, 0), Reading("u", "v", "i", 0, 10, 43))
     found: list[tuple[Reading, ...]] = []
     left: tuple[Reading, ...] = ranges
     while any(each.length for each in left):
@@ -136,7 +136,8 @@ def inputs(ends: dict[int, int]) -> Inputs:
 
 
 def test_a_partition_that_appears_meanwhile() -> None:
-    seen, starts = inputs({0: 10, 1: 20, 2: 5}), {"s": {0: 3, 1: 4}}
+    seen = inputs({0: 10, 1: 20, 2: 5})
+    starts = {"s": {0: SourceOffset("s", "t", "i", 0, 3), 1: SourceOffset("s", "t", "i", 1, 4)}}
     assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
     assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
     with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):
@@ -218,3 +219,21 @@ def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:
     assert isinstance(reason, str)
     assert "loop 'retry'" in reason
     assert "in a cycle none comes first" in reason
+
+
+def test_a_unit_in_this_process_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times in all, like a task of Spark; an error that a retry would meet again comes as an answer at once."""
+    labels: list[str] = []
+
+    def run(work: bytes, label: str) -> bytes:
+        labels.append(label)
+        error = msgspec.msgpack.decode(work)
+        raise {"unit": BrokerUnavailable("it restarts"), "publication": ConfigError("no such setting")}[error["type"]]
+
+    monkeypatch.setattr("exactlyonce.engines.bounded.submit._KINDS", {"unit": run, "publication": run})
+    for kind, tries in (("unit", 4), ("publication", 1)):
+        labels.clear()
+        with pytest.raises((BrokerUnavailable, ConfigError)):
+            in_process("orders: checkpoint 1, stage in", [msgspec.msgpack.encode({"type": kind})])
+        assert [tries_before(label) for label in labels] == [*range(tries)]
+        assert len({*labels}) == tries

@@ -13,9 +13,10 @@ from manifests import manifest
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.replay.recompute import RecomputedOutput, flat, topic_of
+from exactlyonce.engines.bounded.replay.recompute import topic_of
 from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of
 from exactlyonce.engines.bounded.replay.reproduce import Count, _commit, agree
+from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, flat
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 from exactlyonce.pipeline.errors import BrokerUnavailable
 

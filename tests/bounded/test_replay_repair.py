@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import load_pipeline
 from losing import QUICK_ABORTS, Lossy
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit
-from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -36,7 +34,7 @@ def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Pa
     lossy.assert_exact()
     client = ClientConfig({"bootstrap.servers": lossy.kafka.bootstrap_servers})
     loaded = load_pipeline("pipelines", "diamond", lossy.name)
-    report = Audit(loaded, client, in_process, tmp_path, Quiet()).run(lost.checkpoint, lost.checkpoint)
+    report = audited(loaded, client, tmp_path, lost.checkpoint, lost.checkpoint)
     assert (report.checkpoints, report.findings) == ([lost.checkpoint], [])
     assert not any("subtask 1" in each for each in report.unjudged), "what was repaired is judged"
     assert any("sink out subtask 0" in each for each in report.unjudged), "the rest of that topic is gone"

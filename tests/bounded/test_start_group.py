@@ -16,6 +16,7 @@ pytestmark = pytest.mark.broker
 COUNT = 60
 
 
+@pytest.mark.exhaustive
 def test_the_first_of_bounded_work(fed: Fed, tmp_path: Path) -> None:
     fed.feed(COUNT)
     group, topic = f"{fed.name}-old", f"{fed.name}-in"

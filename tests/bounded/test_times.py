@@ -40,7 +40,7 @@ def test_times_of_records(fed: Fed, said: Callable[..., tuple[int, str]], tmp_pa
     code, text = said("audit", "--on", "driver", "--json")
     report = json.loads(text)
     assert (code, report["findings"], report["unjudged"]) == (0, [], [])
-    code, text = said("audit", "--on", "driver", "--json", "--param", "later_ms=1")
+    code, text = said("audit", "--on", "driver", "--json", "--limit", "1000", "--param", "later_ms=1")
     findings = json.loads(text)["findings"]
     assert (code, {each["kind"] for each in findings}) == (1, {"changed"})
     assert len(findings) == 4 * COUNT

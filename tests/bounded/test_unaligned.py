@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import HERE, Silent, load_pipeline
 from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
 from running import QUICK, Run, assert_totals, orders
@@ -18,7 +18,6 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
@@ -114,6 +113,7 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
     assert_totals(kafka, f"{topic_name}-out", job.fed)
 
 
+@pytest.mark.exhaustive
 def test_its_state_is_shown(
     slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +148,7 @@ def test_an_audit_computes_intervals_with_records_on_their_way(
     loaded = load_pipeline("pipelines", "slow_behind_a_shuffle", topic_name, pause_ms="0")
     client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     last = max(manifests)
-    report = Audit(loaded, client, in_process, tmp_path, Quiet()).run(1, last)
+    report = audited(loaded, client, tmp_path, 1, last)
     assert report.findings == []
     assert report.checkpoints == list(range(1, last + 1))
 

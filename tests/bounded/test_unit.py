@@ -17,7 +17,7 @@ from bounded_pipelines import Opened
 from manifests import manifest
 from running import orders
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace
+from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -43,12 +43,17 @@ class Computing:
         self.topic = prepare_topic(self.config, self.graph.pipeline_id, 3)
         topics = Topics(self.config)
         names = {node.id: str(node.source.topic) for node in self.graph.sources if node.source}
+        described = topics.describe(names.values())
         self.ranges: tuple[Reading, ...] = readings(
-            names,
-            {source: topics.start_offsets(name) for source, name in names.items()},
+            {
+                source: {
+                    partition: SourceOffset(source, name, described[name].topic_id, partition, offset)
+                    for partition, offset in topics.start_offsets(name).items()
+                }
+                for source, name in names.items()
+            },
             {source: topics.end_offsets(name, committed=True) for source, name in names.items()},
         )
-        ids = {name: topic.topic_id for name, topic in topics.describe(names.values()).items()}
         topics.close()
         base = manifest(
             pipeline=self.graph.pipeline_id, checkpoint=0, incarnation=1, kind="initial", base=0, previous=0,
@@ -57,16 +62,16 @@ class Computing:
         )  # fmt: skip
         self.stage = Stage(
             reference=loaded.reference, fingerprint=self.graph.fingerprint(), parallelism=parallelism, checkpoint=1,
-            base=base, incarnation=1, attempt=0, topic=self.topic, topic_ids=ids, write_state=True, origins=False,
-            folder=str(folder), by_partition=False,
+            base=base, incarnation=1, attempt=0, topic=self.topic, write_state=True, origins=False,
+            files=f"{folder}/", by_partition=False,
         )  # fmt: skip
         self._runs = count()
 
     def run(self, **changes: Any) -> list[Receipt]:
         logs = changes.pop("logs", None)
-        folder = Path(self.stage.folder, f"run-{next(self._runs)}")
+        folder = Path(self.stage.files, f"run-{next(self._runs)}")
         folder.mkdir()
-        stage = msgspec.structs.replace(self.stage, folder=str(folder), **changes)
+        stage = msgspec.structs.replace(self.stage, files=f"{folder}/", **changes)
         return compute(self.plan, stage, dict(self.config.settings), self.ranges, in_process, logs)
 
     def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:

@@ -58,6 +58,7 @@ def test_small_work_runs_here(commands: Commands, fed: Fed) -> None:
     assert "30 records at most" in err
 
 
+@pytest.mark.exhaustive
 def test_what_goes_to_spark(commands: Commands, fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """More records, a Spark that is named, and work without an end go to Spark, unless the user says otherwise."""
     fed.feed(60)

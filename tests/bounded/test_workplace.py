@@ -18,8 +18,8 @@ HOLDING = """
 import sys, threading
 from pathlib import Path
 from exactlyonce.engines.bounded.workplace import workplace
-with workplace(Path(sys.argv[1]), "held") as folder:
-    (folder / "staged").write_text("x")
+with workplace(sys.argv[1], "held") as files:
+    Path(f"{files}staged").write_text("x")
     print("there", flush=True)
     threading.Event().wait()
 """
@@ -44,7 +44,8 @@ def is_left_by_the_next(folder: Path, shared: Path) -> bool:
 
 
 def test_it_goes_with_its_command(tmp_path: Path) -> None:
-    with workplace(tmp_path / "shared", "one") as folder:
+    with workplace(tmp_path / "shared", "one") as files:
+        folder = Path(files)
         (folder / "staged").write_text("x")
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list((tmp_path / "shared").iterdir()) == []
@@ -109,7 +110,8 @@ def test_without_locks_the_heartbeat_counts(number: int, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr("exactlyonce.engines.bounded.workplace.BEAT_S", SILENCE_S)
-    with workplace(tmp_path, "one") as folder:
+    with workplace(tmp_path, "one") as files:
+        folder = Path(files)
         (folder / "staged").write_text("x")
         assert is_left_by_the_next(folder, tmp_path)
         monkeypatch.undo()

@@ -269,14 +269,14 @@ class Orders:
         self.command.refused(text, "run", "orders:pipeline", "--until", "latest", *inline(options), code=code)
 
     def killed_at(self, failpoint: str, *options: str) -> None:
-        """Have a run die once its coordinator stands at *failpoint*."""
-        line = ("run", "orders:pipeline", "--until", "latest", *inline(options))
+        """Have a run die once its coordinator stands at *failpoint*, in its last checkpoint."""
+        line = ("run", "orders:pipeline", "--until", "latest", "--checkpoint-interval", "10m", *inline(options))
         ended = self.command.process(*line, **armed(self.command.folder, failpoint))
         assert ended.code == -signal.SIGKILL, ended
 
     def stopped_at(self, failpoint: str, *options: str) -> subprocess.Popen[str]:
-        """Have a run whose coordinator stands still at *failpoint*, as if its machine slept."""
-        line = ("run", "orders:pipeline", "--until", "latest", *inline(options))
+        """Have a run whose coordinator stands still at *failpoint*, in its last checkpoint, as if its machine slept."""
+        line = ("run", "orders:pipeline", "--until", "latest", "--checkpoint-interval", "10m", *inline(options))
         process = self.command.start(*line, **armed(self.command.folder, failpoint, "stop"))
         wait_until(lambda: (self.command.folder / "fired" / failpoint).exists(), lambda: process.poll() is None)
         return process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exactlyonce.cli.commands.audit import as_json, as_text, exit_code
 from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
-from exactlyonce.engines.bounded.audit.compare import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
+from exactlyonce.engines.bounded.unit.findings import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
 
 WANTED, SEEN = PlainRecord(b"ann", b"3"), PlainRecord(b"ann", b"\xff" * 300, (("h", None),))
 REPORT = AuditReport(
@@ -29,10 +29,29 @@ def test_people_get_a_line_for_each_finding_and_a_verdict() -> None:
     assert lines[2].endswith("... headers [('h', None)]")
     assert lines[3] == "missing: t[?] at the beginning (sink out, checkpoint 6, from in[2] offset 9)"
     assert lines[5] == "foreign: t[0] offset 50 (sink out, from no record of the input)"
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "not judged: checkpoint 3 is expired",
+        "Has the code of totals changed since checkpoint 5, or what it depends on? Then these are the differences "
+        "between its versions, and no faults: audit with the code of then.",
         "totals: checkpoints 4 to 6, 1,200 records in, 1,199 out: 3 findings.",
     ]
+
+
+def test_findings_beyond_the_limit_are_counted() -> None:
+    """Of foreign records alone nobody asks whether the code has changed."""
+    report = AuditReport("totals", [4], 2, 2)
+    for number in range(5):
+        report.add(AuditFinding("t", "out", None, Finding(FOREIGN, 0, number, None, None, WANTED)), shown=2)
+    lines = list(as_text(report))
+    assert lines[-2:] == [
+        "and 3 more foreign: --limit shows them",
+        "totals: checkpoints 4, 2 records in, 2 out: 5 findings.",
+    ]
+    assert [line[:26] for line in lines if not line.startswith(" ")][:2] == [
+        "foreign: t[0] offset 0 (si",
+        "foreign: t[0] offset 1 (si",
+    ]
+    assert (as_json(report)["more_findings"], as_json(report)["hint"]) == ({"foreign": 3}, "")
 
 
 def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:

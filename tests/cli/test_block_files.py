@@ -50,6 +50,7 @@ def test_looking_at_it(orders: Orders, root: Path) -> None:
     assert some.name.rpartition(".")[2] not in found, "people know blocks by their keys"
 
 
+@pytest.mark.exhaustive
 def test_files_that_cannot_be_read(orders: Orders, root: Path) -> None:
     taken = orders.ended_by_savepoint("--parallelism", "3", *settings(root))
     state, index = blocks_of_newest(orders, root)
@@ -84,6 +85,7 @@ def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockR
     return [ref for ref in refs - indexes if "/totals/" in ref.key], next(iter(indexes))
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
     """It keeps what was written up to it, and no more with every start. Readers learn how to release it."""
 
@@ -114,6 +116,7 @@ def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
     assert ("Damaged" in found, "of no checkpoint" in found) == (False, False), found
 
 
+@pytest.mark.exhaustive(but=["missing"])
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 def test_a_disk_that_is_not_mounted(folder: str, orders: Orders, root: Path) -> None:
     """Starts and readers ask whether it is mounted: nothing is made, and nobody is told to reset."""

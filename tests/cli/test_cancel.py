@@ -114,6 +114,7 @@ def condemned(orders: Orders) -> tuple[TopicInfo, History]:
     return topic, found
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left in peace by whoever has made the new topic, and sleeps before it is to begin there."""
     topic, found = condemned(orders)
@@ -128,6 +129,7 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
     assert begun[0]() is Outcome.DONE, "it was not fenced"
 
 
+@pytest.mark.exhaustive
 def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower one finds the topic gone, or made anew, and all as it was asked for."""
     topic, found = condemned(orders)
@@ -144,6 +146,7 @@ def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None
     assert (faster, left.retained, left.incarnation_latest) == ([], [], 2)
 
 
+@pytest.mark.exhaustive
 def test_a_life_that_has_begun_since(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the run that was meant answers the second request; the next run is asked for nothing."""
     cancel = asking.cancel
@@ -223,6 +226,7 @@ def _can_be_interrupted() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_can_be_interrupted")
 def test_a_run_that_does_not_answer(orders: Orders) -> None:
     """The command says so after its timeout. Interrupted earlier, it says what the run may still do."""

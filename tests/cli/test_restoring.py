@@ -150,6 +150,7 @@ def has_recovered(orders: Orders) -> bool:
     return not newest.ended and newest.fenced_below == newest.incarnation
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on(orders: Orders) -> None:
     """Going back to a savepoint fences no live run, not even one without a checkpoint: it is refused."""
     with orders.running() as healthy:
@@ -168,6 +169,7 @@ def test_a_run_that_goes_on(orders: Orders) -> None:
         assert healthy.stop() == 0, "it was left in peace"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rewind", [False, True], ids=["newest", "rewind"])
 def test_a_checkpoint_that_is_taken_right_before_the_fence(
     orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool

@@ -50,6 +50,7 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
     assert [json.loads(line)["state"] for line in state.out.splitlines()] == [100] * 7
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left in peace: the command is refused, and says that it is to be repeated; nothing is changed."""
     with orders.running() as run:
@@ -86,6 +87,7 @@ def test_several_that_are_deleted_at_once(orders: Orders) -> None:
         assert set(orders.history().savepoints) == left
 
 
+@pytest.mark.exhaustive
 def test_two_who_ask_for_the_end(orders: Orders) -> None:
     """The second gets the savepoint of the run's end, if it asked for that end; else it is told which one it is."""
     with orders.running() as run:
@@ -156,6 +158,7 @@ def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: P
     assert command(*deletion).code == 2
 
 
+@pytest.mark.exhaustive
 def test_an_export_of_what_expires_meanwhile(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline was started meanwhile: nothing is damaged, and nothing of the export is left."""
     storage = ("--checkpoint-storage", f"file://{tmp_path}")

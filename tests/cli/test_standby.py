@@ -19,12 +19,15 @@ pytestmark = pytest.mark.broker
 
 WAITS = '"event": "standby"'
 LEADS = '"event": "started"'
+RUNS = '"event": "checkpoint"'
+"""Before it, a stop finds nothing that runs, and says so by another code."""
 
 
 def events(said: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.exhaustive
 def test_a_standby_takes_over_from_a_run_that_was_killed(orders: Orders) -> None:
     leader = orders.command.start("run", "orders:pipeline", "--inline", "--checkpoint-interval", "100ms")
     try:
@@ -54,8 +57,9 @@ def test_a_standby_takes_over_at_once_from_a_run_that_has_ended(orders: Orders) 
         assert leader(ended=True) is Outcome.DONE
         waiting.await_said(LEADS)
         assert "has ended: this one takes over" in waiting.said
+        waiting.await_said(RUNS)
         assert waiting.stop() == 0
-    with orders.running("--standby", until=LEADS) as alone:
+    with orders.running("--standby", until=RUNS) as alone:
         assert WAITS not in alone.said
         assert alone.stop() == 0
 
@@ -71,6 +75,7 @@ def test_a_standby_takes_over_from_a_run_that_is_silent(orders: Orders, monkeypa
             leader()
 
 
+@pytest.mark.exhaustive
 def test_a_standby_that_is_stopped_ends_at_once(orders: Orders) -> None:
     orders.ran()
     leader = orders.begun_elsewhere()
@@ -117,6 +122,7 @@ def test_runs_that_fence_each_other_leave_each_other_time(orders: Orders) -> Non
         run.await_said(LEADS)
         with pytest.raises(Fenced):
             leader()
+        run.await_said(RUNS)
         assert run.stop() == 0
 
 

@@ -107,6 +107,7 @@ def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
     assert len(orders.totals()) == 707
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left in peace: the commit is refused, and so is an abort; nothing is changed."""
     orders.killed_at("coordinator-decided")
@@ -133,6 +134,7 @@ def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypat
     assert len(orders.totals()) == 700
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     sleeper = orders.stopped_at("coordinator-decided")
     unfinished = committing.unfinished

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Codec, Context, Emit, Output, Pipeline, SideEmit, Stream
+from exactlyonce import Codec, Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import DeadLetters, KafkaSink
+from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
@@ -432,6 +432,15 @@ def moved_over(name: str, group: str) -> Pipeline:
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, start_group=group))
     orders.sink("copies-out", KafkaSink(f"{name}-copies", key=_customer))
+    return pipeline
+
+
+def several_topics(name: str) -> Pipeline:
+    """Copies of the orders of two topics, with even and with odd ids in topics of their own."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource([f"{name}-in", f"{name}-in.more"], value=Order))
+    chosen = [f"{name}-even", f"{name}-odd.ids"]
+    orders.sink("copies", KafkaSink(lambda order: chosen[order.id % 2], topics=chosen, key=_customer))
     return pipeline
 
 

@@ -38,6 +38,7 @@ def ended(servers: str, name: str, *arguments: str, target: str = "linear") -> E
     return run_here(servers, f"pipelines:{target}", *bounded, *arguments)
 
 
+@pytest.mark.exhaustive(but=["nothing"])
 @pytest.mark.parametrize("listens", [False, True], ids=["nothing", "something else"])
 def test_no_broker(listens: bool) -> None:
     with socket.socket() as other:

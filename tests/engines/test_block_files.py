@@ -60,7 +60,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.exhaustive(but=["coordinator-decided"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("place", "nth"), PLACES, ids=[place for place, _ in PLACES])
 def test_a_process_that_dies(place: str, nth: int, stored: Stored, failpoint: Any, tmp_path: Path) -> None:
     first = stored.job.start("--parallelism", "2", env=failpoint(place, nth=nth))

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from running import HERE, Job, visible
 
-from exactlyonce import Output, Pipeline
+from exactlyonce import DeadLetters, Output, Pipeline
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
@@ -39,7 +39,7 @@ from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, Reas
 from exactlyonce.pipeline.errors import GraphError, Unavailable
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.records import Record
-from exactlyonce.sinks import DeadLetters, KafkaSink
+from exactlyonce.sinks import KafkaSink
 from exactlyonce.sinks.kafka import letter_replay
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.state_type import StateType
@@ -324,25 +324,33 @@ def audit(job: Job) -> dict[str, Any]:
 
 
 @pytest.mark.broker
+@pytest.mark.exhaustive(but=["a kill"])
+@pytest.mark.parametrize(
+    ("kills", "last_kill"),
+    [
+        pytest.param(["coordinator-decided"], None, id="a kill"),
+        pytest.param(["coordinator-checked", "coordinator-decided"], "worker-frozen", id="kills"),
+    ],
+)
 def test_every_record_is_written_once_or_is_a_letter_once_through_kills(
-    job_of: Callable[..., Job], failpoint: Callable[..., dict[str, str]]
+    kills: list[str], last_kill: str | None, job_of: Callable[..., Job], failpoint: Callable[..., dict[str, str]]
 ) -> None:
     job = job_of("lettered", "--parallelism", "2", partitions=1)
     job.feed(300)
     job.kafka.produce(job.topic, [BAD] * 9)
-    for name in ("coordinator-checked", "coordinator-decided"):
+    for name in kills:
         killed = job.start(env=failpoint(name))
         job.feed(400)
         killed.wait()
     job.kafka.produce(job.topic, [BAD])
-    last = job.finish(env=failpoint("worker-frozen"))
+    last = job.finish(env=failpoint(last_kill)) if last_kill else job.finish("--parallelism", "1", "--inline")
     letters = assert_lettered(job)
     assert 1 <= last.events[-1]["dead_letters"] <= len(letters)
     given = {record.offset: record for record in job.kafka.read_committed(job.topic)}
     for letter, reason in letters:
-        assert reason.has_input is (reason.operator in ("orders", "checked"))
+        assert reason.can_return is (reason.operator in ("orders", "checked"))
         fed = given[reason.offset]
-        if reason.has_input:
+        if reason.can_return:
             assert (letter.key, letter.value) == (fed.key, fed.value)
         elif reason.operator == "totals":
             assert json.loads(letter.value or b"") == json.loads(fed.value or b"")
@@ -419,12 +427,12 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     facts = [json.loads(line) for line in command("list", topic, "--operator", "orders", "--json").splitlines()]
     assert [(each["offset"], each["key"], each["value"]) for each in facts] == [(40, "k", repr(b"\xff{"))]
     assert "the value is not Order in json" in command("show", topic, facts[0]["place"])
-    again = [reason.offset for _, reason in letters if reason.has_input] + [40]
+    again = [reason.offset for _, reason in letters if reason.can_return] + [40]
     left = len(letters) + 1 - len(again)
     assert command("replay", topic).splitlines() == [
         f"{len(again)} records sent back to {job.topic}.",
-        f"{left} dead letters left out: behind an operator with state or a loop, they have no input record. "
-        "docs/pipelines.md, dead letters, says what to do with them.",
+        f"{left} dead letters left out: behind an operator with state or a loop they have no input record, and "
+        "records of files came from no topic. docs/pipelines.md, dead letters, says what to do with them.",
     ]
     given = kafka.read_committed(job.topic)
     whole = [(record.key, record.value, record.headers, record.partition) for record in given]

@@ -85,7 +85,7 @@ def test_the_last_output_is_not_lost_in_silence(job_of: Callable[..., Job], tmp_
     assert job.kafka.read_committed(f"{job.name}-out") == []
 
 
-@pytest.mark.exhaustive(matrix=True, but=["worker-flushed"])
+@pytest.mark.exhaustive(matrix=True, in_all=["worker-flushed"])
 @pytest.mark.parametrize("name", ["worker-flushed", "coordinator-checked"])
 def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, name: str) -> None:
     run_to_the_end(delivered.job, *ONE_CHECKPOINT, env=failpoint(name))

@@ -124,6 +124,6 @@ def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
 def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
     read, reader, _ = source(has=3)
     read.next(1_000)
-    read.triggers.append(SourceTrigger(Barrier(7, 6), False, {}))
+    read.triggers.append(SourceTrigger(Barrier(7, 6), False, ()))
     assert read.next(1_000) == Barrier(7, 6)
     assert len(reader.asked) == 1

@@ -60,8 +60,8 @@ def loops_with_records(kafka: KafkaCluster, name: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["aligned 1-2"])
-@pytest.mark.parametrize("case", ["aligned 1-2", "aligned 1-3-2", "unaligned 1-3-2"])
+@pytest.mark.exhaustive(but=["aligned 2"])
+@pytest.mark.parametrize("case", ["aligned 2", "aligned 1-3-2", "unaligned 1-3-2"])
 def test_money_is_the_same_in_every_snapshot(case: str, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """Some of it is in flight in the log of the loop; every transfer is booked once on either side."""
     mode = ("--unaligned", "--aligned-timeout", "50ms") if case.startswith("unaligned") else ()

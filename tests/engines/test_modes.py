@@ -95,6 +95,7 @@ def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Cal
     return make
 
 
+@pytest.mark.exhaustive
 def test_at_least_once_counts_again_what_was_taken_before_the_last_barrier(
     gated: Callable[[str], Gated], kafka: KafkaCluster
 ) -> None:

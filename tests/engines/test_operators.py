@@ -81,6 +81,7 @@ def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, job_of: Job
     assert "parallelism 2" in job.finish("--parallelism", "3", code=2).said
 
 
+@pytest.mark.exhaustive(but=["offsets-40"])
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 100), ("latest", 0), ("offsets", 40)])
 def test_start_positions(start: str, expected: int, kafka: KafkaCluster, job_of: JobOf) -> None:
     job = job_of("starting", "--param", f"start={start}", partitions=1)

@@ -75,7 +75,7 @@ def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None
     manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
     common = Stage(
         reference={}, fingerprint="", parallelism=1, checkpoint=7, base=manifest, incarnation=1, attempt=0, topic=topic,
-        topic_ids={}, write_state=False, origins=False, folder="", by_partition=False,
+        write_state=False, origins=False, files="", by_partition=False,
     )  # fmt: skip
     found = _order_logs(config, common, manifest)
     for read, wanted in itertools.zip_longest(runs_of(found["totals", 0]), expected):

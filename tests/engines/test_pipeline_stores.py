@@ -49,7 +49,7 @@ def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
     ("kind", "named"),
     [
         (
-            "iceberg",
+            "unheard",
             "a sink that this exactlyonce does not bring: of another package, or a newer version: install that",
         ),
         ("files", "set aside by FileSink"),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
-from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.records.manifest import MarkedPlace, RecordPlace, SourceOffset
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.topics import Topic
-from exactlyonce.engines.surroundings.preflight import Inputs
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
+from exactlyonce.pipeline.errors import ConfigError, Halt
 
 KNOWN = Topic("orders", "old", 2)
 AFTER = (SourceOffset("in", "orders", "old", 0, 7), SourceOffset("in", "orders", "old", 1, 9))
@@ -46,13 +47,48 @@ def test_a_topic_that_no_broker_knows_was_deleted() -> None:
         looked_at(None, None, None)
 
 
+def numbers(offsets: Offsets) -> dict[str, dict[int, int]]:
+    """The offsets by source and partition; each is of its own source, partition and topic."""
+    for source, partitions in offsets.items():
+        for partition, start in partitions.items():
+            assert (start.source, start.topic, start.topic_id, start.partition) == (source, "orders", "old", partition)
+    return {source: {p: start.offset for p, start in partitions.items()} for source, partitions in offsets.items()}
+
+
 def test_partitions_count_once_every_broker_knows_them() -> None:
     seen = looked_at(of(5), of(4))
-    assert seen.added_since(NEWEST) == {"in": {2: 0, 3: 0}}
-    assert seen.offsets_from(NEWEST) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
-    assert looked_at(of(5), None, of(1)).offsets_from(NEWEST) == {"in": {0: 7, 1: 9}}
+    assert numbers(seen.added_since(NEWEST)) == {"in": {2: 0, 3: 0}}
+    assert numbers(seen.offsets_from(NEWEST)) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
+    assert numbers(looked_at(of(5), None, of(1)).offsets_from(NEWEST)) == {"in": {0: 7, 1: 9}}
 
 
 def test_a_run_up_to_a_target_takes_no_more_partitions() -> None:
     seen = looked_at(of(3), targets={"in": {0: 10, 1: 10}})
-    assert seen.offsets_from(NEWEST) == {"in": {0: 7, 1: 9}}
+    assert numbers(seen.offsets_from(NEWEST)) == {"in": {0: 7, 1: 9}}
+
+
+def test_a_skip_finds_its_split_by_the_mark() -> None:
+    """A number that no manifest has may have been another split's; one that a manifest has stays."""
+    known, new = SourceOffset("in", "file:/in", "a", 0, 7), SourceOffset("in", "file:/in", "b", 1, 0)
+    nobody: Any = None
+    finder = SimpleNamespace(find=lambda _: [new], close=lambda: None)
+    source: Any = SimpleNamespace(place="file:/in", finder=lambda _: finder)
+    inputs = Inputs(nobody, {}, {}, {}, {"in": source})
+    newest = blank_manifest(checkpoint=5, offsets=(known,))
+    inputs.find_splits(newest.offsets)
+    cases = [
+        (RecordPlace("orders", 1, 3), [RecordPlace("orders", 1, 3)]),
+        (RecordPlace("file:/in", 0, 3), [RecordPlace("file:/in", 0, 3)]),
+        (MarkedPlace("file:/in", 4, 3, new.mark), [RecordPlace("file:/in", 1, 3)]),
+        (MarkedPlace("file:/in", 1, 3, known.mark), [RecordPlace("file:/in", 0, 3)]),
+        (MarkedPlace("file:/in", 1, 3, "0"), []),
+        (RecordPlace("file:/in", 2, 3), []),
+    ]
+    notes = list[str]()
+    for asked, settled in cases:
+        assert list(inputs.settled(newest, [asked], notes.append)) == settled
+    assert [note.partition(": ")[0] for note in notes] == ["--skip file:/in:1:3@0", "--skip file:/in:2:3"]
+    with pytest.raises(
+        ConfigError, match=rf"no checkpoint has split 1 of .*It is 'b' now.*--skip file:/in:1:3@{new.mark}"
+    ):
+        list(inputs.settled(newest, [RecordPlace("file:/in", 1, 3)], notes.append))

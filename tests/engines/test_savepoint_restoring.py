@@ -122,8 +122,9 @@ def restoring(storage: FileStorage) -> Callable[..., Restoring]:
         allowed: bool = False, notes: list[str] | None = None,
     ) -> Restoring:  # fmt: skip
         inputs: Any = SimpleNamespace(
-            sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
-            start_offsets=lambda known: (), check_continuity=lambda manifest: None,
+            sources={"right": SimpleNamespace(topic="orders", place="orders")}, others={},
+            described={"orders": SimpleNamespace(topic_id="id")},
+            find_splits=lambda known: (), start_offsets=lambda known: (), check_continuity=lambda manifest: None,
         )  # fmt: skip
         storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
         told = [] if notes is None else notes

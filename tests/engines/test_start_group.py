@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 COUNT = 600
+ROOT = Path(__file__).parents[2]
 
 
 def read_some(kafka: KafkaCluster, group: str, topic: str, count: int) -> list[int]:
@@ -40,17 +44,25 @@ def test_a_kill_before_the_first_checkpoint(
 ) -> None:
     """The offsets are read once. A commit of the group between kill and restart changes nothing."""
     group = f"{topic_name}-old"
-    job = job_of("moved_over", "--parallelism", "2", "--param", f"group={group}")
+    job = job_of("moved_over", "--param", f"group={group}")
     job.feed(COUNT)
     before = read_some(kafka, group, job.topic, COUNT // 3)
     offsets = committed(kafka, group)
-    job.finish(env=failpoint("coordinator-checked"), code=-9)
+    job.finish("--inline", env=failpoint("coordinator-checked"), code=-9)
     assert job.history().latest is not None
     assert sorted(job.history().manifests) == [0]
     assert committed(kafka, group) == offsets
     with closing(Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[TopicPartition(job.topic, 0, 0)], asynchronous=False)
     job.feed(COUNT)
-    job.finish()
+    job.finish_here()
     after = ids_in(kafka, f"{job.name}-copies", 2 * COUNT - len(before))
     assert_once([*before, *after], job.fed)
+
+
+@pytest.mark.exhaustive
+def test_the_example_prints_what_the_page_says(kafka: KafkaCluster) -> None:
+    example = [sys.executable, str(ROOT / "examples" / "moved_over.py"), "--bootstrap-servers", kafka.bootstrap_servers]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "pipelines.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr

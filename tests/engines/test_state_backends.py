@@ -77,6 +77,7 @@ def noted(text: str) -> Callable[[dict[str, Any]], bool]:
     return lambda event: event["event"] == "note" and text in event["text"]
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_is_full(job_of: Callable[..., Job], small_disk: Path) -> None:
     job = job_of("linear", *tiered(small_disk))
     feed(job)

@@ -55,7 +55,7 @@ def stored(job_of: Callable[..., Job], tmp_path: Path) -> Stored:
 PLACES = sorted(set(NAMES) - ELSEWHERE | {"store-committing", "store-committed"})
 
 
-@pytest.mark.exhaustive(but=["store-committed"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     once = name in ("coordinator-opened", "coordinator-swept", "worker-restored")

@@ -72,6 +72,21 @@ def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) ->
     assert load_reference(reference) is loaded.pipeline
 
 
+@pytest.mark.parametrize("name", ["elsewhere", "elsewhere_in.orders"])
+def test_a_module_that_only_this_process_finds_is_found_by_others(name: str, module: Write, tmp_path: Path) -> None:
+    """As in an executor, whose path lacks the folder of the driver's script."""
+    folder = tmp_path / "elsewhere"
+    file = folder.joinpath(*name.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    file.write_text(PIPELINE)
+    sys.path.insert(0, str(folder))
+    assert load(f"{module(PIPELINE)}:pipeline").reference["path"] == str(tmp_path)
+    reference = load(f"{name}:pipeline").reference
+    program = f"from exactlyonce.pipeline.loading import load_reference; print(load_reference({reference!r}).name)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd="/", check=True)
+    assert done.stdout.strip() == "orders-1_5-False-None"
+
+
 def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
     loaded = load(f"{module(PIPELINE)}:make", {"topic": "7", "days": "2", "loud": "true", "tries": "3"})
     assert loaded.pipeline.name == "7-2-True-3"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from exactlyonce import AvroCodec, GraphError, JsonCodec, Operator, Output, Pipeline, Stream
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
 
@@ -86,6 +86,10 @@ MISTAKES: dict[str, Write] = {
     r"id 'x+' is longer than 100": lambda p, s: s.sink("x" * 101, out),
     "expected a sink, as KafkaSink": lambda p, s: s.sink("out", KafkaSink),
     "expected a source, as KafkaSource": lambda p, s: p.source("b", KafkaSource),
+    "'b' already reads 'file:/in', and a record is named by that": lambda p, s: (
+        p.source("b", FileSource("/in", value=Order, files="a*")),
+        p.source("c", FileSource("/in", value=Order, files="b*")),
+    ),
     "'orders' already reads topic 'orders'": lambda p, s: p.source("b", KafkaSource("orders", value=Order)),
     "topic 'p.checkpoints' holds the checkpoints": lambda p, s: s.sink("out", KafkaSink("p.checkpoints")),
     "topic 'a b' must be 1 to 249 letters": lambda p, s: s.sink("out", KafkaSink("a b")),

@@ -27,6 +27,7 @@ def test_often_red(case, request):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_test_that_fails_by_chance_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_it.py").write_text(OFTEN_RED)
     (tmp_path / "pytest.ini").touch()

@@ -101,6 +101,7 @@ def test_without_an_engine_containers_are_skipped_but_not_in_ci(
     suite.runpytest().assert_outcomes(failed=1)
 
 
+@pytest.mark.exhaustive
 def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
     """Passed tests run again once a file has changed, and after a run that ended well; skipped ones always do."""
     suite.makepyfile(test_a="def test_a(): pass", test_b="import os\ndef test_b(): assert 'FIXED' in os.environ")
@@ -131,6 +132,7 @@ def test_last(): pass
 """
 
 
+@pytest.mark.exhaustive
 def test_a_worker_process_that_replaces_another_goes_on(suite: pytest.Pytester) -> None:
     """Tests that have passed meanwhile are not left out: all processes must collect the same."""
     suite.makepyfile(DEADLY)

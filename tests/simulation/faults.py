@@ -10,20 +10,22 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from clients import TOPIC
 from luck import Luck
 from topologies import topic_of
+from watched import TOPIC
 
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
+from exactlyonce.testing.simulation.faults import Faults
 
 if TYPE_CHECKING:
-    from coordinator import SimulatedCoordinator
-    from processes import Process
     from world import World
+
+    from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
+    from exactlyonce.testing.simulation.processes import Process
 
 EXPIRY_MS = 60_000
 """After so long the broker forgets a transactional id."""
@@ -32,7 +34,7 @@ BEGINNINGS_MAX = 8
 """Then one of them is left to complete a checkpoint."""
 
 
-class FaultInjector:
+class FaultInjector(Faults):
     def __init__(self, world: World, luck: Luck) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.broker_is_up = True
@@ -154,6 +156,10 @@ class FaultInjector:
         found = list(numbers)
         self.rng.shuffle(found)
         return found
+
+    def before_commit(self, coordinator: SimulatedCoordinator) -> None:
+        if self.world.stores is not None:
+            self.world.stores.before_commit(coordinator)
 
     def after_end(self) -> None:
         """Crash the broker, perhaps, after an answered EndTxn: the markers of all ending transactions are lost.

@@ -18,8 +18,9 @@ from watched import demand
 from exactlyonce.checkpoint.states import JobState
 
 if TYPE_CHECKING:
-    from processes import Attempt, Process
     from world import World
+
+    from exactlyonce.testing.simulation.processes import Attempt, Process
 
 RECORD_MS = (0, 1, 2, 5, 10, 20, 50)
 """The cost of a record at a step of the topology."""

@@ -20,8 +20,9 @@ from exactlyonce.engines.options import HASHMAP, ROCKSDB, StateSettings
 from exactlyonce.state.tiered import files, interval, interval_blocks, memory, table
 
 if TYPE_CHECKING:
-    from processes import Attempt
     from world import World
+
+    from exactlyonce.testing.simulation.processes import Attempt
 
 T = TypeVar("T")
 

@@ -32,6 +32,7 @@ from repair import ReplayEnds
 from exactlyonce.checkpoint import block_storage as storage
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
@@ -144,8 +145,8 @@ def _early_offsets(real: Any, self: SourceInput, room: int, **options: Any) -> A
 
 @mutant("an added partition is read from behind its first record", WRONG, first=41)
 @in_place_of(KafkaReader, "add")
-def _late_partition(real: Any, self: KafkaReader, partition: int, offset: int) -> None:
-    real(self, partition, offset + 1)
+def _late_partition(real: Any, self: KafkaReader, start: SourceOffset) -> None:
+    real(self, msgspec.structs.replace(start, offset=start.offset + 1))
 
 
 @mutant("a restored partition is read from its beginning", WRONG + "|goes back")

@@ -24,10 +24,11 @@ from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.pipeline.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from clients import Steps
-    from coordinator import SimulatedCoordinator
-    from processes import Process
     from world import World
+
+    from exactlyonce.testing.simulation.clients import Steps
+    from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
+    from exactlyonce.testing.simulation.processes import Process
 
 R = TypeVar("R")
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from clients import Awaited, FetchedBlocks, Steps, output_partition
 from confluent_kafka import Message
 from topologies import topic_of
 
@@ -35,6 +34,7 @@ from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.broker.interface import Error, Isolation
+from exactlyonce.testing.simulation.clients import Awaited, FetchedBlocks, Steps, output_partition
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from clients import FetchedBlocks, at_once
 from confluent_kafka import Message
 from watched import demand
 
@@ -27,6 +26,7 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.testing.broker.interface import Error
+from exactlyonce.testing.simulation.clients import FetchedBlocks, at_once
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator

@@ -11,20 +11,21 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clients import TOPIC, Awaited, FetchedBlocks, Steps
 from faults import EXPIRY_MS
 from ledgers import WatchedStore, positions_of
-from watched import demand
+from watched import TOPIC, demand
 
 from exactlyonce.checkpoint import requests
 from exactlyonce.checkpoint.commits.of_stores import UnderWay
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Answer
-from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, StoreUnavailable
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.testing.broker.interface import NoAnswer
+from exactlyonce.testing.simulation import coordinator as simulated
+from exactlyonce.testing.simulation.clients import Steps
+from exactlyonce.testing.simulation.stores import StoreAnswers
 from exactlyonce.testing.store import MemorySink, StoreContents
 
 if TYPE_CHECKING:
@@ -40,49 +41,33 @@ AGAIN_STEPS = 200
 """After so many steps it is tried again to put the store back, if it had nothing to lose."""
 
 
-class StoreAnswers:
-    """Answers what a leader asks of stores, as a process does: by the shipped `PipelineStores`."""
+class SlowStoreAnswers(StoreAnswers):
+    """Stores that take long: the leader hears an answer later, and that the store is at it until then."""
+
+    world: World
 
     def __init__(self, coordinator: SimulatedCoordinator) -> None:
-        self._coordinator, self._world = coordinator, coordinator.world
-        self._blocks = FetchedBlocks()
-        self._stores = PipelineStores(self._world.graph, self._blocks)
-        self.staging = self._stores.staging
+        super().__init__(coordinator)
         self._under_way: tuple[Any, Answer] | None = None
-        """The request and its answer, which the leader hears later: it is told that the store is at it."""
+        """The request and its answer."""
 
     def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
         """The answer, at once or, as of a store that takes long, when it is asked for again."""
-        stores = self._world.stores
+        stores = self.world.stores
         assert stores is not None
         if self._under_way is None or self._under_way[0] != request:
             try:
-                answer = Answer((yield from self._answer(request)))
+                answer = Answer((yield from super().__call__(request)))
             except (ExactlyOnceError, ForeignLedger, LedgerBehind) as error:
                 answer = Answer(error=error)
             self._under_way = request, answer
         if stores.slow_chance and stores.rng.random() < stores.slow_chance:
-            self._world.seen["store under way"] += 1
+            self.world.seen["store under way"] += 1
             return UnderWay(1_000)
         (_, answer), self._under_way = self._under_way, None
         if answer.error is not None:
             raise answer.error
         return answer.value
-
-    def _answer(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
-        """Blocks are read anew for each request; before the store is asked the process may end or sleep once more."""
-        self._blocks.found.clear()
-        while True:
-            try:
-                return self._stores(request)
-            except Awaited as wanted:
-                refs = wanted.refs
-            yield from self._blocks.get(self._world, refs)
-            self._coordinator.step_name = "store-committing"
-            self._world.faults.before_request(self._coordinator)
-            assert self._world.stores is not None
-            self._world.stores.before_commit(self._coordinator)
-            yield None
 
 
 class Stores:
@@ -158,7 +143,7 @@ class Stores:
         self.world.seen[f"{name}: {answer if name.endswith('apply') else 'fence'}"] += 1
         self.world.note(f"{name} is carried out: {answer}")
 
-    def before_commit(self, coordinator: SimulatedCoordinator) -> None:
+    def before_commit(self, coordinator: simulated.SimulatedCoordinator) -> None:
         if self.world.chaos and coordinator is self.world.coordinator and self.rng.random() < self.commit_chance:
             self.world.seen["at store-committing"] += 1
             self.rng.choice((self.world.faults.crash, self.world.faults.sleep))(coordinator)

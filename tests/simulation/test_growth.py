@@ -7,10 +7,10 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
-from clients import TOPIC
 from coordinator import SimulatedCoordinator
 from oracle import Oracle
 from planting import Patches, in_place_of
+from watched import TOPIC
 from world import FEED_STEPS, World
 
 from exactlyonce.checkpoint import decision_log, orphans

@@ -55,10 +55,10 @@ SHAPES_OF = {
 }  # fmt: skip
 """A topology with loops for each luck of loops."""
 ELSEWHERE = {
-    "at least once", "cancelled", "cancelled and deleted", "stores", "carried", "slow stores", *HARMS,
+    "at least once", "cancelled and deleted", "stores", "carried", "slow stores", "unaligned load", *HARMS,
     *(MUTANTS[name].luck for name in SAMPLE),
 }  # fmt: skip
-"""Luck that the sample of another test has."""
+"""Luck that the sample of another test has; unaligned load is met there in two parts."""
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_what_barriers_overtake_counts_once() -> None:
     assert [each for each in wanted if not seen[each]] == []
 
 
-@pytest.mark.exhaustive(but=["cancelled-3", "cancelled and deleted-3"])
+@pytest.mark.exhaustive(but=["cancelled and deleted-3"])
 @pytest.mark.parametrize("seeds", [3, 8])
 @pytest.mark.parametrize("luck", ["cancelled", "cancelled and deleted"])
 def test_checkpoints_go_where_the_retention_says_so(luck: str, seeds: int) -> None:
@@ -165,6 +165,7 @@ def test_an_error_of_the_simulator_is_not_a_broken_invariant(
     assert "KeyError: 'no such key'\nseed 0: no invariant, but an error of the simulator" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_pace_and_what_was_met_are_told() -> None:
     """In a process of its own: a fork of this one hangs where an earlier test has opened RocksDB, for want of its
     threads."""
@@ -176,6 +177,7 @@ def test_the_pace_and_what_was_met_are_told() -> None:
     assert "2 seeds, all invariants hold" in shown
 
 
+@pytest.mark.exhaustive
 def test_one_command_soaks_everything(capsys: pytest.CaptureFixture[str]) -> None:
     found = [kind(seed, None, ANY) for seed in range(100, 100 + len(KINDS))]
     assert {luck for _, luck in found} == {*LUCK, None}

@@ -6,16 +6,12 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from topologies import MAX_PARALLELISM
-
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Verdict
-from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.settings import DELETE as DELETES
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.surroundings.stores import stages
 
@@ -27,16 +23,8 @@ class WatchedLeader(Leader):
     def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
         self.world, self.coordinator = coordinator.world, coordinator
         world = coordinator.world
-        config = LeaderConfig(
-            pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
-            transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.fingerprint,
-            max_parallelism=MAX_PARALLELISM, parallelism=coordinator.plan.parallelism,
-            staging=coordinator.stores.staging,
-            store_timeout_ms=world.store_timeout_ms, storage=world.settings.storage,
-            deletes=world.settings.retention == DELETES,
-        )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
-        super().__init__(config, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
+        super().__init__(coordinator.leader_config(), log, self.known_blocks, world.clock, coordinator._note)
         self.asked: deque[Asked] = deque()
         """Requests of people to this incarnation, except savepoints."""
         self._looks = 0

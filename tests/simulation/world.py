@@ -8,14 +8,13 @@ all output.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from bounds import bounds
-from clients import TOPIC, Owner, Steps
-from coordinator import ReadersHeld, SimulatedCoordinator
+from coordinator import SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
 from judges import OracleAtLeastOnce, OracleUnaligned
 from load import Load
@@ -23,22 +22,19 @@ from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
 from outside import Outside
-from processes import Attempt, Process
 from remembered import remembered
 from stores import Stores
 from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
-from watched import Asserted, Broken, WatchedBroker, demand
+from watched import TOPIC, Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.encoding import PART_BYTES, DamagedRecord
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
-from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.plan import Plan, plan
+from exactlyonce.engines.options import StateSettings
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
@@ -51,10 +47,13 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
 )
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.testing.broker.interface import Error, NoAnswer
+from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
-from exactlyonce.testing.clock import SimulatedClock
+from exactlyonce.testing.simulation import coordinator as simulated
+from exactlyonce.testing.simulation.coordinator import READERS_HELD
+from exactlyonce.testing.simulation.processes import Attempt
+from exactlyonce.testing.simulation.world import SimulatedWorld
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""
@@ -76,32 +75,23 @@ HALTS = (Halt, TopicError)
 """The error of a coordinator whose input topic is not the one that was read."""
 
 
-class Thread:
-    __slots__ = ("owner", "steps", "wake_ms")
+class World(SimulatedWorld):
+    asserted = Asserted
+    broker: WatchedBroker
+    network: UnreliableBroker
+    faults: FaultInjector
+    outside: Outside | None
+    load: Load | None
+    coordinator: SimulatedCoordinator | None
 
-    def __init__(self, owner: Owner, steps: Steps) -> None:
-        self.owner, self.steps, self.wake_ms = owner, steps, 0
-
-
-class World:
     def __init__(self, seed: int, shape: str | None = None, luck: str | None = None) -> None:
         """*shape* names the topology; None: it is drawn, too. *luck*: see there."""
-        self.rng = random.Random(seed)
+        super().__init__(random.Random(seed))
         self.part_rng = random.Random(f"parts {seed}")
         self.luck = LUCK[luck] if luck else NONE
         self.local_state = LocalState(self, seed, self.luck.local_files)
-        self.clock = SimulatedClock()
-        self.seen: Counter[str] = Counter()
-        """How often what happened."""
-        self.trace: deque[str] = deque(maxlen=400)
-        self.steps = 0
-        self.finished = False
         self.halted = False
-        self.coordinator: SimulatedCoordinator | None = None
-        """The newest; None while there is none."""
         self.coordinators: list[SimulatedCoordinator] = []
-        self._next_coordinator_ms = 0
-        self._threads: list[Thread] = []
         self._shape(shape, seed)
         self.settings = self._settings()
         self.outside = Outside(self) if self.settings.storage else None
@@ -126,7 +116,6 @@ class World:
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
-        self._plans: dict[int, Plan] = {}
         self.plan = self.planned(self.luck.parallelism or rng.randint(1, 3))
         self.sinks = self.topology.sinks
         self.output_partitions = self.luck.output_partitions or rng.randint(1, 3)
@@ -146,11 +135,6 @@ class World:
         )  # fmt: skip
         if self.outside is not None:
             self.oracle.keep_outside(self.outside)
-
-    def planned(self, parallelism: int) -> Plan:
-        if parallelism not in self._plans:
-            self._plans[parallelism] = plan(self.graph, parallelism)
-        return self._plans[parallelism]
 
     def _rescale(self) -> None:
         chance = self.stores.rescale_chance if self.stores else self.luck.rescale_chance
@@ -191,7 +175,6 @@ class World:
         self.topic = TopicInfo(TOPIC, self.broker.topic_id(TOPIC) or "", self.block_partitions, 1)
         for source, each in self.inputs.items():
             self.broker.create_topic(topic_of(source), each.at_first)
-        self.topic_ids = {topic_of(each): self.broker.topic_id(topic_of(each)) or "" for each in self.inputs}
         self.feed()
         for sink in self.sinks:
             self.broker.create_topic(sink, self.output_partitions)
@@ -215,33 +198,11 @@ class World:
     def chaos(self) -> bool:
         return self.steps < CHAOS_STEPS
 
-    def spawn(self, owner: Owner, steps: Steps) -> Thread:
-        thread = Thread(owner, steps)
-        self._threads.append(thread)
-        return thread
-
-    def note(self, text: str) -> None:
-        self.trace.append(f"{self.clock.monotonic_ms():>7} {text}")
-
     def ask(self, operation: str, *arguments: Any, **options: Any) -> Any:
         if operation == "init_transactions":
             self.oracle.before_init(arguments[0])
         self.faults.on_network(operation, arguments)
-        return getattr(self.network, operation)(*arguments, **options)
-
-    def until_answered(
-        self, operation: str, *arguments: Any, again: tuple[Error, ...] = (), **options: Any
-    ) -> Generator[int | None, None, Any]:
-        while True:
-            yield None
-            try:
-                answer = self.ask(operation, *arguments, **options)
-            except NoAnswer:
-                pass
-            else:
-                if getattr(answer, "error", None) not in again:
-                    return answer
-            yield self.clock.monotonic_ms() + RETRY_PAUSE_MS
+        return super().ask(operation, *arguments, **options)
 
     def deadline_ms(self) -> int:
         """Until when a coordinator waits for an answer; it asks once in any case."""
@@ -269,56 +230,25 @@ class World:
     def faults_allow_feeding(self) -> bool:
         return not hasattr(self, "faults") or (self.faults.broker_is_up and not self.faults.made_anew)
 
-    def partitions_of(self, topic: str) -> int:
-        found = self.broker._topics.get(topic)
-        return len(found.logs) if found else 0
+    @property
+    def targets(self) -> Mapping[str, Mapping[int, int]]:
+        return {source: dict(enumerate(map(len, each.partitions))) for source, each in self.inputs.items()}
 
-    def end_of(self, topic: str, partition: int) -> int:
-        """The end offset of the partition; -1: there is none."""
-        found = self.broker._topics.get(topic)
-        return found.logs[partition].end_offset if found and partition < len(found.logs) else -1
+    def state_settings(self, attempt: Attempt) -> StateSettings:
+        return self.local_state.settings(attempt)
 
-    # --- for a coordinator: its workers and its inputs ----------------------------------------------------------
-
-    def start_workers(
-        self,
-        coordinator: SimulatedCoordinator,
-        incarnation: int,
-        number: int,
-        manifest: Manifest,
-        offsets: dict[str, dict[int, int]],
-    ) -> list[Process]:
-        attempt = Attempt(coordinator.plan, incarnation, number, manifest, offsets)
-        processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.plan.parallelism)]
-        attempt.connect(self, processes)
-        if self.load:
-            self.load.begins(attempt)
-        return processes
-
-    def start_message(self, attempt: Attempt, index: int) -> msg.Start:
-        targets = {
-            source: {p: len(each.partitions[p]) for p in attempt.offsets[source]}
-            for source, each in self.inputs.items()
-        }
-        return msg.Start(
-            reference={}, parallelism=attempt.plan.parallelism, subtask=index,
-            incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
-            offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
-            unaligned=self.settings.unaligned, incremental=self.settings.incremental,
-            state=self.local_state.settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
-            transaction_timeout_ms=self.transaction_timeout_ms, storage=self.settings.storage,
-        )  # fmt: skip
+    def is_cleaned(self, place: tuple[str, int, int]) -> bool:
+        """The marker that cleaning leaves behind shows it."""
+        return place in self.broker.cleaned
 
     # --- history ------------------------------------------------------------------------------------------------
 
-    def next_coordinator(self, delay_ms: int) -> None:
-        self.coordinator, self._next_coordinator_ms = None, self.clock.monotonic_ms() + delay_ms
-
-    def is_newest(self, coordinator: SimulatedCoordinator) -> bool:
+    def is_newest(self, coordinator: simulated.SimulatedCoordinator) -> bool:
         """Whether nobody has taken over from it: one that was begun later, or had slept before it fenced anybody."""
         return coordinator is self.coordinator and coordinator.number == max(each.number for each in self.coordinators)
 
-    def ended(self, coordinator: SimulatedCoordinator, end: End) -> None:
+    def ended(self, coordinator: simulated.SimulatedCoordinator, end: End) -> None:
+        assert isinstance(coordinator, SimulatedCoordinator)
         self.note(f"{coordinator} ends: {end.error!r}")
         coordinator.kill_workers()
         coordinator.alive = False
@@ -332,7 +262,8 @@ class World:
             self._halt("halt for a store")
             return
         unreachable = isinstance(end.error, Halt) and UNREACHABLE in str(end.error)
-        if (unreachable or isinstance(end.error, ReadersHeld)) and self.broker.has_forgotten():
+        held = isinstance(end.error, BrokerUnavailable) and READERS_HELD in str(end.error)
+        if (unreachable or held) and self.broker.has_forgotten():
             self._halt("readers held by an id that is forgotten")
             return
         again = isinstance(end.error, Halt) and TRIES_AGAIN in str(end.error)
@@ -392,8 +323,7 @@ class World:
             self.faults.before_step()
             if self.stores:
                 self.stores.before_step()
-            begins = self.coordinator is None and not self.finished
-            if begins and self.clock.monotonic_ms() >= self._next_coordinator_ms:
+            if self._begins:
                 self._rescale()
                 self.coordinator = SimulatedCoordinator(self)
                 self.coordinators.append(self.coordinator)
@@ -428,30 +358,6 @@ class World:
         """The broker is there, what was on its way to it has come, and what was left open has timed out."""
         self.faults.start_broker()
         self.clock.advance(TRANSACTION_TIMEOUT_MAX_MS + 5_000)
-
-    def _step(self) -> None:
-        """One step of one thread that is due; or time passes until one is."""
-        now_ms = self.clock.monotonic_ms()
-        due = [
-            each
-            for each in self._threads
-            if each.wake_ms <= now_ms and (owner := each.owner).paused_until_ms <= now_ms and owner.alive
-        ]
-        if not due:
-            self._threads = [each for each in self._threads if each.owner.alive]
-            wakes = [max(each.wake_ms, each.owner.paused_until_ms) for each in self._threads]
-            if self.coordinator is None and not self.finished:
-                wakes.append(self._next_coordinator_ms)
-            self.clock.advance(max(1, min(wakes, default=0) - now_ms))
-            return
-        draw = self.rng.random
-        thread = due[int(draw() * len(due))]
-        try:
-            thread.wake_ms = next(thread.steps) or 0
-        except StopIteration:
-            self._threads.remove(thread)
-        if draw() < (0.3 if self.steps < CHAOS_STEPS else 0.1):
-            self.clock.advance(1)
 
 
 def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> World:

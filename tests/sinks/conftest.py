@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -46,6 +47,20 @@ def database_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
     yield started
     for server in servers.values():
         server.remove()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of files and folders that this process makes durable, as they come."""
+    paths: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return paths
 
 
 @pytest.fixture

@@ -74,13 +74,13 @@ def make_target(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Callable[..., Any]:
     """`make_target(store)`: a topic, a table, a stream or a folder to which nobody has written."""
-    from targets import Target, TopicTarget
+    from targets import OF_FOLDERS, Target, TopicTarget
 
     def make(store: str, suffix: str = "") -> Target | TopicTarget:
         name = topic_name + suffix
         if store == "kafka":
             return TopicTarget(kafka, name)
-        servers = None if store == "files" else request.getfixturevalue("servers")
+        servers = None if store in OF_FOLDERS else request.getfixturevalue("servers")
         return Target(store, kafka, servers, name, tmp_path)
 
     return make

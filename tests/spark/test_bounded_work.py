@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exactlyonce.engines.spark.submit import StageFailed
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, Unavailable
 from exactlyonce.spark import audit, backfill, catch_up, diff, replay
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -94,9 +94,14 @@ def test_a_notebook_does_what_the_commands_do(
 
 
 OPENING = """\
-from exactlyonce import Context, Pipeline
+from exactlyonce import Context, Pipeline, Unavailable
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
+
+
+class Priced:
+    def __call__(self, number: int) -> int:
+        raise Unavailable("the price list does not answer")
 
 
 class Doubling:
@@ -108,15 +113,17 @@ class Doubling:
 
 
 pipeline = Pipeline("{name}")
-pipeline.source("in", KafkaSource("{name}-in", value=int)).map(Doubling).sink("out", KafkaSink("{name}-out"))
+pipeline.source("in", KafkaSource("{name}-in", value=int)).map({function}).sink("out", KafkaSink("{name}-out"))
 """
 
 
+@pytest.mark.exhaustive
 def test_the_users_traceback_comes_first_after_retries_too(
     spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark tries an `open()` that raises again, and passes on a text alone."""
-    (tmp_path / "opening.py").write_text(OPENING.format(name=topic_name))
+    """Spark tries an `open()` that raises again, and passes on a text alone. An outage ends with its own class."""
+    (tmp_path / "opening.py").write_text(OPENING.format(name=topic_name, function="Doubling"))
+    (tmp_path / "asking.py").write_text(OPENING.format(name=topic_name, function="Priced()"))
     monkeypatch.syspath_prepend(tmp_path)
     kafka.create_topic(f"{topic_name}-in", 1)
     kafka.create_topic(f"{topic_name}-out", 1)
@@ -129,6 +136,13 @@ def test_the_users_traceback_comes_first_after_retries_too(
     assert place.endswith("in open")
     assert "Traceback" not in str(raised.value)
     assert "org.apache" not in str(raised.value)
+    with pytest.raises(Unavailable, match="the price list does not answer") as outage:
+        backfill(
+            spark, "asking:pipeline", bootstrap_servers=kafka.bootstrap_servers, staging=tmp_path / "staging",
+            take_over=True,
+        )  # fmt: skip
+    assert "Spark could not finish" in str(outage.value)
+    assert outage.value.facts["operator"] == "map-after-in"
 
 
 def test_a_session_that_runs_tasks_twice_is_refused(

@@ -1,4 +1,4 @@
-"""The page docs/spark.md is done as it says: its commands one after the other, its functions on a session of Spark."""
+"""The pages about Spark are done as they say: commands one after the other, functions on a session of Spark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / name).read_text() for name in ("spark.md", "spark-checks.md", "spark-jobs.md"))
 
 
 def blocks(kind: str) -> list[str]:
-    """Code blocks before the part about clusters, which `test_local_cluster.py` tests."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", ON_THIS_MACHINE, re.DOTALL | re.MULTILINE)
+    """Code blocks of the pages, but for the one about clusters, which `test_local_cluster.py` tests."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGES, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -64,13 +64,14 @@ def run(kafka: KafkaCluster, folder: Path, *words: str) -> None:
 def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     kafka = kafka_of_the_page
     done: list[str] = []
-    (tmp_path / "orders.py").write_text(blocks("python")[0])
+    for module in ("orders", "orders_before"):
+        (tmp_path / f"{module}.py").write_text(blocks("python")[0])
     for words in commands():
         if words[0] in ("backfill", "catch-up"):
             feed(kafka, 1000 * len(done), 1000 * len(done) + 1000)
         run(kafka, tmp_path, *words, *(() if done else ("--on", "spark")))
         done.append(words[0])
-    assert done == ["backfill", "catch-up", "replay", "replay", "audit", "backfill"]
+    assert done == ["backfill", "catch-up", "backfill", "replay", "replay", "audit", "diff"]
     assert len(kafka.read_committed("order-totals")) == 2000
     assert len(kafka.read_committed("order-totals-again")) == 1000
     assert len(kafka.read_committed("order-totals-v2")) == 3000
@@ -108,15 +109,20 @@ def test_the_function_that_writes_to_a_store_runs(
     assert found == {"customer 0": 0, **{f"customer {n}": 10 + n for n in range(1, 7)}}
 
 
-def test_the_function_that_reads_state_runs(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
-    """It has each customer's sum; the page has every option of such a read."""
+def test_the_functions_that_read_a_checkpoint_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
+    """State has each customer's sum; input and output are as they were then, though the pipeline has gone on."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
-    exec(compile(blocks("python")[4], "jobs.py", "exec", dont_inherit=True), names)
+    for block in blocks("python")[4:6]:
+        exec(compile(block, "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     (tmp_path / "orders.py").write_text(blocks("python")[0])
     run(kafka, tmp_path, "run", "orders:pipeline", "--until", "latest")
     rows = names["kept"](spark, kafka.bootstrap_servers).collect()
     assert {row.key: row.value for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}
+    feed(kafka, 1000, 1500)
+    run(kafka, tmp_path, "catch-up", "orders:pipeline")
+    orders, sums = names["one_cut"](spark, kafka.bootstrap_servers, rows[0].checkpoint)
+    assert (orders.count(), sums.count()) == (1000, 1000)
 
 
 def test_the_function_that_goes_on_after_another_query_runs(
@@ -124,7 +130,7 @@ def test_the_function_that_goes_on_after_another_query_runs(
 ) -> None:
     """It begins after the last batch with a commit; the files are as Spark's own source has them, but shorter."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
-    exec(compile(blocks("python")[6], "jobs.py", "exec", dont_inherit=True), names)
+    exec(compile(blocks("python")[7], "jobs.py", "exec", dont_inherit=True), names)
     for folder in ("commits", "offsets"):
         (tmp_path / "old" / folder).mkdir(parents=True)
     ends = []
@@ -151,7 +157,7 @@ def test_the_function_that_reads_typed_records_runs(
     kafka, module, names = kafka_of_the_page, "orders_of_the_page", dict[str, Any]()
     (tmp_path / f"{module}.py").write_text(blocks("python")[0])
     spark.addArtifacts(str(tmp_path / f"{module}.py"), pyfile=True)
-    source = blocks("python")[5].replace("orders:pipeline", f"{module}:pipeline")
+    source = blocks("python")[6].replace("orders:pipeline", f"{module}:pipeline")
     exec(compile(source, "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     rows = names["spent"](spark, kafka.bootstrap_servers).collect()

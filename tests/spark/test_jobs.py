@@ -30,6 +30,7 @@ def after(folder: Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyar
         yield batch
 
 
+@pytest.mark.exhaustive
 def test_tasks_are_counted_while_the_job_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def make(name: str) -> Pipeline:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A packed environment with a wheel of this tree, made as docs/spark.md says; versions are those of here."""
+    """A packed environment with a wheel of this tree, as in docs/spark-cluster.md; versions are those of here."""
     wheels, environment = tmp_path / "wheels", tmp_path / "environment"
     done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels), folder=ROOT)
     done(sys.executable, "-m", "venv", "--copies", "--without-pip", str(environment), folder=tmp_path)

@@ -112,6 +112,11 @@ WRONG = [
     ({"failOnDataLoss": "no"}, "failOnDataLoss is 'no': write true or false"),
     ({"minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
     ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is not for spark.read: it is for streams"),
+    ({"asOf": "2026-11-01T00:00:00Z"}, "asOf choose a checkpoint of a pipeline .* name by the option pipeline"),
+    ({"pipeline": "orders:pipeline"}, "pipeline: the name of a pipeline"),
+    ({"pipeline": "p", "asOf": "2026-11-01T00:00:00"}, "has no time zone"),
+    ({"pipeline": "p", "endingOffsets": "latest"}, "at a checkpoint, and endingOffsets elsewhere"),
+    ({"pipeline": "p", "failOnDataLoss": "false"}, "leave failOnDataLoss out"),
     ({"kafka.auto.offset.reset": "earliest"}, "auto.offset.reset: exactlyonce sets this itself"),
 ]
 
@@ -176,6 +181,8 @@ def test_all_options_of_state() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({**STATE, "checkpoint": "2", "asOf": "2026-11-01T00:00:00Z"}, "checkpoint and asOf contradict each other"),
+        ({**STATE, "asOf": "yesterday"}, "asOf is 'yesterday': write a time as"),
         ({**STATE, "operators": "totals"}, "There is no option 'operators' for a read of state. Options are: state, "),
         ({"state": "order-totals"}, "kafka.bootstrap.servers is not set"),
         ({**STATE, "state": "orders:pipeline"}, "state: the name of a pipeline, .*the option types names the module"),
@@ -210,7 +217,7 @@ def test_a_stream_of_state_is_refused() -> None:
 
 def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) -> None:
     """The page has a row for each, and for no other; and every word for a type of keys."""
-    described = table("docs/spark.md", "option of a read of state", "values", "default")
+    described = table("docs/spark-jobs.md", "option of a read of state", "values", "default")
     assert [row["option of a read of state"].strip("`") for row in described] == [*STATE_OPTIONS, "kafka.NAME"]
     (words,) = [row["values"] for row in described if row["option of a read of state"] == "`keyType`"]
     assert set(KEY_TYPES) <= set(re.findall(r"`(\w+)`", words))
@@ -219,17 +226,19 @@ def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) 
 def test_every_option_of_sparks_own_source_is_compared(table: Callable[..., list[dict[str, str]]]) -> None:
     """And the table of this source's options has all of them."""
     heading = "option of Spark's own Kafka source"
-    compared = [name for row in table("docs/spark.md", heading, "here") for name in names_of(row[heading])]
-    of_topics = set(OPTIONS) - {"types", "params", "mode"}
+    compared = [name for row in table("docs/spark-jobs.md", heading, "here") for name in names_of(row[heading])]
+    of_topics = set(OPTIONS) - {"types", "params", "mode", "pipeline", "checkpoint", "asOf"}
     assert sorted(compared) == sorted({*of_topics, *NOT_HERE, *OF_KAFKA})
     refused = {
         name
-        for row in table("docs/spark.md", heading, "here")
+        for row in table("docs/spark-jobs.md", heading, "here")
         if "refused:" in row["here"]
         for name in names_of(row[heading])
     }
     assert refused == {*NOT_HERE, "kafka.isolation.level"}
-    own = [name for row in table("docs/spark.md", "option", "values", "default") for name in names_of(row["option"])]
+    own = [
+        name for row in table("docs/spark-jobs.md", "option", "values", "default") for name in names_of(row["option"])
+    ]
     assert sorted(own) == sorted({*OPTIONS, "kafka.NAME"})
 
 

@@ -38,6 +38,7 @@ def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
     return Fed(kafka, topic_name)
 
 
+@pytest.mark.exhaustive
 def test_a_program_keeps_its_session(
     spark: SparkSession, fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
-from targets import STORES, Row, rows_of
+from targets import STORES, HdfsTarget, Row, rows_of
 
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.testing.cluster import LIMIT_S
@@ -98,6 +98,16 @@ def test_a_stream_to_a_store(stream: Stream, tmp_path: Path, request: pytest.Fix
     stream.feed()
     request.getfixturevalue("speculation")
     stream.run(stream.rows())
+    stream.assert_exact()
+
+
+def test_a_stream_to_files_in_hdfs(spark: SparkSession, hdfs: Any, kafka: Any, topic_name: str, tmp_path: Path) -> None:
+    stream = Stream(spark, HdfsTarget(hdfs, kafka, topic_name, tmp_path), tmp_path)
+    for _ in range(2):
+        stream.feed()
+    mark = tmp_path / "tripped"
+    stream.run(stream.rows().repartition(2).mapInArrow(tripping(mark, 10_007), COLUMNS))
+    assert mark.exists()
     stream.assert_exact()
 
 

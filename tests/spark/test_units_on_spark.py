@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from auditing import Quiet, order_at, run_flawed
+from auditing import audited, order_at, run_flawed
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 from golden import compute_again, states_of
@@ -17,9 +17,8 @@ from settled import await_readable
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
 from exactlyonce.engines.spark.submit import TASKS_PER_CORE, StageFailed, submit_to
@@ -49,13 +48,14 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
     assert summary.records == (750 if attribute == "every" else 450)
     here = compute_again(fed, loaded, summary.manifest.checkpoint, in_process, tmp_path / "here")
     assert here.states == states_of(fed, loaded, summary.manifest)
-    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
+    report = audited(loaded, fed.config, tmp_path)
     assert (report.findings, report.unjudged, report.checkpoints) == ([], [], [summary.manifest.checkpoint])
     if attribute == "every":
         there = compute_again(fed, loaded, summary.manifest.checkpoint, submit_to(spark), tmp_path / "there")
         assert there == here
 
 
+@pytest.mark.exhaustive
 def test_units_share_tasks(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
     """Twenty units a stage are eight tasks on two cores, with a label for each unit; output and state are exact."""
     fed.feed(300)
@@ -99,7 +99,7 @@ def test_partitions_that_a_sink_chooses(spark: SparkSession, fed: Fed, tmp_path:
         records = fed.kafka.read_committed(topic)
         seen = sorted((json.loads(record.value or b"")["id"], record.partition) for record in records)
         assert seen == [(number, number % 3) for number in range(60)]
-    report = Audit(loaded, fed.config, submit_to(spark), tmp_path, Quiet()).run()
+    report = audited(loaded, fed.config, tmp_path, submit=submit_to(spark))
     assert (report.findings, report.unjudged) == ([], [])
 
 
@@ -116,17 +116,14 @@ def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, 
     summary = CatchUp(loaded, options, Silent(), chunk_records=700).lead(submit, tmp_path)
     assert summary.checkpoints > 1
 
-    def audited(submit: Submit) -> AuditReport:
-        return Audit(loaded, client, submit, tmp_path, Quiet()).run()
-
-    report = audited(submit)
+    report = audited(loaded, client, tmp_path, submit=submit)
     assert report.checkpoints == list(range(1, summary.manifest.checkpoint + 1))
     origins = {each.finding.kind: each.finding.origin for each in report.findings}
     stems = {kind: order_at(fed.kafka, *origin) for kind, origin in origins.items() if origin is not None}
     assert stems.pop("reordered")
     assert stems == {"missing": DROPPED, "doubled": DOUBLED, "changed": CHANGED}
     assert len(report.findings) == 4
-    assert audited(in_process) == report
+    assert audited(loaded, client, tmp_path) == report
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from auditing import Quiet
+from auditing import audited
 from bounded import Silent
 from jobs import Job
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.submit import Submit, in_process, perform
 from exactlyonce.engines.options import RunOptions
@@ -59,7 +58,7 @@ def test_in_process(job: Job, tmp_path: Path) -> None:
     catch_up(job, 2, tmp_path, submit=twice)
     job.assert_agreement()
     client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
-    report = Audit(loaded(job), client, in_process, tmp_path, Quiet()).run()
+    report = audited(loaded(job), client, tmp_path)
     assert report.findings == []
     for sink in SINKS:
         assert any(f"records of sink '{sink}' are in a store" in each for each in report.unjudged), report.unjudged

@@ -61,8 +61,8 @@ class ListReader:
     def open(self) -> None:
         """Nothing is connected."""
 
-    def add(self, partition: int, offset: int) -> None:
-        self.at.setdefault(partition, offset)
+    def add(self, start: SourceOffset) -> None:
+        self.at.setdefault(start.partition, start.offset)
 
     def poll(self, records_max: int, timeout_s: float) -> list[Line]:
         found: list[Line] = []
@@ -76,7 +76,7 @@ class ListReader:
 
     def positions(self) -> tuple[SourceOffset, ...]:
         return tuple(
-            SourceOffset(self.context.source, "lists", self.context.topic_id, split, offset)
+            SourceOffset(self.context.source, "lists", "id-1", split, offset)
             for split, offset in sorted(self.at.items())
         )
 
@@ -87,7 +87,7 @@ class ListReader:
     @property
     def finished(self) -> bool:
         targets = self.context.targets
-        return bool(targets) and all(offset >= targets.get(split, 0) for split, offset in self.at.items())
+        return targets is not None and all(offset >= targets.get(split, 0) for split, offset in self.at.items())
 
     def lag(self) -> int:
         return sum(len(self.lists.lines[split]) - offset for split, offset in self.at.items())
@@ -161,7 +161,7 @@ class TestListSource(SourceContract):
     def source(self) -> ListSource:
         return ListSource(self.lists)
 
-    def topic_id(self) -> str:
+    def topic_id(self, split: int) -> str:
         return "id-1"
 
     def append(self, split: int, records: Sequence[str]) -> None:
@@ -206,8 +206,8 @@ def _from_a_commit(self: Any, context: ReaderContext) -> ListReader:
     return reader
 
 
-def _anew(self: Any, partition: int, offset: int) -> None:
-    self.at[partition] = offset
+def _anew(self: Any, start: SourceOffset) -> None:
+    self.at[start.partition] = start.offset
 
 
 MUTANTS = {

@@ -27,7 +27,7 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             )  # fmt: skip
     if subject.newest is None or subject.traces.is_sink:
         return
-    for name in sorted({position.topic for position in subject.newest.offsets}):
+    for name in sorted({position.topic for position in subject.newest.offsets if position.in_topic}):
         known = facts.get(name)
         if known is not None and known.visible:
             with findings.checking(f"what checkpoints need of {name}"):

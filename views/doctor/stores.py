@@ -7,7 +7,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.sinks.committer import StoreView
-from exactlyonce.views.doctor.findings import Findings
+from exactlyonce.views.doctor.findings import NOTE, Findings
 from exactlyonce.views.doctor.subject import Subject
 
 
@@ -23,6 +23,11 @@ def check_stores(subject: Subject, findings: Findings) -> None:
             findings.add(
                 "stores", f"The store of sink {sink} does not take what it writes: {view.problem}",
                 whose=f"the store's, or the sink's in the pipeline {subject.name}", do="as it says: a run refuses",
+            )  # fmt: skip
+        if view.risk:
+            findings.add(
+                "stores", f"Waiting output of sink {sink} may be removed: {view.risk}", level=NOTE,
+                do="let the rule leave out that prefix, or never leave the pipeline stopped or failing for so long",
             )  # fmt: skip
         if view.origin and subject.history is not None and subject.newest is not None:
             with findings.checking(f"the ledger of sink {sink}"):

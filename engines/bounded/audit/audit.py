@@ -1,54 +1,60 @@
 """Audit: the output that the input gives, recomputed along the order logs, against the records that readers see.
 
 Invariants: an audit takes no lease, opens no transaction and writes only files of its own; it reports what it cannot
-judge, and judges the rest. Lanes are compared by digests, and record by record only where these differ.
+judge, and judges the rest. The work is done in units: partitions are read, intervals computed, and lanes compared, by
+digests, and record by record only where these differ. This process holds no records but findings.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from exactlyonce.checkpoint.records.committable import transaction_prefix
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.audit.attribution import (
-    SinkLane,
-    VisibleRecords,
-    add_to,
-    known_writers,
-    lane_name,
-    new_digests,
-)
-from exactlyonce.engines.bounded.audit.compare import (
-    FOREIGN,
-    Expected,
-    Finding,
-    PlainRecord,
-    Seen,
-    compare,
-    compare_at_random,
-)
+from exactlyonce.connectors.kafka.visible import is_visible
+from exactlyonce.engines.bounded.audit.attribution import VisibleRecords, known_writers
+from exactlyonce.engines.bounded.catch_up import chunk_records
 from exactlyonce.engines.bounded.replay.recompute import (
     CheckpointInterval,
     Recomputed,
-    RecomputedOutput,
+    counts_before,
     interval_of,
-    partition_counts,
-    recomputed,
+    recomputation,
+    recompute,
 )
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.submit import Progress, Submit
+from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.unit.findings import FOREIGN, Finding, PlainRecord
+from exactlyonce.engines.bounded.unit.lane_audit import AuditedLane, LaneAudit, LanePlace
+from exactlyonce.engines.bounded.unit.staging import stage_messages
+from exactlyonce.engines.bounded.unit.visible_lanes import readers_config
+from exactlyonce.engines.bounded.workplace import free_bytes, workplace
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    ExactlyOnceError,
+    Halt,
+    TopicError,
+    Unavailable,
+    UserError,
+)
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sizes import counted
+
+SHOWN = 100
+
+_encode = msgspec.msgpack.Encoder().encode
+_audited_decoder = msgspec.msgpack.Decoder(AuditedLane)
 
 
 class AuditProgress(Progress, Protocol):
@@ -95,9 +101,35 @@ class AuditReport:
     records_out: int = 0
     """Visible records that were compared."""
     findings: list[AuditFinding] = field(default_factory=list)
+    """The first ones."""
     unjudged: list[str] = field(default_factory=list)
     skipped: int = 0
     """Records of the input left out, as by the run."""
+    more: Counter[str] = field(default_factory=Counter)
+    """The number of the other findings, by kind."""
+
+    def add(self, finding: AuditFinding, shown: int) -> None:
+        """Add *finding*; with *shown* ones already, it is counted."""
+        if len(self.findings) < shown:
+            self.findings.append(finding)
+        else:
+            self.more[finding.finding.kind] += 1
+
+    @property
+    def found(self) -> int:
+        """The number of all findings."""
+        return len(self.findings) + self.more.total()
+
+    @property
+    def hint(self) -> str:
+        """A question about findings that a change of the code explains; empty without them."""
+        checkpoints = [finding.checkpoint for finding in self.findings if finding.checkpoint is not None]
+        if not checkpoints:
+            return ""
+        return (
+            f"Has the code of {self.pipeline} changed since checkpoint {min(checkpoints)}, or what it depends on? Then "
+            f"these are the differences between its versions, and no faults: audit with the code of then."
+        )
 
     @property
     def is_judged(self) -> bool:
@@ -112,7 +144,7 @@ class AuditReport:
         if not self.findings and not self.is_judged:
             why = "none of their output could be judged" if self.records_in else "they read no records"
             return f"{self.pipeline}: checkpoints {_numbers(self.checkpoints)}: {why}; nothing was compared."
-        verdict = f"{len(self.findings)} findings" if self.findings else "exactly once: nothing is wrong"
+        verdict = counted(self.found, "finding") if self.findings else "exactly once: nothing is wrong"
         if self.unjudged and not self.findings:
             verdict = f"{verdict} in the judged output"
         skipped = f", {self.skipped:,} of them skipped" if self.skipped else ""
@@ -128,8 +160,10 @@ class AuditReport:
              placed.finding.seen)
             for placed in self.findings
         ]  # fmt: skip
+        more = html_table(["more findings", "number"], sorted(self.more.items()))
         unjudged = html_table(["not judged"], [(reason,) for reason in self.unjudged])
-        return html_result(self.verdict, html_table(columns, rows), unjudged)
+        sentence = f"{self.verdict} {self.hint}".strip()
+        return html_result(sentence, html_table(columns, rows), more, unjudged)
 
 
 def _numbers(checkpoints: list[int]) -> str:
@@ -138,51 +172,49 @@ def _numbers(checkpoints: list[int]) -> str:
     return f"{checkpoints[0]} to {checkpoints[-1]}"
 
 
-def offsets_of(client: ClientConfig, pipeline: str, first: int | None, last: int | None) -> int:
-    """The offsets that an audit of *pipeline* from checkpoint *first* to *last* reads."""
-    history = read_history(client, pipeline)
-    return sum(
-        CheckpointInterval(history.manifests[manifest.previous], manifest).offsets
-        for number, manifest in history.manifests.items()
-        if (first is None or number >= first) and (last is None or number <= last)
-        if manifest.kind != RESTORED and manifest.previous in history.manifests
-    )
-
-
 class Audit:
+    """The audit of a pipeline's retained checkpoints. Its constructor asks which there are, before executors start."""
+
     def __init__(
         self,
         loaded: Loaded,
         client: ClientConfig,
-        submit: Submit,
-        staging: Path,
-        progress: AuditProgress,
+        first: int | None = None,
+        last: int | None = None,
         *,
         ignore_foreign: bool = False,
+        shown: int = SHOWN,
     ) -> None:
-        self._loaded, self._client, self._submit, self._staging = loaded, client, submit, staging
-        self._progress, self._ignore_foreign = progress, ignore_foreign
+        """Judge the checkpoints from *first* to *last*. *shown*: the most findings in the report."""
+        self._loaded, self._client = loaded, client
+        self._ignore_foreign, self._shown = ignore_foreign, shown
         self._report = AuditReport(loaded.pipeline.name)
         self._graph = loaded.pipeline.build()
-        self._history: History
-        self._visible: VisibleRecords
+        self._history = read_history(client, loaded.pipeline.name)
+        self._visible = VisibleRecords(self._graph, self._history, self._report.unjudged)
+        self._intervals = self._chosen(first, last) if self._has_exact_sinks() else []
+        self._staged_bytes = 0
 
-    def run(self, first: int | None = None, last: int | None = None) -> AuditReport:
-        """Judge the retained checkpoints from *first* to *last*."""
-        report = self._report
-        self._history = read_history(self._client, self._loaded.pipeline.name)
-        self._visible = VisibleRecords(self._client, self._graph, self._history, report.unjudged)
-        intervals = self._chosen(first, last) if self._has_exact_sinks() else []
+    @property
+    def offsets(self) -> int:
+        """The offsets of the judged intervals; there may be fewer records."""
+        return sum(interval.offsets for interval in self._intervals)
+
+    def run(self, executors: Executors, progress: AuditProgress) -> AuditReport:
+        """Judge; once for each `Audit`."""
+        report, intervals = self._report, self._intervals
         if intervals:
-            self._progress.began(intervals[-1].manifest, sum(interval.offsets for interval in intervals))
-        self._visible.read([interval.manifest for interval in intervals])
-        report.records_out = self._visible.count
-        for interval in intervals:
-            self._judge(interval)
-            self._progress.passed(interval.offsets)
+            progress.began(intervals[-1].manifest, self.offsets)
+            with workplace(executors.staging, f"audit-{report.pipeline}") as files:
+                manifests = [interval.manifest for interval in intervals]
+                self._visible.read(manifests, self._client, executors.submit, files)
+            report.records_out = self._visible.count
+            for part in self._parts(executors):
+                self._judge(part, executors)
+                progress.passed(sum(interval.offsets for interval in part))
         self._leave_out_stores(intervals)
         if intervals and not self._ignore_foreign:
-            report.findings += self._foreign(intervals)
+            self._add_foreign(intervals)
         return report
 
     # --- the checkpoints to judge
@@ -235,95 +267,121 @@ class Audit:
 
     # --- the comparison
 
-    def _judge(self, interval: CheckpointInterval) -> None:
-        manifest = interval.manifest
-        try:
-            with recomputed(self._loaded, self._client, interval, self._submit, self._staging, origins=True) as again:
-                self._report.records_in += again.records
-                self._report.skipped += again.skipped
-                self._report.checkpoints.append(manifest.checkpoint)
-                for sink, topic, partitions in manifest.sinks:
-                    for lane in again.lanes(sink):
-                        owner = (manifest.checkpoint, sink, lane)
-                        for finding in self._compare(manifest, again, owner, topic, partitions):
-                            self._report.findings.append(AuditFinding(topic, sink, manifest.checkpoint, finding))
-        except (BrokerUnavailable, Unavailable):
-            raise
-        except (UserError, Halt) as error:
-            self._report.unjudged.append(f"checkpoint {manifest.checkpoint} cannot be computed again: {error}")
+    def _parts(self, executors: Executors) -> Iterator[list[CheckpointInterval]]:
+        """The intervals in parts that are computed together: as many offsets in each as in a chunk of a backfill."""
+        waiting, done = deque(self._intervals), 0
+        while waiting:
+            most = chunk_records(
+                executors.cores(),
+                offset_bytes=self._staged_bytes / done if done else 0.0,
+                free_bytes=free_bytes(executors.staging),
+            )
+            part = [waiting.popleft()]
+            offsets = part[0].offsets
+            while waiting and offsets + waiting[0].offsets <= most:
+                part.append(waiting.popleft())
+                offsets += part[-1].offsets
+            yield part
+            done += offsets
 
-    def _compare(
-        self, manifest: Manifest, again: Recomputed, owner: SinkLane, topic: str, partitions: int
-    ) -> Iterator[Finding]:
-        _, sink, lane = owner
-        seen, partition_of = self._visible.lanes[owner], self._visible.partition_of
-        name = lane_name(owner, by_partition=manifest.partitions_of(sink) is not None)
+    def _judge(self, intervals: Sequence[CheckpointInterval], executors: Executors) -> None:
+        possible, recomputations = [], []
+        prefix = f"audit-{self._report.pipeline}-{intervals[0].manifest.checkpoint}"
+        with workplace(executors.staging, prefix) as files:
+            for interval in intervals:
+                own = f"{files}{interval.manifest.checkpoint}-"
+                try:
+                    recomputations.append(recomputation(self._loaded, self._client, interval, own, origins=True))
+                except (BrokerUnavailable, Unavailable):
+                    raise
+                except (UserError, Halt) as error:
+                    self._leave_out(interval, error)
+                else:
+                    possible.append(interval)
+            try:
+                again = recompute(recomputations, self._client, executors.submit)
+                audited = self._audited(again, executors, files)
+            except (BrokerUnavailable, Unavailable):
+                raise
+            except (UserError, Halt) as error:
+                if len(possible) == 1:
+                    self._leave_out(possible[0], error)
+                    return
+                audited = None
+        if audited is None:  # one of them cannot be computed, the others can
+            for interval in possible:
+                self._judge([interval], executors)
+            return
+        for recomputed in again:
+            self._report.records_in += recomputed.records
+            self._report.skipped += recomputed.skipped
+            self._report.checkpoints.append(recomputed.manifest.checkpoint)
+            self._staged_bytes += recomputed.staged_bytes
+        for lane, answer in audited:
+            checkpoint, sink, _ = lane.owner
+            for finding in answer.findings:
+                self._report.add(AuditFinding(lane.topic, sink, checkpoint, finding), self._shown)
+            self._report.more.update(answer.more)
+            self._report.unjudged += answer.unjudged
 
-        def expected(output: RecomputedOutput) -> Expected:
-            return Expected(self._visible.plain(output, sink), output.origin)
+    def _leave_out(self, interval: CheckpointInterval, error: ExactlyOnceError) -> None:
+        self._report.unjudged.append(f"checkpoint {interval.manifest.checkpoint} cannot be computed again: {error}")
 
-        digests = new_digests()
-        at_random: list[Expected] = []
-        for output in again.outputs(sink, lane):
-            partition = output.place(partition_of, partitions)
-            if partition is None:
-                at_random.append(expected(output))
-            else:
-                add_to(digests[partition], self._visible.plain(output, sink))
-        differing = [
-            partition
-            for partition in sorted({*digests, *seen.digests})
-            if digests[partition].digest() != seen.digests[partition].digest()
-        ]
-        grown = self._seen_wherever(manifest, owner, topic) if differing else None
-        if grown is not None:
-            differing = []
-            outputs = again.outputs(sink, lane)
-            keyed = [expected(output) for output in outputs if output.place(partition_of, partitions) is not None]
-            if seen.removed:
-                self._report.unjudged.append(
-                    f"{len(keyed)} records of {name}: {topic} has got partitions, and some of them have lost records"
-                )
-            else:
-                yield from compare_at_random(keyed, grown)
-        for partition in differing:
-            if partition not in seen.removed:
-                outputs = again.outputs(sink, lane)
-                own = [expected(output) for output in outputs if output.place(partition_of, partitions) == partition]
-                yield from compare(own, self._visible.read_again(owner, (topic, partition)), partition)
-        if seen.removed:
-            if at_random:
-                self._report.unjudged.append(
-                    f"{len(at_random)} records without a key of {name}, which may have been in partitions that have "
-                    f"lost theirs"
-                )
-        elif at_random or seen.at_random:
-            yield from compare_at_random(at_random, seen.at_random)
+    def _audited(
+        self, again: Sequence[Recomputed], executors: Executors, files: str
+    ) -> list[tuple[LaneAudit, AuditedLane]]:
+        """The lanes of all sinks, each with its audit."""
+        present = self._present(again)
+        lanes = [lane for recomputed in again for lane in self._lanes(recomputed, present, files)]
+        if not lanes:
+            return []
+        file = stage_messages(f"{files}lanes", lanes)
+        settings = self._client.as_text
+        work = [_encode(LanePlace(settings, file, number)) for number, _ in enumerate(lanes)]
+        first, last = again[0].manifest.checkpoint, again[-1].manifest.checkpoint
+        checkpoints = f"checkpoint {first}" if first == last else f"checkpoints {first} to {last}"
+        answers = executors.submit(f"{self._report.pipeline}: {checkpoints}, compare", work)
+        return [(lane, _audited_decoder.decode(answer)) for lane, answer in zip(lanes, answers, strict=True)]
 
-    def _seen_wherever(self, manifest: Manifest, owner: SinkLane, topic: str) -> dict[int, list[Seen]] | None:
-        """The keyed records of a lane by partition, if its topic has got partitions.
+    def _lanes(self, recomputed: Recomputed, present: Mapping[str, int], files: str) -> Iterator[LaneAudit]:
+        """The lanes that have expected or visible records."""
+        manifest, visible = recomputed.manifest, self._visible
+        for sink, topic, _ in manifest.sinks:
+            outputs = stage_messages(
+                f"{files}outputs-{manifest.checkpoint}-{sink}", [[*recomputed.files.get(sink, ())]]
+            )
+            now = [present[topic]] if topic in present else []
+            counts = tuple(counts_before(self._history, manifest, sink, now))
+            for number in recomputed.lanes(sink):
+                owner = (manifest.checkpoint, sink, number)
+                if owner in visible.lanes or recomputed.count(sink, number):
+                    yield LaneAudit(
+                        pipeline=manifest.pipeline,
+                        owner=owner,
+                        topic=topic,
+                        by_partition=recomputed.is_by_partition(sink),
+                        placed=sink in visible.placed,
+                        timed=sink in visible.timed,
+                        partitions=counts,
+                        outputs=outputs,
+                        seen=tuple(visible.lanes.get(owner, ())),
+                        removed=frozenset(visible.removed.get(owner, ())),
+                        shown=self._shown,
+                    )
 
-        Each record must be where one of the topic's partition counts puts it: the count that its producer knew is
-        unknown. None if the count is known, if the sink chooses partitions itself, or if a record is elsewhere.
-        """
-        if owner[1] in self._visible.placed or manifest.partitions_of(owner[1]) is not None:
-            return None
-        counts = partition_counts(self._client, self._history, manifest, owner[1])
-        if len(counts) == 1:
-            return None
-        digests, partition_of = self._visible.lanes[owner].digests, self._visible.partition_of
-        seen = {partition: self._visible.read_again(owner, (topic, partition)) for partition in digests}
-        fits = all(
-            partition in {partition_of(record.key, count) for count in counts}
-            for partition, records in seen.items()
-            for record, _ in records
-        )
-        return seen if fits else None
+    def _present(self, again: Sequence[Recomputed]) -> dict[str, int]:
+        """The present number of partitions of the output topics that exist."""
+        present = {}
+        with closing(Topics(self._client)) as topics:
+            for name in sorted({topic for recomputed in again for _, topic, _ in recomputed.manifest.sinks}):
+                with suppress(TopicError):
+                    present[name] = topics.describe([name])[name].partitions
+        return present
 
     # --- foreign records
 
-    def _foreign(self, intervals: Sequence[CheckpointInterval]) -> Iterator[AuditFinding]:
-        """Visible records that no checkpoint names, where every checkpoint that could name them is known.
+    def _add_foreign(self, intervals: Sequence[CheckpointInterval]) -> None:
+        """Add visible records that no checkpoint names, where every checkpoint that could name them is known.
 
         Among the first judged checkpoint's records may lie those of an expired one; at the end, those of a newer one.
         """
@@ -335,25 +393,56 @@ class Audit:
             ours = {state.producer_id for state in transactions.list(transaction_prefix(pipeline))}
         ours |= {producer_id for producer_id, _ in known}
         first = intervals[0]
-        sinks = {topic: sink for sink, topic, _ in intervals[-1].manifest.sinks}
+        sinks = {topic: sink for interval in intervals for sink, topic, _ in interval.manifest.sinks}
         weaker = [node.sink for node in self._graph.sinks if node.sink and node.sink.delivery != EXACTLY_ONCE]
         shared = {sink.topic for sink in weaker}
-        for (topic, partition), scanned in sorted(self._visible.partitions.items()):
+        if first.base.checkpoint == 0:  # else an expired checkpoint may have written there
+            self._add_unread(sinks.keys() - shared)
+        for visible in self._visible.partitions:
+            topic, partition = visible.topic, visible.partition
             if topic in shared:  # a sink that leaves no trace in the log writes to it too
                 continue
-            extents = [(claim, scanned.scanned.extents[writer]) for writer, claim in scanned.claims.items()]
-            end = max((extent.stop for _, extent in extents), default=scanned.start)
-            firsts = [extent.stop for claim, extent in extents if claim.checkpoint == first.manifest.checkpoint]
-            first_end = max(firsts, default=scanned.start)
-            for record in scanned.foreign:
+            end = max(visible.ends.values(), default=visible.start)
+            of_first = [
+                visible.ends[claim.writer]
+                for claim in self._visible.claims[topic, partition]
+                if claim.checkpoint == first.manifest.checkpoint and claim.writer in visible.ends
+            ]
+            first_end = max(of_first, default=visible.start)
+            for record in visible.foreign:
                 is_older = record.writer[0] in ours and record.offset < first_end and first.base.checkpoint > 0
                 is_newer = has_moved and record.offset >= end
                 if record.writer in known or is_older or is_newer:
                     continue
                 plain = PlainRecord(record.key, record.value, record.headers)
                 finding = Finding(FOREIGN, partition, record.offset, None, None, plain)
-                yield AuditFinding(topic, sinks[topic], None, finding)
-            if scanned.foreign_more and not has_moved:
+                self._report.add(AuditFinding(topic, sinks[topic], None, finding), self._shown)
+            if visible.foreign_more and not has_moved:
                 self._report.unjudged.append(
-                    f"{scanned.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
+                    f"{visible.foreign_more} more records in {topic}[{partition}] are of no checkpoint of this pipeline"
                 )
+
+    def _add_unread(self, topics: Collection[str]) -> None:
+        """Report the partitions of *topics* that have records and no claim."""
+        config = readers_config(self._client, self._report.pipeline)
+        with closing(Topics(self._client)) as answers:
+            for topic in sorted(topics):
+                try:
+                    starts, ends = answers.start_offsets(topic), answers.end_offsets(topic, committed=True)
+                except TopicError:  # it is gone, and no claim is in it: reading one would have ended the audit
+                    continue
+                places = {
+                    partition: (start, ends[partition])
+                    for partition, start in sorted(starts.items())
+                    if (topic, partition) not in self._visible.claims
+                }
+                unread = [
+                    str(partition)
+                    for partition, (start, end) in places.items()
+                    if is_visible(config, topic, partition, start, end)
+                ]
+                if unread:
+                    self._report.unjudged.append(
+                        f"{topic}[{', '.join(unread)}] has records, and no judged checkpoint has written there: "
+                        f"they were not read"
+                    )

@@ -19,13 +19,13 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
+from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_loops
 from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of, count_of, flat
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
-from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_lane
+from exactlyonce.engines.bounded.unit.staging import OutputFile
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.blocks import whole_or_halt
@@ -46,9 +46,12 @@ class CheckpointInterval:
         """The ranges that were read. A new partition began at its beginning."""
         starts = {(start.source, start.partition): start.offset for start in self.base.offsets}
         return tuple(
-            Reading(end.source, end.topic, end.partition, starts.get((end.source, end.partition), 0), end.offset)
+            Reading(
+                end.source, end.topic, end.topic_id, end.partition,
+                starts.get((end.source, end.partition), 0), end.offset,
+            )
             for end in self.manifest.offsets
-        )
+        )  # fmt: skip
 
     @property
     def offsets(self) -> int:
@@ -86,45 +89,9 @@ def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
     return CheckpointInterval(base, manifest)
 
 
-Origin = tuple[str, int, int]
-
-
-class RecomputedOutput(NamedTuple):
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
-    origin: Origin | None
-    timestamp_ms: int | None = None
-    """None: the client's own time."""
-    partition: int | None = None
-    """The partition that the sink's ``partition=`` gives; None: the client chooses it."""
-
-    def place(self, partition_of: Partitioner, partitions: int) -> int | None:
-        """Its partition in a topic with so many; None: any."""
-        return partition_of(self.key, partitions) if self.partition is None else self.partition
-
-
-def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
-    """The outputs one by one."""
-    for batch in batches:
-        none: list[None] = [None] * len(batch.values)
-        yield from map(
-            RecomputedOutput,
-            batch.keys or none,
-            batch.values,
-            batch.headers or none,
-            batch.origins or none,
-            batch.timestamps or none,
-            batch.partitions or none,
-        )
-
-
 @dataclass(frozen=True)
 class Recomputed:
-    """The outputs of an interval, staged. They are compared and written again by lane.
-
-    A lane is an output partition where `Manifest.outputs_by_partition` has the sink; else the output of a subtask.
-    """
+    """The outputs of an interval, staged. They are compared and written again by lane; see `unit.lanes`."""
 
     manifest: Manifest
     files: Mapping[str, Sequence[OutputFile]]
@@ -132,6 +99,12 @@ class Recomputed:
     records: int
     skipped: int
     """Messages left out: they do not decode, or `Manifest.skips` has them."""
+    staged_bytes: int
+    """The size of all staged files, also of those between stages."""
+
+    def is_by_partition(self, sink: str) -> bool:
+        """Whether the lanes of a sink are partitions."""
+        return self.manifest.partitions_of(sink) is not None
 
     def lanes(self, sink: str) -> range:
         """The lanes of a sink."""
@@ -140,33 +113,33 @@ class Recomputed:
 
     def outputs(self, sink: str, lane: int) -> Iterator[RecomputedOutput]:
         """The outputs of a lane, in order."""
-        files = self.files.get(sink, ())
-        if self.manifest.partitions_of(sink) is None:
-            return flat(read_lane([file for file in files if file.subtask == lane], 0))
-        return (output._replace(partition=lane) for output in flat(read_lane(files, lane)))
+        return flat(batches_of(self.files.get(sink, ()), lane, by_partition=self.is_by_partition(sink)))
 
     def count(self, sink: str, lane: int) -> int:
         """The number of outputs in a lane."""
-        files = self.files.get(sink, ())
-        if self.manifest.partitions_of(sink) is None:
-            return sum(file.records for file in files if file.subtask == lane)
-        return sum(file.counts.get(lane, 0) for file in files)
+        return count_of(self.files.get(sink, ()), lane, by_partition=self.is_by_partition(sink))
 
 
-@contextmanager
-def recomputed(
+class Recomputation(NamedTuple):
+    """An interval that can be computed again."""
+
+    manifest: Manifest
+    computation: Computation
+
+
+def recomputation(
     loaded: Loaded,
     client: ClientConfig,
     interval: CheckpointInterval,
-    submit: Submit,
-    staging: Path,
+    files: str,
     *,
     origins: bool = False,
-) -> Iterator[Recomputed]:
-    """Recompute *interval*; its outputs exist until the end of the block, with *origins* if asked for.
+    store_rows: bool = False,
+) -> Recomputation:
+    """The recomputation of *interval*, whose staged files are at *files*. See `Stage` for the others.
 
-    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops, `Halt` if input, state or order logs
-    are gone or do not fit, and errors of the user's functions.
+    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops, `Halt` if state or order logs are
+    gone.
     """
     manifest = interval.manifest
     graph = loaded.pipeline.build()
@@ -177,15 +150,40 @@ def recomputed(
         )
     refuse_loops(graph)
     require_same_topics(client, manifest)
-    with workplace(staging, f"replay-{manifest.pipeline}-{manifest.checkpoint}") as folder:
-        common = _common(loaded, client, interval, folder, origins=origins)
-        physical = plan(graph, manifest.parallelism)
-        logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
-        settings = {name: str(value) for name, value in client.settings.items()}
-        receipts = compute(physical, common, settings, interval.ranges, submit, logs, left)
+    common = _common(loaded, client, interval, files, origins=origins, store_rows=store_rows)
+    logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
+    return Recomputation(manifest, Computation(plan(graph, manifest.parallelism), common, interval.ranges, logs, left))
+
+
+def recompute(recomputations: Sequence[Recomputation], client: ClientConfig, submit: Submit) -> list[Recomputed]:
+    """Compute intervals of one pipeline again; their units run together.
+
+    Raises `Halt` if input is gone or does not fit, and errors of the user's functions.
+    """
+    settings = client.as_text
+    receipts = compute_together([each.computation for each in recomputations], settings, submit)
+    for manifest, _ in recomputations:
         require_same_topics(client, manifest)
-        skipped = sum(receipt.skipped_count for receipt in receipts)
-        yield Recomputed(manifest, outputs_by_sink(receipts), sum(receipt.records for receipt in receipts), skipped)
+    return [
+        Recomputed(
+            manifest,
+            outputs_by_sink(own),
+            sum(receipt.records for receipt in own),
+            sum(receipt.skipped_count for receipt in own),
+            sum(receipt.staged_bytes for receipt in own),
+        )
+        for (manifest, _), own in zip(recomputations, receipts, strict=True)
+    ]
+
+
+@contextmanager
+def recomputed(
+    loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, submit: Submit, staging: str | Path
+) -> Iterator[Recomputed]:
+    """Recompute *interval*; its outputs exist until the end of the block. Raises as `recomputation` and `recompute`."""
+    with workplace(staging, f"replay-{interval.manifest.pipeline}-{interval.manifest.checkpoint}") as files:
+        (again,) = recompute([recomputation(loaded, client, interval, files)], client, submit)
+        yield again
 
 
 def topic_of(manifest: Manifest, sink: str) -> tuple[str, int]:
@@ -198,20 +196,27 @@ def partition_counts(client: ClientConfig, history: History, manifest: Manifest,
 
     A producer sees new partitions sooner or later than the leader.
     """
+    topic, _ = topic_of(manifest, sink)
+    present: list[int] = []
+    with closing(Topics(client)) as topics, suppress(TopicError):
+        present.append(topics.describe([topic])[topic].partitions)
+    return counts_before(history, manifest, sink, present)
+
+
+def counts_before(history: History, manifest: Manifest, sink: str, present: Iterable[int]) -> list[int]:
+    """`partition_counts`, where *present* has the count that the topic has now, if it exists."""
     topic, own = topic_of(manifest, sink)
     sinks = [(id, name, count) for retained in history.retained for id, name, count in retained.sinks]
-    counts = {count for id, name, count in sinks if (id, name) == (sink, topic)}
-    with closing(Topics(client)) as topics, suppress(TopicError):
-        counts.add(topics.describe([topic])[topic].partitions)
+    counts = {*present, *(count for id, name, count in sinks if (id, name) == (sink, topic))}
     return [own, *sorted(counts - {own})]
 
 
 def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
-    """Raise Halt if an input topic of *manifest* was replaced since then."""
+    """Raise Halt if an input topic of *manifest* was replaced since then; readers check other splits themselves."""
     with closing(Topics(client)) as topics:
-        described = topics.describe(sorted({read.topic for read in manifest.offsets}))
+        described = topics.describe(sorted({read.topic for read in manifest.offsets if read.in_topic}))
     for read in manifest.offsets:
-        if described[read.topic].topic_id != read.topic_id:
+        if read.in_topic and described[read.topic].topic_id != read.topic_id:
             raise Halt(
                 f"Topic {read.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "
                 f"read then is gone."
@@ -219,7 +224,13 @@ def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
 
 
 def _common(
-    loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, folder: Path, *, origins: bool
+    loaded: Loaded,
+    client: ClientConfig,
+    interval: CheckpointInterval,
+    files: str,
+    *,
+    origins: bool,
+    store_rows: bool,
 ) -> Stage:
     manifest = interval.manifest
     return Stage(
@@ -231,10 +242,10 @@ def _common(
         incarnation=manifest.incarnation,
         attempt=manifest.attempt,
         topic=find_topic(client, manifest.pipeline),
-        topic_ids={read.topic: read.topic_id for read in manifest.offsets},
         write_state=False,
         origins=origins,
-        folder=str(folder),
+        store_rows=store_rows,
+        files=files,
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,

@@ -23,13 +23,13 @@ from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
     Recomputed,
-    RecomputedOutput,
     interval_of,
     partition_counts,
     recomputed,
     topic_of,
 )
 from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError, require
 from exactlyonce.pipeline.loading import Loaded
@@ -49,7 +49,7 @@ class ReplayRepair:
         history: Callable[[], History],
         note: Callable[[str], None],
         submit: Callable[[ExitStack], Submit],
-        staging: Path,
+        staging: str | Path,
     ) -> None:
         """*submit* opens the runner of units, which `close` closes."""
         self._loaded, self._client = loaded, client
@@ -199,7 +199,9 @@ def places_of(outputs: Iterable[RecomputedOutput], partition_of: Partitioner, pa
     return [output.place(partition_of, partitions) for output in outputs]
 
 
-def where_replayed(repair: str, units: tuple[Submit, Path] | None) -> tuple[Callable[[ExitStack], Submit], Path]:
+def where_replayed(
+    repair: str, units: tuple[Submit, str | Path] | None
+) -> tuple[Callable[[ExitStack], Submit], str | Path]:
     """The runner of a replay's units and their folder, by the option *repair*; *units*: those of a Spark at hand."""
     if repair != "spark":
         return lambda stack: in_process, THIS_MACHINE
@@ -215,7 +217,8 @@ def _embedded_spark(stack: ExitStack) -> Submit:
     spark = stack.enter_context(session(None, {}, "exactlyonce repair"))
     if not runs_here(spark):
         raise ConfigError(
-            "Output is to be computed again on Spark, whose executors are not on this machine: they need a folder that "
-            "all of them see. Run `exactlyonce catch-up --repair spark --staging FOLDER`, which goes on from there."
+            "Output is to be computed again on Spark, whose executors are not on this machine: they need a place for "
+            "files that all of them see. Run `exactlyonce catch-up --repair spark --staging URL`, which goes on from "
+            "there."
         )
     return submit_to(spark)

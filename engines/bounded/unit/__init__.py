@@ -1,4 +1,6 @@
-"""A unit of bounded work: one subtask of one task in any process, its inputs, its staged files and its publication.
+"""The units of bounded work, in any process: a subtask's work, a publication, and an audit's partitions and lanes.
+
+Inputs and outputs of units are staged files: `staging` has their format, `locations` their places.
 
 May import modules directly in `engines`.
 """

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -51,7 +50,8 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.sinks.kafka.producers import KafkaProducers
-from exactlyonce.sinks.writer import SinkWriter, WritesToTopic
+from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.writer import SinkEncoder, SinkWriter, WritesToTopic
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
@@ -243,8 +243,7 @@ class Assembly:
         for reading in unit.readings:
             if reading.source == node.id:
                 epoch = known.get((reading.partition, reading.start), -1)
-                topic_id = stage.topic_ids[reading.topic]
-                start = SourceOffset(node.id, reading.topic, topic_id, reading.partition, reading.start, epoch)
+                start = SourceOffset(node.id, reading.topic, reading.topic_id, reading.partition, reading.start, epoch)
                 reader = ReaderInTurn(start, opening(reading.end), self._staying)
                 self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, push))
 
@@ -291,14 +290,10 @@ class Assembly:
             elif self.stage.by_partition:
                 receivers = self.stage.output_partitions[node.id]
                 distribution = ByPartition(partitioner(self._config.settings), receivers, self.unit.subtask)
-            file = self._file(f"output-{node.id}-{{}}", receivers)
-            staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
-            self.stagings.append(staging)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
-            staging.output = sink_output(node, graph, staging, encoder, dead_letters=letters)
-            return staging.output
+            return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
-            return _drop_batch
+            return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _drop_batch
         opened = self._assembler.open_sink(
             node,
             self.operators,
@@ -314,10 +309,21 @@ class Assembly:
         waiting = _Waiting(opened.writer, self.blocks.attempt)
         return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
 
+    def _stage_output(
+        self, node: Node, encoder: SinkEncoder, receivers: int, distribution: Distribution | None
+    ) -> Push:
+        """Stage the output of sink *node*, which *distribution* has over so many *receivers*."""
+        file = self._file(f"output-{node.id}-{{}}", receivers)
+        staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
+        self.stagings.append(staging)
+        letters = self.operators.dead_letters.get(node.id)
+        staging.output = sink_output(node, self.plan.graph, staging, encoder, dead_letters=letters)
+        return staging.output
+
     def _file(self, name: str, receivers: int) -> FrameWriter:
         """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""
         name = name.format(self.unit.subtask).replace(">", "+")
-        return FrameWriter(Path(self.stage.folder, f"{name}.{self.label}"), receivers)
+        return FrameWriter(f"{self.stage.files}{name}.{self.label}", receivers)
 
 
 def _sent_to(subtask: int, stage: Stage, files: StagedFiles, edges: Collection[str]) -> dict[tuple[str, int], Frames]:
@@ -351,6 +357,14 @@ class _Clients:
 
     def producers(self, topic: str) -> KafkaProducers:
         return KafkaProducers(topic, self.config.confluent(), 0, self.executor)
+
+
+class _Records:
+    """The encoder of records for a sink of a store, whose output is only looked at."""
+
+    def encode(self, records: Sequence[Any]) -> Outputs:
+        """Each record in msgpack."""
+        return Outputs([_encode(record) for record in records], None, None)
 
 
 def _refuse(text: str) -> None:

@@ -16,10 +16,12 @@ from exactlyonce.engines.runtime.source_decoder import Skipped
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Offsets [start, end) of one partition, as a source reads it."""
+    """Offsets [start, end) of one partition or other split, as a source reads it."""
 
     source: str
     topic: str
+    topic_id: str
+    """See `SourceOffset.topic_id`."""
     partition: int
     start: int
     end: int
@@ -45,15 +47,17 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     topic: TopicInfo
     """The checkpoint topic."""
-    topic_ids: dict[str, str]
     write_state: bool
     origins: bool
     """Whether output files have the origin of each record."""
-    folder: str
+    files: str
+    """The beginning of the locations of its files; see `workplace`."""
     by_partition: bool
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
     lanes: int = 0
     """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
+    store_rows: bool = False
+    """Whether the records of sinks of stores are staged, too, where no state is written."""
     storage: str = ""
     """The storage of blocks; see `Manifest.storage`."""
     drops_fields: bool = False
@@ -108,6 +112,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def skipped_count(self) -> int:
         return sum(partition.count for partition in self.skipped)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The size of its staged files."""
+        return sum(file.file.size for file in self.sent) + sum(file.file.size for file in self.outputs)
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):

@@ -21,23 +21,23 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import msgspec
 
+from exactlyonce.engines.bounded.unit.locations import NewFile, ReadFile, created, opened
 from exactlyonce.pipeline.errors import ConfigError, require
 
 MAGIC = b"eostage1"
 _SLOT = struct.Struct(">QII")
 _FOOTER = struct.Struct(f">QI{len(MAGIC)}s")
-BUFFER_BYTES = 1 << 20
 OPEN_FILES_MAX = 64
 """A subtask reads a file of each sender; a closed one is opened again."""
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    path: str
+    location: str
+    """A path, or the URL of a file in HDFS or S3."""
     size: int
 
 
@@ -107,6 +107,20 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
         return self
 
 
+class _Untraced(msgspec.Struct, frozen=True, array_like=True):
+    """An `OutputBatch` whose origins are not decoded: that takes longer than all the rest."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[list[tuple[str, bytes | None]]] | None
+    origins: msgspec.Raw
+    timestamps: list[int] | None = None
+    partitions: list[int] | None = None
+
+    def batch(self) -> OutputBatch:
+        return OutputBatch(self.values, self.keys, self.headers, None, self.timestamps, self.partitions)
+
+
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """The place of a frame in its file."""
 
@@ -142,16 +156,16 @@ _entry_decoder = msgspec.msgpack.Decoder(Entry)
 class FrameWriter:
     """Writes the frames of one file, which is created with the first frame."""
 
-    def __init__(self, path: Path, receivers: int) -> None:
-        self._path, self.receivers = path, receivers
-        self._file: BinaryIO | None = None
+    def __init__(self, location: str | os.PathLike[str], receivers: int) -> None:
+        self._location, self.receivers = os.fspath(location), receivers
+        self._file: NewFile | None = None
         self._size = 0
         self._waiting: dict[int, _Waiting] = {}
 
     def write(self, receiver: int, body: bytes, records: int, time_ms: int = 0) -> None:
         """Append a frame of *records* records."""
-        with _access(self._path, "written"):
-            file = self._file = self._file or self._path.open("xb", BUFFER_BYTES)
+        with _access(self._location, "written"):
+            file = self._file = self._file or created(self._location)
             file.write(body)
         waiting = self._waiting.setdefault(receiver, _Waiting())
         waiting.places.append(Place(self._size, len(body), zlib.crc32(body), time_ms))
@@ -168,7 +182,8 @@ class FrameWriter:
         if self._file is None:
             return None
         directory = bytearray(_SLOT.size * self.receivers)
-        with _access(self._path, "written"), self._file as file:
+        file = self._file
+        with _access(self._location, "written"):
             for receiver, waiting in sorted(self._waiting.items()):
                 own = () if groups is None else tuple(groups[receiver])
                 entry = _encode(Entry(waiting.records, own, tuple(waiting.places)))
@@ -176,13 +191,14 @@ class FrameWriter:
                 file.write(entry)
                 self._size += len(entry)
             file.write(directory + _FOOTER.pack(self._size, self.receivers, MAGIC))
-        return StagedFile(str(self._path), self._size + len(directory) + _FOOTER.size)
+            file.finish()
+        return StagedFile(self._location, self._size + len(directory) + _FOOTER.size)
 
 
-def stage_messages(path: Path, messages: Iterable[object]) -> StagedFile:
+def stage_messages(location: str, messages: Iterable[object]) -> StagedFile:
     """Write a file with one frame for each receiver: the next of *messages*, which are msgspec structs or lists."""
     frames = [_encode(message) for message in messages]
-    writer = FrameWriter(path, len(frames))
+    writer = FrameWriter(location, len(frames))
     for receiver, frame in enumerate(frames):
         writer.write(receiver, frame, 1)
     staged = writer.close()
@@ -190,12 +206,18 @@ def stage_messages(path: Path, messages: Iterable[object]) -> StagedFile:
     return staged
 
 
+class _Directory(NamedTuple):
+    offset: int
+    receivers: int
+
+
 class StagedFiles:
     """Reads staged files, of which a few stay open between two reads."""
 
     def __init__(self) -> None:
-        self._open: dict[str, BinaryIO] = {}
-        """By path, the one that was used last at the end."""
+        self._open: dict[str, ReadFile] = {}
+        """By location, the one that was used last at the end."""
+        self._directories: dict[str, _Directory] = {}
 
     def close(self) -> None:
         """Close all; may be called more than once."""
@@ -204,16 +226,27 @@ class StagedFiles:
 
     def frames(self, staged: StagedFile, receiver: int) -> Frames | None:
         """The frames of *receiver*; None if it has none."""
-        directory, receivers, magic = _FOOTER.unpack(self._read(staged, staged.size - _FOOTER.size, _FOOTER.size))
-        whole = directory + receivers * _SLOT.size + _FOOTER.size == staged.size
-        if magic != MAGIC or not whole or receiver >= receivers:
+        directory = self._directory(staged)
+        if receiver >= directory.receivers:
             raise _unreadable(staged, "it is damaged")
-        offset, length, crc = _SLOT.unpack(self._read(staged, directory + receiver * _SLOT.size, _SLOT.size))
+        slot = self._read(staged, directory.offset + receiver * _SLOT.size, _SLOT.size)
+        offset, length, crc = _SLOT.unpack(slot)
         if not length:
             return None
-        if offset + length > directory:
+        if offset + length > directory.offset:
             raise _unreadable(staged, "it is damaged")
         return Frames(self, staged, _entry_decoder.decode(self._checked(staged, offset, length, crc)))
+
+    def _directory(self, staged: StagedFile) -> _Directory:
+        """The place of the directory, which is read once."""
+        known = self._directories.get(staged.location)
+        if known is None:
+            footer = self._read(staged, staged.size - _FOOTER.size, _FOOTER.size)
+            offset, receivers, magic = _FOOTER.unpack(footer)
+            if magic != MAGIC or offset + receivers * _SLOT.size + _FOOTER.size != staged.size:
+                raise _unreadable(staged, "it is damaged")
+            known = self._directories[staged.location] = _Directory(offset, receivers)
+        return known
 
     def message(self, staged: StagedFile, receiver: int) -> bytes:
         """The one frame of *receiver*."""
@@ -233,22 +266,15 @@ class StagedFiles:
         return data
 
     def _read(self, staged: StagedFile, offset: int, length: int) -> bytes:
-        with _access(staged.path, "read whole"):
-            file = self._opened(staged)
-            file.seek(offset)
-            data = file.read(length)
+        with _access(staged.location, "read whole"):
+            data = self._opened(staged).read(offset, length)
         if len(data) != length:
             raise _unreadable(staged, f"it ends at {offset + len(data)}")
         return data
 
-    def _opened(self, staged: StagedFile) -> BinaryIO:
-        file = self._open.pop(staged.path, None)
-        if file is None:
-            file = open(staged.path, "rb")  # noqa: SIM115 - it stays open
-            if (size := file.seek(0, os.SEEK_END)) != staged.size:
-                file.close()
-                raise _unreadable(staged, f"it has {size} bytes instead of {staged.size}")
-        self._open[staged.path] = file
+    def _opened(self, staged: StagedFile) -> ReadFile:
+        file = self._open.pop(staged.location, None) or opened(staged.location, staged.size)
+        self._open[staged.location] = file
         if len(self._open) > OPEN_FILES_MAX:
             self._open.pop(next(iter(self._open))).close()
         return file
@@ -272,36 +298,44 @@ class Frames:
 
 
 _output_decoder = msgspec.msgpack.Decoder(OutputBatch)
+_untraced_decoder = msgspec.msgpack.Decoder(_Untraced)
 
 
-def read_outputs(files: StagedFiles, staged: StagedFile, receiver: int) -> Iterator[OutputBatch]:
-    """The batches of one receiver in an output file, in order."""
+def read_outputs(
+    files: StagedFiles, staged: StagedFile, receiver: int, *, origins: bool = True
+) -> Iterator[OutputBatch]:
+    """The batches of one receiver in an output file, in order, if wanted without their *origins*."""
     frames = files.frames(staged, receiver)
-    return iter(()) if frames is None else map(_output_decoder.decode, frames.bodies())
+    if frames is None:
+        return iter(())
+    if origins:
+        return map(_output_decoder.decode, frames.bodies())
+    return (_untraced_decoder.decode(body).batch() for body in frames.bodies())
 
 
-def read_lane(outputs: Iterable[OutputFile], receiver: int) -> Iterator[OutputBatch]:
+def read_lane(outputs: Iterable[OutputFile], receiver: int, *, origins: bool = True) -> Iterator[OutputBatch]:
     """The batches of one receiver in *outputs*, file by file."""
     with closing(StagedFiles()) as files:
         for output in outputs:
             if receiver in output.counts:
-                yield from read_outputs(files, output.file, receiver)
+                yield from read_outputs(files, output.file, receiver, origins=origins)
 
 
 @contextmanager
-def _access(path: Path | str, done: str) -> Iterator[None]:
+def _access(location: str, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _problem(path, done, error.strerror or str(error)) from None
+        raise _problem(location, done, error.strerror or str(error)) from None
 
 
 def _unreadable(staged: StagedFile, why: str) -> ConfigError:
-    return _problem(staged.path, "read whole", why)
+    return _problem(staged.location, "read whole", why)
 
 
-def _problem(path: Path | str, done: str, why: str) -> ConfigError:
+def _problem(location: str, done: str, why: str) -> ConfigError:
     return ConfigError(
-        f"The staged file {path} cannot be {done}: {why}. Every executor must see the folder of --staging under the "
-        f"same path: give one on shared storage, with room for the input of a chunk."
+        f"The staged file {location} cannot be {done}: {why}. Every executor must see the folder of --staging under "
+        f"the same name: give one on shared storage, HDFS or S3, with room for the input of a chunk. Nothing of this "
+        f"checkpoint is visible, and nothing is lost."
     )

@@ -1,9 +1,10 @@
 """A store other than Kafka as the target of a write: its description, from Spark's options, and rows as its records.
 
-Options are named after the arguments of `PostgresSink`, `MySQLSink`, `RedisSink` and `FileSink`, in any case and with
-or without underscores, and written as text. Invariants: nothing is opened; a target is text alone, which Spark pickles,
-so that all processes make the same description and record type of it; secrets are references; a column keeps its name;
-no value is rounded, cut or turned into text; a column's type without equal in Python is refused before any write.
+Options are named after the arguments of `PostgresSink`, `MySQLSink`, `RedisSink`, `FileSink`, `DeltaSink` and
+`IcebergSink`, in any case and with or without underscores, and written as text. Invariants: nothing is opened; a target
+is text alone, which Spark pickles, so that all processes make the same description and record type of it; secrets are
+references; a column keeps its name; no value is rounded, cut or turned into text; a column's type without equal in
+Python is refused before any write.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from pyspark.sql import types as spark
 
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
 from exactlyonce.pipeline.errors import ConfigError, RecordError
+from exactlyonce.sinks.delta.sink import DeltaSink
 from exactlyonce.sinks.files.sink import FileSink
+from exactlyonce.sinks.iceberg.sink import IcebergSink
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.redis.sink import RedisSink
@@ -58,6 +61,15 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
+def _properties(name: str, text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError:
+        raise ConfigError(
+            f"""The option {name} must be a JSON object of text, as '{{"type": "rest", "uri": "env:CATALOG"}}'."""
+        ) from None
+
+
 _TABLE: dict[str, Parsed] = {
     "table": _text, "dsn": _text, "mode": _text, "key": _names, "create": _flag, "commit": _text, "delivery": _text,
 }  # fmt: skip
@@ -73,15 +85,23 @@ ARGUMENTS: Mapping[str, Mapping[str, Parsed]] = {
         "path": _text, "format": _text, "partition_by": _names, "roll_bytes": _count, "roll_interval": _text,
         "delivery": _text,
     },
+    "delta": {
+        "path": _text, "mode": _text, "key": _names, "create": _flag, "storage_options": _properties,
+        "roll_bytes": _count,
+    },
+    "iceberg": {
+        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _count,
+    },
 }  # fmt: skip
 """By store: the arguments of its description, as options."""
-_NEEDED = {"redis": ("url", "key"), "files": ("path",)}
+_NEEDED = {"redis": ("url", "key"), "files": ("path",), "delta": ("path",), "iceberg": ("table", "catalog")}
 _NEEDED_OF_TABLES = ("table", "dsn")
 _NEEDED_FOR = {
     "table": "the name of the table that rows go to",
     "dsn": 'where the connection string is, as .option("dsn", "env:ORDERS_DSN")',
     "url": 'where the address of the server is, as .option("url", "env:CACHE_URL")',
     "key": 'the key of a row, with columns in braces, as .option("key", "total:{customer}")',
+    "catalog": """the catalog's properties, as .option("catalog", '{"type": "rest", "uri": "http://..."}')""",
     "path": 'the folder, from / on, which the driver and all executors see, as .option("path", "/data/totals")',
 }
 _SCALARS: dict[type[spark.DataType], Any] = {
@@ -138,6 +158,10 @@ class StoreTarget:
         arguments = dict(self.parsed)
         if self.store == "files":
             return FileSink[Any](arguments.pop("path"), **arguments)
+        if self.store == "delta":
+            return DeltaSink[Any](arguments.pop("path"), **arguments)
+        if self.store == "iceberg":
+            return IcebergSink[Any](arguments.pop("table"), **arguments)
         if self.store == "redis":
             key = _key_of(arguments.pop("key"), fields_of(self.type))
             return RedisSink[Any](arguments.pop("url"), key=key, **arguments)

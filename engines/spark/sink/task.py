@@ -50,7 +50,6 @@ WAIT_S = 0.1
 TUNING = {
     "partitioner": "murmur2_random",  # of Java's clients, hence of Spark's own Kafka sink
     "queue.buffering.max.messages": 200_000,
-    "reconnect.backoff.ms": 20,  # half of it passes before the first connection: 15 ms instead of 55
 }
 """Defaults of the client, which the user may change."""
 BY_KEY = -1

@@ -1,4 +1,4 @@
-"""The writers of `df.writeStream` and `df.write` with the format `exactlyonce`; docs/spark.md has their options.
+"""The writers of `df.writeStream` and `df.write` with the format `exactlyonce`; docs/spark-jobs.md has their options.
 
 Spark pickles a writer for its tasks before every batch: then the driver assigns. The writer that commits may live in
 another process. Spark tells only tasks the query and batch of their job, so every task gets the sink's position, checks

@@ -11,11 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.engines.spark.source.read_options import Bound, ReadOptions
 from exactlyonce.pipeline.errors import ConfigError, TopicError
+
+
+@dataclass(frozen=True)
+class LaterOutput:
+    """The output of later checkpoints, which may lie among that of the checkpoint that is read."""
+
+    first: int
+    """No record of it, and of no open transaction, is before this offset."""
+    writers: frozenset[tuple[int, int]]
+    """Producer id and epoch of each of its transactions."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,8 @@ class Range:
     partition: int
     start: int
     end: int
+    later: LaterOutput | None = None
+    """None: all committed records are read."""
 
     @property
     def size(self) -> int:
@@ -117,9 +130,21 @@ def resolve(bound: Bound, topics: Topics, topic: TopicContents) -> dict[int, int
     return {partition: named[n][partition] if n in named else n for partition, n in wanted.items()}
 
 
-def ranges_between(options: ReadOptions, topics: Topics) -> list[Range]:
+class Selection(Protocol):
+    """A choice among the records of topics."""
+
+    def require_known(self, names: Sequence[str]) -> None:
+        """Raise ConfigError for a topic of which nothing can be chosen."""
+
+    def ranges(self, wanted: Sequence[Range], now: Mapping[str, TopicContents], topics: Topics) -> list[Range]:
+        """The chosen parts of *wanted*."""
+
+
+def ranges_between(options: ReadOptions, topics: Topics, selection: Selection | None = None) -> list[Range]:
     """The ranges of a batch: at least one, if only an empty one."""
     now = subscribed(options, topics)
+    if selection is not None:
+        selection.require_known(sorted(now))
     if not now:
         raise ConfigError(f"The cluster has no topic that subscribePattern {options.pattern!r} matches. Correct it.")
     starts, ends = (resolve_all(bound, topics, now) for bound in (options.start, options.end))
@@ -133,6 +158,8 @@ def ranges_between(options: ReadOptions, topics: Topics) -> list[Range]:
                     f"{wanted.end} ({options.end.option}), which lies before it."
                 )
             ranges.append(available(wanted, topic, options.fail_on_data_loss))
+    if selection is not None:
+        ranges = selection.ranges(ranges, now, topics)
     return split([range_ for range_ in ranges if range_.size], options.partitions_min) or ranges[:1]
 
 

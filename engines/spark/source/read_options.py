@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.records.storage_url import storage_url
+from exactlyonce.checkpoint.records.storage_url import is_url, storage_url
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.moments import moment_of
 from exactlyonce.pipeline.names import name_problem
 
 KAFKA = "kafka."
@@ -26,10 +28,12 @@ START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 TOPICS = ("subscribe", "subscribePattern", "assign")
 """The options that name topics: one of them is given."""
-BATCH_ONLY, STREAM_ONLY = END, ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+CUT = ("pipeline", "checkpoint", "asOf")
+"""The options that choose a checkpoint, up to which topics are read."""
+BATCH_ONLY, STREAM_ONLY = (*END, *CUT), ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 TYPES_ONLY = ("params", "mode")
 OPTIONS = (
-    *TOPICS, *START, *END, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions", "types", *TYPES_ONLY
+    *TOPICS, *START, *END, *CUT, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions", "types", *TYPES_ONLY
 )  # fmt: skip
 NOT_HERE = {
     "startingOffsetsByTimestampStrategy": (
@@ -45,8 +49,8 @@ NOT_HERE = {
 TRIGGER_DELAY_DEFAULT = "15m"
 STATE = "state"
 """The option that makes a read one of state."""
-STATE_OPTIONS = (STATE, "operator", "checkpoint", "key", "keyType", "types", "params", "json", "minPartitions")
-IN_TOPIC_ONLY = ("checkpoint", "minPartitions")
+STATE_OPTIONS = (STATE, "operator", "checkpoint", "asOf", "key", "keyType", "types", "params", "json", "minPartitions")
+IN_TOPIC_ONLY = ("checkpoint", "asOf", "minPartitions")
 KEY_TYPES = ("bool", "bytes", "date", "datetime", "decimal", "float", "int", "str", "time", "timedelta", "uuid")
 _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -78,6 +82,16 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class CutOptions:
+    """The choice of a checkpoint."""
+
+    pipeline: str
+    checkpoint: int | None
+    moment: datetime | None
+    """The newest one that was complete then. Without both, the newest."""
+
+
+@dataclass(frozen=True)
 class ReadOptions:
     topics: tuple[str, ...]
     """The names of the topics; empty: `pattern` is given."""
@@ -98,6 +112,8 @@ class ReadOptions:
     """`module:attribute` of a pipeline whose sources have the types of the topics; empty: keys and values are bytes."""
     params: Mapping[str, str]
     mode: Mode
+    cut: CutOptions | None
+    """The checkpoint up to which the topics of a pipeline are read; None: records are read whoever wrote them."""
     client_settings: Mapping[str, str] = field(repr=False)
 
     def matches(self, name: str) -> bool:
@@ -138,6 +154,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
         types=options.get("types", ""),
         params=_params(options.get("params", "{}")),
         mode=_mode(options.get("mode", Mode.FAILFAST.value)),
+        cut=_cut(options),
         client_settings=kafka,
     )
     if parsed.offsets_per_trigger_min is None and "maxtriggerdelay" in options:
@@ -147,6 +164,37 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
     _refuse_impossible(parsed, streaming)
     parsed.client()
     return parsed
+
+
+def _cut(options: Mapping[str, str]) -> CutOptions | None:
+    pipeline, (checkpoint, moment) = options.get("pipeline", "").strip(), _checkpoint(options)
+    if not pipeline:
+        if useless := [name for name in CUT if name.lower() in options]:
+            raise ConfigError(
+                f"{' and '.join(useless)} choose a checkpoint of a pipeline that reads or writes the topics. Give its "
+                f"name by the option pipeline, or leave them out."
+            )
+        return None
+    if problem := name_problem(pipeline):
+        raise ConfigError(f"pipeline: the name of a pipeline, {problem}.")
+    if ends := [name for name in END if name.lower() in options]:
+        raise ConfigError(f"pipeline ends the read at a checkpoint, and {ends[0]} elsewhere. Keep one of them.")
+    if not flag(options, "failOnDataLoss", True):
+        raise ConfigError("pipeline asks for all records of a checkpoint: leave failOnDataLoss out.")
+    return CutOptions(pipeline, checkpoint, moment)
+
+
+def _checkpoint(options: Mapping[str, str]) -> tuple[int | None, datetime | None]:
+    """The options checkpoint and asOf."""
+    if "checkpoint" in options and "asof" in options:
+        raise ConfigError("checkpoint and asOf contradict each other. Keep one of them.")
+    if "checkpoint" in options:
+        return number("checkpoint", options["checkpoint"]), None
+    if "asof" not in options:
+        return None, None
+    if (moment := moment_of(options["asof"].strip())) is None:
+        raise ConfigError(f"asOf is {options['asof']!r}: write a time as 2026-11-01T00:00:00Z.")
+    return None, moment
 
 
 def _refuse_unknown(options: Mapping[str, str], offered: Sequence[str], kind: str = "") -> None:
@@ -300,7 +348,8 @@ class StateOptions:
     """The URL of an exported savepoint."""
     operator: str
     checkpoint: int | None
-    """None: the newest."""
+    moment: datetime | None
+    """The newest checkpoint that was complete then. Without both, the newest."""
     key: str | None
     key_schema: Any
     """The schema, as `pipeline.schema.describe` gives it; None: not given."""
@@ -326,7 +375,7 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     options = {name.lower(): value for name, value in given.items()}
     client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
     where = options[STATE].strip()
-    exported = "://" in where or where.startswith("/")
+    exported = is_url(where) or where.startswith("/")
     _refuse_unknown(options, STATE_OPTIONS, " for a read of state")
     if exported:
         misplaced = [name for name in IN_TOPIC_ONLY if name.lower() in options]
@@ -346,11 +395,13 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
         raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
     if "params" in options and "types" not in options:
         raise ConfigError("params is for a function that types names. Leave it out, or give types.")
+    checkpoint, moment = _checkpoint(options)
     parsed = StateOptions(
         pipeline="" if exported else where,
         url=where if exported else "",
         operator=options.get("operator", ""),
-        checkpoint=number("checkpoint", options["checkpoint"]) if "checkpoint" in options else None,
+        checkpoint=checkpoint,
+        moment=moment,
         key=options.get("key"),
         key_schema=_key_schema(options["keytype"]) if "keytype" in options else None,
         types=options.get("types", ""),

@@ -26,9 +26,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.visible import scan_to_cut, visible_runs
+from exactlyonce.engines.spark.source.cuts import Cut
 from exactlyonce.engines.spark.source.ranges import (
+    LaterOutput,
     Range,
     TopicContents,
     available,
@@ -65,8 +69,9 @@ class RangesReader(DataSourceReader):
         """One task for each range; Spark asks on the driver, once for each loaded frame."""
         config = self._options.client()
         config.check()
+        cut = None if self._options.cut is None else Cut(config, self._options.cut)
         with closing(Topics(config)) as topics:
-            return [InputPartition(wanted) for wanted in ranges_between(self._options, topics)]
+            return [InputPartition(wanted) for wanted in ranges_between(self._options, topics, cut)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
@@ -82,6 +87,9 @@ def require_schema(columns: RecordColumns, schema: StructType) -> None:
 def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
     if not wanted.size:
+        return
+    if wanted.later is not None:
+        yield from _batches_to_cut(options, columns, wanted, wanted.later)
         return
     config = options.client()
     topics = Topics(config)
@@ -101,6 +109,22 @@ def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) 
     finally:
         reader.close()
         topics.close()
+
+
+def _batches_to_cut(
+    options: ReadOptions, columns: RecordColumns, wanted: Range, later: LaterOutput
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range without those *later*. A transaction that is open among them is waited for."""
+    yield from record_batches(options, columns, replace(wanted, end=min(wanted.end, later.first), later=None))
+    if wanted.end <= later.first:
+        return
+    config = options.client()
+    with closing(Log(config)) as log:
+        cut = scan_to_cut(log, wanted.topic, wanted.partition, later.first, wanted.end, later.writers)
+    start, end = max(wanted.start, later.first), min(wanted.end, cut.end)
+    for writer, messages in visible_runs(config, wanted.topic, wanted.partition, start, end, cut.scanned):
+        if writer in cut.writers:
+            yield columns.batch(wanted.topic, wanted.partition, messages)
 
 
 def _require_same_topic(topics: Topics, wanted: Range) -> None:
@@ -313,5 +337,5 @@ def _decoded(offsets: dict[str, Any]) -> Offsets:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"The checkpoint location has offsets that this source did not write ({error}). Give the query a "
-            f"location of its own, and the offsets of the old one as startingOffsets: docs/spark.md shows how."
+            f"location of its own, and the offsets of the old one as startingOffsets: docs/spark-jobs.md shows how."
         ) from None

@@ -27,7 +27,7 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, RecordError, 
 from exactlyonce.pipeline.loading import Reference, load_reference
 from exactlyonce.pipeline.schema import UnsupportedType, describe
 
-_HEADERS = spark.ArrayType(
+HEADERS = spark.ArrayType(
     spark.StructType([spark.StructField("key", spark.StringType()), spark.StructField("value", spark.BinaryType())])
 )
 CORRUPT_RECORD = "_corrupt_record"
@@ -80,7 +80,7 @@ class RecordColumns:
             .add("timestampType", spark.IntegerType())
         )
         if options.include_headers:
-            self.schema.add("headers", _HEADERS)
+            self.schema.add("headers", HEADERS)
         if options.mode is Mode.PERMISSIVE:
             self.schema.add(CORRUPT_RECORD, _CORRUPT)
         self._arrow = to_arrow_schema(self.schema, timezone="UTC")

@@ -27,7 +27,7 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import SavedFile
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state, portions, possible_keys
-from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
+from exactlyonce.engines.savepoints.retained import chosen_checkpoint, unless_expired
 from exactlyonce.engines.spark.source.read_options import StateOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, as_json, column
 from exactlyonce.pipeline.errors import ConfigError, RecordError
@@ -207,7 +207,7 @@ def _in_topic(options: StateOptions) -> InTopic:
     config.check()
     history = read_history(config, options.pipeline)
     topic = find_topic(config, options.pipeline)
-    manifest = choose_checkpoint(history, options.checkpoint)
+    manifest = chosen_checkpoint(history, options.checkpoint, options.moment)
     _require_operator(options, [snapshot.operator for snapshot in manifest.operators])
     with closing(block_storage(config, topic, manifest.storage)) as blocks, unless_expired(config, manifest):
         kept = kept_state(manifest, options.operator, blocks)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 from bounded import Fed, Silent, run_local
 from flawed_pipelines import FLAWED
 
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.submit import Executors, Submit, in_process
+from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 
 TARGET = "flawed_pipelines:flawed"
@@ -15,6 +21,20 @@ TARGET = "flawed_pipelines:flawed"
 class Quiet(Silent):
     def passed(self, offsets: int) -> None:
         pass
+
+
+def audited(
+    loaded: Loaded,
+    client: ClientConfig,
+    staging: Path,
+    first: int | None = None,
+    last: int | None = None,
+    *,
+    submit: Submit = in_process,
+    **options: Any,
+) -> AuditReport:
+    """The report of an audit whose units *submit* runs."""
+    return Audit(loaded, client, first, last, **options).run(Executors(submit, staging, lambda: 1), Quiet())
 
 
 def run_flawed(fed: Fed, *arguments: str, parallelism: int = 2, interval: str = "200ms") -> None:

@@ -161,7 +161,7 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
     return settled(answers[-1] for answers in attempts)
 
 
-def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **options: Any) -> Summary:
+def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: str | Path, **options: Any) -> Summary:
     """Advance to the latest offsets, or as *options* say, with units run here."""
     submit: Callable[[str, Sequence[bytes]], list[bytes]] = options.pop("submit", in_process)
     client = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
@@ -215,11 +215,11 @@ from exactlyonce.engines.bounded import advance
 advance.PUBLISHER_RECORDS = 1
 options = RunOptions(ClientConfig({"bootstrap.servers": sys.argv[1]}), parallelism=2)
 loaded = load_pipeline("bounded_pipelines", "broad", sys.argv[2])
-CatchUp(loaded, options, Silent(), chunk_records=1500).lead(in_process, Path(sys.argv[3]))
+CatchUp(loaded, options, Silent(), chunk_records=1500).lead(in_process, sys.argv[3])
 """
 
 
-def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
+def drive(fed: Fed, staging: str | Path, failpoint: str, fired: Path) -> int:
     """The exit code of a driver of its own, at parallelism 2, that dies in its second checkpoint, or as it begins."""
     fired.mkdir()
     nth = 1 if failpoint in _ONCE else 2

@@ -48,8 +48,8 @@ def compute_again(fed: Fed, loaded: Loaded, checkpoint: int, submit: Submit, fol
     stage = Stage(
         reference=loaded.reference, fingerprint=manifest.fingerprint, parallelism=manifest.parallelism,
         checkpoint=checkpoint, base=interval.base, incarnation=manifest.incarnation, attempt=manifest.attempt,
-        topic=topic, topic_ids={each.topic: each.topic_id for each in manifest.offsets}, write_state=True,
-        origins=False, folder=str(folder), by_partition=False,
+        topic=topic, write_state=True,
+        origins=False, files=f"{folder}/", by_partition=False,
     )  # fmt: skip
     reader = BlockReader(fed.config.confluent(), topic)
     logs = {

@@ -52,6 +52,7 @@ print(broker.bootstrap_servers, flush=True)
 
 @pytest.mark.broker
 class TestLife:
+    @pytest.mark.exhaustive
     def test_a_detached_one(self, folder: Path, tmp_path: Path) -> None:
         address = run_python(START_AND_LEAVE, folder, "detached")
         (tmp_path / "link").symlink_to(folder)

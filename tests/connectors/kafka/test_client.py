@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import copy
 
-import pytest
-
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client import settings
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.pipeline.errors import BrokerUnavailable
 
 
 def test_only_the_way_to_the_broker_is_taken_over() -> None:
@@ -26,17 +21,6 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
         "transactional.id": "mine",
     }  # fmt: skip
     assert settings(connection | tuning, linger_ms=0) == connection | {"linger.ms": 0}
-
-
-def test_no_secret_is_told() -> None:
-    config = {
-        "bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-        "sasl.username": "me", "sasl.password": "canary-4711",
-    }  # fmt: skip
-    with pytest.raises(BrokerUnavailable) as error:
-        prepare_topic(ClientConfig(config), "p")
-    assert "127.0.0.1:1" in str(error.value)
-    assert "canary-4711" not in str(error.value) + repr(error.value)
 
 
 def test_damage_travels_between_processes() -> None:

@@ -30,7 +30,7 @@ class TestKafkaSource(SourceContract):
     def append(self, split: int, records: Sequence[str]) -> None:
         self.kafka.produce(self.name, [text.encode() for text in records], partition=split)
 
-    def topic_id(self) -> str:
+    def topic_id(self, split: int) -> str:
         topics = Topics(ClientConfig(self.client))
         try:
             return topics.describe([self.name])[self.name].topic_id

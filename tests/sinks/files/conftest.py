@@ -43,7 +43,7 @@ class Target:
         self.type = type_
         self.sink: FileSink[Any] = FileSink(folder, **{"format": "jsonl", **options})
         self.clients = Clients()
-        self.root = folder / ".exactlyonce" / "totals.out"
+        self.root = Path(folder) / ".exactlyonce" / "totals.out"
         self.opened_writers: list[SinkWriter] = []
 
     def committer(self, *, pipeline: str = "totals") -> FilesCommitter:

@@ -150,13 +150,13 @@ class Loop(msgspec.Struct):
     ("type_", "reason"),
     [
         (int | str, "it has values of several types"),
-        (Any, "it has a type that Parquet does not have: declare its type"),
+        (Any, "it has a type that Parquet and Avro do not have: declare its type"),
         (timedelta, "write a duration as an int"),
         (tuple[int, str], "a tuple of several types is a NamedTuple"),
         (list[int | str], r"it \(item\) has values of several types"),
-        (None, "it has a type that Parquet does not have"),
+        (None, "it has a type that Parquet and Avro do not have"),
         (Loop, "is a Loop within itself"),
-        (Literal["a", 1], "it has a type that Parquet does not have"),
+        (Literal["a", 1], "it has a type that Parquet and Avro do not have"),
     ],
 )
 def test_types_that_parquet_cannot_hold_are_refused(type_: Any, reason: str) -> None:

@@ -34,13 +34,15 @@ class Odd:
     ("options", "problem"),
     [
         ({"path": "totals"}, "must be the folder's path from / on"),
-        ({"path": "s3://bucket/totals"}, "s3:// cannot be written yet"),
-        ({"path": "hdfs://host/totals"}, "hdfs:// cannot be written yet"),
+        ({"path": "s3a://bucket/totals"}, "s3a:// cannot be written; /folder, s3://bucket/prefix and hdfs://"),
+        ({"path": "s3://key:secret@bucket/totals"}, "path: it holds a user or a password"),
+        ({"path": "s3a://key:secret@bucket/totals"}, "path: s3a:// cannot be written"),
+        ({"path": "ftp://key:secret@host/totals"}, "path: ftp:// is an address"),
+        ({"path": "hdfs:///totals"}, "path: the host is missing"),
         ({"path": "file:///totals"}, "name the folder by its path"),
         ({"path": "/"}, "cannot be the folder"),
         ({"path": "/a\0b"}, "has a NUL in it"),
-        ({"format": "avro"}, 'format="avro" is not there yet'),
-        ({"format": "csv"}, "format='csv' must be one of 'parquet', 'jsonl'"),
+        ({"format": "csv"}, "format='csv' must be one of 'parquet', 'jsonl', 'avro'"),
         ({"roll_bytes": 0}, "roll_bytes=0 must be a number of bytes from 1,024 on"),
         ({"roll_bytes": True}, "roll_bytes=True must be"),
         ({"roll_interval": "soon"}, "roll_interval is 'soon': write a number with a unit"),
@@ -54,12 +56,13 @@ def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> No
     sink: FileSink[Total] = FileSink(**{"path": "/data/totals", **options})
     (found,) = sink.problems(Total)
     assert problem in found
+    assert "secret" not in found
 
 
 @pytest.mark.parametrize(
     ("type_", "options", "problem"),
     [
-        (Odd, {}, "took has a type that Parquet does not have: write a duration as an int"),
+        (Odd, {}, "took has a type that Parquet and Avro do not have: write a duration as an int"),
         (str, {}, "str has no fields to be columns"),
         (Total | None, {}, "admits None, which is no row"),
         (str, {"format": "jsonl", "partition_by": ("x",)}, "str has no fields to be columns"),

@@ -165,6 +165,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
     broker.kill()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
 def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
     """The client may only say that it dropped records or is in a wrong state; the error names the reason."""
@@ -191,6 +192,7 @@ def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer
     assert writer.take_flushed(1) is None
 
 
+@pytest.mark.exhaustive
 def test_a_transactional_id_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make) -> None:
     """That ends the producer, which then only says that it has ended."""
     guarded.create_topic(topic_name)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from hdfs_server import HdfsServer
+from lake_pipelines import iceberg_properties
 from servers import Servers
 from settled import await_readable, ended_transactions
 from together import MARIADB, POSTGRES, REDIS
@@ -19,7 +22,11 @@ from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.testing.cluster import KafkaCluster
 
 COLUMNS = "id bigint NOT NULL, customer varchar(20) NOT NULL, total bigint CHECK (total >= 0)"
-STORES = ("postgres", "mariadb", "redis", "files")
+STORES = ("postgres", "mariadb", "redis", "files", "delta", "iceberg")
+WEAKER = STORES[:4]
+"""Those that have a weaker delivery."""
+OF_FOLDERS = STORES[3:]
+"""Those without a server."""
 TARGETS = ("kafka", *STORES)
 
 
@@ -38,7 +45,7 @@ class Target:
     def __init__(self, store: str, kafka: KafkaCluster, servers: Servers | None, name: str, folder: Path) -> None:
         self.store, self.kafka, self.name = store, kafka, name
         self.servers: Any = servers
-        """None for a folder."""
+        """None for those without a server."""
         self.table = f"rows_{zlib.crc32(name.encode()):08x}"
         self.folder = folder / "target"
         self.address = folder / f"address-of-{store}"
@@ -61,6 +68,12 @@ class Target:
     def options(self) -> dict[str, str]:
         if self.store == "files":
             return {"sink": "files", "path": str(self.folder)}
+        if self.store == "delta":
+            return {"sink": "delta", "path": str(self.folder), "create": "true"}
+        if self.store == "iceberg":
+            self.folder.mkdir(exist_ok=True)
+            properties = json.dumps(iceberg_properties(self.folder))
+            return {"sink": "iceberg", "table": "shop.totals", "catalog": properties, "create": "true"}
         if self.store == "redis":
             return {"sink": "redis", "url": f"file:{self.address}", "kind": "stream", "key": self.table}
         return {"sink": self.store, "table": self.table, "dsn": f"file:{self.address}"}
@@ -76,12 +89,32 @@ class Target:
             paths = [str(path) for path in self.folder.rglob("*.parquet") if not self._is_hidden(path)]
             table = ds.dataset(paths, format="parquet").to_table().to_pylist() if paths else []
             return sorted(Row(each["id"], each["customer"], each["total"]) for each in table)
+        if self.store in ("delta", "iceberg"):
+            return sorted(Row(each["id"], each["customer"], each["total"]) for each in self._in_lake())
         if self.store == "redis":
             entries = [entry for _, entry in self.servers.redis.client.xrange(self.table)]
             return sorted(Row(int(each["id"]), each["customer"], int(each["total"])) for each in entries)
         return sorted(Row(*each) for each in self.sql(f"SELECT id, customer, total FROM {self.table}"))
 
+    def _in_lake(self) -> list[dict[str, Any]]:
+        """The rows of the table; none if there is no table yet."""
+        if self.store == "delta":
+            from deltalake import DeltaTable
+
+            if not DeltaTable.is_deltatable(str(self.folder)):
+                return []
+            return list(DeltaTable(self.folder).to_pyarrow_table().to_pylist())
+        from pyiceberg.catalog import load_catalog
+
+        with closing(load_catalog("default", **iceberg_properties(self.folder))) as catalog:
+            if not catalog.table_exists("shop.totals"):
+                return []
+            return list(catalog.load_table("shop.totals").scan().to_arrow().to_pylist())
+
     def hidden(self) -> list[Path]:
+        """Files that wait, where nothing else removes them."""
+        if self.store != "files":
+            return []
         return [path for path in self.folder.rglob("*.parquet") if self._is_hidden(path) and path.is_file()]
 
     def _is_hidden(self, path: Path) -> bool:
@@ -91,6 +124,33 @@ class Target:
         """No block is left that no decision names, and no file."""
         assert unreferenced_blocks(self.kafka, self.name) == set()
         assert self.hidden() == []
+
+
+class HdfsTarget(Target):
+    """Files in HDFS. There Spark's processes need nothing of the environment, unlike in S3."""
+
+    def __init__(self, server: HdfsServer, kafka: KafkaCluster, name: str, folder: Path) -> None:
+        super().__init__("files", kafka, None, name, folder)
+        self._path, self._server = f"/spark/{name}", server
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"sink": "files", "path": f"{self._server.url}{self._path}", "format": "jsonl"}
+
+    def found(self) -> list[Row]:
+        shown = (content for name, content in self._files() if not name.startswith("."))
+        return sorted(Row(**json.loads(line)) for content in shown for line in content.splitlines())
+
+    def hidden(self) -> list[Path]:
+        return [Path(name) for name, _ in self._files() if name.startswith(".") and name.endswith(".jsonl")]
+
+    def _files(self) -> Iterator[tuple[str, bytes]]:
+        import hdfs_native
+
+        client = hdfs_native.Client(self._server.url)
+        for status in client.list_status(self._path, recursive=True):
+            if not status.isdir:
+                yield status.path.removeprefix(f"{self._path}/"), client.read(status.path).read()
 
 
 class TopicTarget:

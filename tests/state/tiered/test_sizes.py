@@ -65,6 +65,7 @@ def _own_blocks(indexes: list[bytes]) -> list[list[BlockRef]]:
     return [[block.ref for block in found if block.groups >> group & 1] for group in range(MAX_PARALLELISM)]
 
 
+@pytest.mark.exhaustive(but=["1"])
 @pytest.mark.parametrize("every", [1, 20])
 def test_large_states(every: int, process: Process) -> None:
     """Fewer of them are held, also of a few that no sample shows; a batch that wants many is applied in parts."""

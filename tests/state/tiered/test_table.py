@@ -30,16 +30,19 @@ from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBloc
 
 Process = Callable[..., Subtasks]
 KEYS = range(400)
+COUNT = 9_000
+MANY = 30_000
+"""So many keys that each key group has blocks of its own."""
 
 
 def group_of(number: int) -> int:
     return key_group(key_of(number), MAX_PARALLELISM)
 
 
-def written(process: Process) -> list[bytes]:
+def written(process: Process, count: int = COUNT) -> list[bytes]:
     """The index of checkpoint 1: an image of every key, in other files than those of the process to come."""
     before = Subtasks(HashMapBackend(), process().blocks)
-    before.put(dict.fromkeys(range(30_000), 1))
+    before.put(dict.fromkeys(range(count), 1))
     return before.write(before.freeze(1, 0))
 
 
@@ -50,7 +53,7 @@ def groups_read(blocks: StateBlocks, indexes: list[bytes]) -> set[int]:
 
 
 def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlocks) -> None:
-    indexes = written(process)
+    indexes = written(process, MANY)
     blocks.read.clear()
     after = process(indexes=indexes, checkpoint=1)
     assert blocks.read == []
@@ -72,7 +75,7 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
     assert counts == set(range(MAX_PARALLELISM + 1)), "a key group at a time, and slices of each"
     assert groups_read(blocks, indexes) == set(range(MAX_PARALLELISM))
     count = len(blocks.read)
-    assert subtasks.items() == {key_of(number): 1 for number in range(30_000)}
+    assert subtasks.items() == {key_of(number): 1 for number in range(COUNT)}
     assert len(blocks.read) == count
 
 
@@ -81,7 +84,7 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
 def test_a_record_wants_what_is_being_read(
     slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
+    monkeypatch.setattr(store, "LOADED_ENTRIES", 300)
     indexes = written(process)
     for number in range(12):
         after = process(indexes=indexes, checkpoint=1)
@@ -91,12 +94,12 @@ def test_a_record_wants_what_is_being_read(
         after.write(after.freeze(2, 1))
         while after.tables[0].fetch():
             pass
-        assert after.items() == {key_of(each): 1 for each in range(30_000)} | {key_of(number): 2}
+        assert after.items() == {key_of(each): 1 for each in range(COUNT)} | {key_of(number): 2}
 
 
 def while_one_is_read(process: Process, monkeypatch: pytest.MonkeyPatch) -> tuple[Subtasks, int, int]:
     """Subtasks at checkpoint 1 that have read a part of a key group; a number of it, and one of another."""
-    monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
+    monkeypatch.setattr(store, "LOADED_ENTRIES", 300)
     after = process(indexes=written(process), checkpoint=1)
     table: Any = after.tables[0]
     while table._groups._partly_read is None:
@@ -115,7 +118,7 @@ def test_records_want_another_while_one_is_read(
     after.write(after.freeze(2, 1))
     while after.tables[0].fetch():
         pass
-    expected = {key_of(each): 1 for each in range(30_000)} | {key_of(other): 2, key_of(begun): 3}
+    expected = {key_of(each): 1 for each in range(COUNT)} | {key_of(other): 2, key_of(begun): 3}
     savepoint = after.write(after.freeze(3, 2, whole=True))
     assert Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=savepoint).items() == expected
     assert after.items() == expected
@@ -123,7 +126,7 @@ def test_records_want_another_while_one_is_read(
 
 def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlocks) -> None:
     """A key group that records want while others are read may be in new blocks alone: nobody keeps the old."""
-    index = written(process)
+    index = written(process, MANY)
     after = process(indexes=index, checkpoint=1)
     table: Any = after.tables[0]
     first = 0
@@ -133,7 +136,7 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
         assert table.fetch()
     assert len(old) == 1, "a block of its own"
     assert old.isdisjoint(blocks.read), "it is not fetched yet"
-    changed, checkpoint = [number for number in range(30_000) if group_of(number) == first], 1
+    changed, checkpoint = [number for number in range(MANY) if group_of(number) == first], 1
     while old & (needed := {block.ref for part in index for block in decode_index(part).blocks}):
         checkpoint += 1
         after.put(dict.fromkeys(changed, checkpoint))
@@ -141,7 +144,7 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
     blocks.keep(needed)
     while table.fetch():
         pass
-    unchanged = {key_of(each): 1 for each in range(30_000)}
+    unchanged = {key_of(each): 1 for each in range(MANY)}
     assert after.items() == unchanged | dict.fromkeys(map(key_of, changed), checkpoint)
 
 
@@ -173,7 +176,7 @@ def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks
     blocks.read.clear()
     again = table.write(table.freeze(2, 1))
     assert blocks.read == [], "a snapshot reads no block"
-    expected = {key_of(number): 1 for number in range(30_000)} | {key_of(7): 2}
+    expected = {key_of(number): 1 for number in range(COUNT)} | {key_of(7): 2}
     assert Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=again).items() == expected
     assert process(indexes=again, checkpoint=2).items() == expected
 
@@ -390,6 +393,7 @@ def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) ->
     assert len(subtasks.items()) == 60_000
 
 
+@pytest.mark.exhaustive
 def test_a_whole_snapshot_is_never_in_memory(process: Process) -> None:
     """The writer of its blocks holds some; so does the table, also when all are written again."""
     subtasks, blocks = process(bytes), 40

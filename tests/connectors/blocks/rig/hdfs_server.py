@@ -116,6 +116,13 @@ class HdfsServer:
         finally:
             os.kill(self.process.pid, signal.SIGCONT)
 
+    def admin(self, *words: str) -> None:
+        """A command of Hadoop's administrators, as this user."""
+        java = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", self._class_path]
+        line = [*java, "org.apache.hadoop.hdfs.tools.DFSAdmin", "-fs", self.url, *words]
+        done = subprocess.run(line, env={**os.environ, **self.env}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -57,6 +57,6 @@ class FileStorageContract(BlockStorageContract):
         folder.put("block", b"first", "aside-1")
         folder.put("block", b"other", "aside-2")
         assert folder.get("block") == (b"other" if self.replaces else b"first")
-        ((name, size, written_at_ms),) = folder.files()
-        assert (name, size) == ("block", 5)
-        assert before_ms - 1_000 < written_at_ms <= SystemClock().now_ms(), "S3 rounds to seconds"
+        (file,) = folder.files()
+        assert (file.name, file.size) == ("block", 5)
+        assert before_ms - 1_000 < file.written_at_ms <= SystemClock().now_ms(), "S3 rounds to seconds"

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 from forwarding import Forwarder
 
@@ -52,6 +53,7 @@ class S3Server:
 
     def _request(self, method: str, path: str, content: bytes | None = None) -> urllib.request.Request:
         headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"}
+        headers["Content-Type"] = "application/octet-stream"  # else moto takes it for a form
         return urllib.request.Request(
             f"http://127.0.0.1:{self.door.port}{path}", data=content, method=method, headers=headers
         )
@@ -62,8 +64,14 @@ class S3Server:
     def delete(self, key: str) -> None:
         urllib.request.urlopen(self._request("DELETE", f"/{BUCKET}/{key}")).close()
 
-    def listed(self) -> set[str]:
-        with urllib.request.urlopen(self._request("GET", f"/{BUCKET}?list-type=2&max-keys=1000")) as answer:
+    def get(self, key: str) -> bytes:
+        with urllib.request.urlopen(self._request("GET", f"/{BUCKET}/{quote(key)}")) as answer:
+            content: bytes = answer.read()
+        return content
+
+    def listed(self, prefix: str = "") -> set[str]:
+        path = f"/{BUCKET}?list-type=2&max-keys=1000&prefix={quote(prefix)}"
+        with urllib.request.urlopen(self._request("GET", path)) as answer:
             listing = answer.read().decode()
         assert "<IsTruncated>true" not in listing
         return set(re.findall(r"<Key>([^<]+)</Key>", listing))

@@ -89,9 +89,13 @@ class TestTopic:
 
 
 class TestNoBroker:
-    def test_nobody_listens(self) -> None:
-        with pytest.raises(BrokerUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*Connection refused"):
-            prepare_topic(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), "p")
+    def test_nobody_listens_and_no_secret_is_told(self) -> None:
+        login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+        config = ClientConfig({"bootstrap.servers": "127.0.0.1:1", **login, "sasl.password": "canary-4711"})
+        match = r"no broker answers at 127\.0\.0\.1:1 .*Connection refused"
+        with pytest.raises(BrokerUnavailable, match=match) as error:
+            prepare_topic(config, "p")
+        assert "canary-4711" not in str(error.value) + repr(error.value)
 
     @pytest.mark.exhaustive
     def test_somebody_else_listens(self) -> None:

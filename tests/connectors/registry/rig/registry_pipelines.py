@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from pipelines import Order as Order
+from pipelines import Total, add
 
 from exactlyonce import AvroCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
-
-
-class Order(msgspec.Struct):
-    id: int
-    customer: str
-    total: int
-
-
-class Total(msgspec.Struct):
-    id: int
-    customer: str
-    sum: int
-
-
-def add(total: int | None, order: Order) -> tuple[int, Total]:
-    total = (total or 0) + order.total
-    return total, Total(order.id, order.customer, total)
 
 
 def totals(name: str, registry: str, register: bool = True) -> Pipeline:

@@ -46,8 +46,9 @@ def begun(store: RedisStore) -> RedisStore:
 def limit(store: RedisStore, timeout_s: float) -> None:
     """Only once the server stands still: a slow machine may take longer for an answer."""
     store._timeout_s = store._server._timeout_s = timeout_s
-    if store._server._connection is not None:
-        store._server._connection._sock.settimeout(timeout_s)
+    if (connection := store._server._connection) is not None:
+        connection._sock.settimeout(timeout_s)
+        connection._parser._buffer.socket_timeout = timeout_s  # which a look for an answer sets again
 
 
 def entry(checkpoint: int, previous: int | None = None, **others: Any) -> LedgerEntry:

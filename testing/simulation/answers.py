@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from clients import TOPIC, Steps
-
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Scanned
 from exactlyonce.checkpoint.decision_log import DECISIONS
@@ -17,16 +15,17 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import WRITE_ANS
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation, TopicError
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer, Record
+from exactlyonce.testing.simulation.clients import Steps
 
 if TYPE_CHECKING:
-    from world import World
+    from exactlyonce.testing.simulation.world import SimulatedWorld
 
 TIMEOUT_MAX_MS = 20_000
 """Limits of the broker: everything goes faster here."""
 
 
 class LogAnswers:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self._known_end = 0
 
@@ -53,19 +52,19 @@ class LogAnswers:
             case ask.LookOnce(producer, offsets):
                 return {partition: self._shown(producer, partition, offset) for partition, offset in offsets}
             case ask.LogEnds():
-                log = ask_once("fetch", TOPIC, DECISIONS, self._known_end)
+                log = ask_once("fetch", self.world.topic.name, DECISIONS, self._known_end)
                 self._known_end = log.high_watermark
                 return ask.Ends(log.last_stable_offset, log.high_watermark)
             case ask.ReadLog(end):
-                log = ask_once("fetch", TOPIC, DECISIONS, 0, Isolation.READ_COMMITTED)
+                log = ask_once("fetch", self.world.topic.name, DECISIONS, 0, Isolation.READ_COMMITTED)
                 found = [each for each in log.records if each.offset < end]
                 return ask.LogRead(
                     log.log_start_offset,
                     tuple(ask.DecisionRecord(each.key.encode(), *(each.value or (None, None))) for each in found),
                 )
             case ask.FirstOffsets():
-                there = ask_once("topic_id", TOPIC) is not None
-                return (0,) * self.world.block_partitions if there else None
+                there = ask_once("topic_id", self.world.topic.name) is not None
+                return (0,) * self.world.topic.partitions if there else None
         raise InvariantViolation(f"no answer to {request}")
 
     def _produced(self, request: ask.ProduceBatches) -> Steps:
@@ -77,13 +76,15 @@ class LogAnswers:
                 (write.key, None if write.value is None else (write.value, dict(write.headers)["sha256"]))
                 for write in batch.writes
             ]
-            answer = self.world.ask("produce", *producer, TOPIC, batch.partition, records, sequence=batch.sequence)
+            answer = self.world.ask(
+                "produce", *producer, self.world.topic.name, batch.partition, records, sequence=batch.sequence
+            )
             answers[batch.partition] = _answered(answer.error, first_offset=answer.first_offset)
             yield None
         return answers
 
     def _shown(self, producer: Producer, partition: int, offset: int) -> Fate | None:
-        log = self.world.ask("fetch", TOPIC, partition, offset, Isolation.READ_COMMITTED)
+        log = self.world.ask("fetch", self.world.topic.name, partition, offset, Isolation.READ_COMMITTED)
         if log.last_stable_offset <= offset:
             return None
         found = [(each.offset, each.producer_id, each.epoch) for each in log.records[:1]]
@@ -97,12 +98,12 @@ def _answered(error: Error, producer: Producer | None = None, first_offset: int 
     return Answered(answer, error.name, producer if answer is WriteAnswer.DONE else None, first_offset)
 
 
-def scanned(world: World, start_offsets: tuple[int, ...]) -> Generator[int | None, None, Scanned]:
+def scanned(world: SimulatedWorld, start_offsets: tuple[int, ...]) -> Generator[int | None, None, Scanned]:
     """Blocks are read uncommitted, tombstones committed."""
     found: dict[str, BlockRef] = {}
     ends = [0]
-    for partition in range(1, world.block_partitions):
-        place = (TOPIC, partition, start_offsets[partition])
+    for partition in range(1, world.topic.partitions):
+        place = (world.topic.name, partition, start_offsets[partition])
         settled = yield from world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
         everything = yield from world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
         known = settled.last_stable_offset
@@ -121,7 +122,7 @@ def _reference(partition: int, record: Record) -> BlockRef:
 
 
 class SimulatedTopics:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
 
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:

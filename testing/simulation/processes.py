@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
-from outside import SimulatedFileBlocks
-from watched import Asserted
+from typing import TYPE_CHECKING, Protocol
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, class_name, is_fatal
+from exactlyonce.testing.simulation.clients import PIPE_BYTES, Awaited, Pipe, SimulatedClients, Steps
 
 if TYPE_CHECKING:
-    from coordinator import SimulatedCoordinator
-    from world import World
+    from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
+    from exactlyonce.testing.simulation.world import SimulatedWorld
 
 IDLE_MS = 60
 """A loop with nothing to do comes round so often; it is woken when there is."""
@@ -31,15 +29,34 @@ IDLE_UNDER_LOAD_MS = 10
 """Records of a source take time to gather, as with the one that ships."""
 
 
+class Asserted(AssertionError):
+    """The shipped code has ended itself by an error that no fault explains."""
+
+    trace: tuple[str, ...] = ()
+    """The events before it."""
+
+
+class Sending(Protocol):
+    """A client of a process that sends requests."""
+
+    @property
+    def transactional_id(self) -> str | None: ...
+
+    @property
+    def queued(self) -> int:
+        """The number of unsent records."""
+
+    def last_request(self) -> None:
+        """The process was killed while a request was in flight, which arrives now."""
+
+
 class Attempt:
-    def __init__(
-        self, plan: Plan, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
-    ) -> None:
+    def __init__(self, plan: Plan, incarnation: int, number: int, manifest: Manifest, offsets: Offsets) -> None:
         self.plan, self.incarnation, self.number = plan, incarnation, number
         self.manifest, self.offsets = manifest, offsets
         self.pipes: dict[tuple[int, str], Pipe] = {}
 
-    def connect(self, world: World, processes: list[Process]) -> None:
+    def connect(self, world: SimulatedWorld, processes: list[Process]) -> None:
         size = world.rng.choice(PIPE_BYTES)
         for edge, i, j in self.plan.channels():
             if i != j:
@@ -69,7 +86,9 @@ class Control:
 
 
 class Process:
-    def __init__(self, world: World, coordinator: SimulatedCoordinator, attempt: Attempt, subtask: int) -> None:
+    def __init__(
+        self, world: SimulatedWorld, coordinator: SimulatedCoordinator, attempt: Attempt, subtask: int
+    ) -> None:
         self.world, self.coordinator, self.attempt, self.subtask = world, coordinator, attempt, subtask
         self.pid: int | None = None
         self.alive, self.paused_until_ms = True, 0
@@ -81,7 +100,7 @@ class Process:
         """Whether its ends of channels are closed."""
         self.transaction_timeout_ms = world.transaction_timeout_ms
         self.control = Control(self)
-        self.producers: list[Produced | SimulatedFileBlocks] = []
+        self.producers: list[Sending] = []
         self.worker: Worker | None = None
         self._jobs: deque[Steps] = deque()
         self._executing = False
@@ -93,7 +112,9 @@ class Process:
         try:
             yield from self._live()
         except InvariantViolation as error:
-            raise Asserted(f"worker {self.subtask}: a rule that the code asserts does not hold: {error}") from error
+            raise self.world.asserted(
+                f"worker {self.subtask}: a rule that the code asserts does not hold: {error}"
+            ) from error
         except ExactlyOnceError as error:
             name = class_name(error) if is_fatal(error) else ""
             self.control.send(msg.WorkerFailed(self.subtask, name, str(error), {}, {**error.facts}))
@@ -106,7 +127,7 @@ class Process:
         worker = Worker(self.control, start, clients, Activity(clients.monotonic_s))
         while True:
             try:
-                worker.open(self.world.graph)
+                worker.open(self.world.graph_of_process())
                 break
             except Awaited as wanted:
                 refs = wanted.refs

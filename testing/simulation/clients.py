@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from exactlyonce.checkpoint.block_storage import AttemptBlocks, DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
@@ -28,13 +29,12 @@ from exactlyonce.sinks.kafka.producers import Failure, OnFailure, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
-    from processes import Process
-    from world import World
+    from exactlyonce.testing.simulation.processes import Process
+    from exactlyonce.testing.simulation.world import SimulatedWorld
 
 Steps = Generator[int | None, None, Any]
 """A thread of control: yields between steps, and the time before which it need not be continued."""
 
-TOPIC = "p.checkpoints"
 QUEUE_MAX = 40
 """Records that a producer holds."""
 FETCH_PAUSE_MS = 6
@@ -152,10 +152,20 @@ class SinkProducer(Produced):
     topic: str
     told: OnFailure
 
-    def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Any = None) -> None:
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """The broker in memory keeps neither *timestamp* nor *headers*."""
         if self.queued >= QUEUE_MAX:
             raise BufferError
-        partition = output_partition(key, self.world.output_partitions)
+        if partition == ANY_PARTITION:
+            partition = output_partition(key, self.world.partitions_of(topic))
         self.put((topic, partition), (key, value))
 
     def poll(self, timeout_s: float) -> int:
@@ -288,7 +298,7 @@ class FetchedBlocks:
 
     def __init__(self) -> None:
         self.found: dict[BlockRef, Block] = {}
-        self.at_once: World | None = None
+        self.at_once: SimulatedWorld | None = None
         """The world if blocks are read in the midst of a step: by a table that reads them when a record wants them."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
@@ -301,11 +311,11 @@ class FetchedBlocks:
             at_once(partial(self._read, self.at_once, ref))
         return ((ref, self.found[ref]) for ref in wanted)
 
-    def _read(self, world: World, ref: BlockRef) -> None:
+    def _read(self, world: SimulatedWorld, ref: BlockRef) -> None:
         if world.outside is not None:
             self.found[ref] = world.outside.block(ref)
         else:
-            place = TOPIC, ref.partition, ref.offset
+            place = world.topic.name, ref.partition, ref.offset
             self._take(ref, world.ask("fetch", *place, Isolation.READ_UNCOMMITTED))
 
     def _take(self, ref: BlockRef, answer: Any) -> None:
@@ -314,13 +324,13 @@ class FetchedBlocks:
             raise DamagedBlock(f"block {ref.key} is gone", ref)
         self.found[ref] = verified(ref, record.key.encode(), record.value or b"")
 
-    def get(self, world: World, refs: list[BlockRef]) -> Steps:
+    def get(self, world: SimulatedWorld, refs: list[BlockRef]) -> Steps:
         for ref in refs:
             if world.outside is not None:
                 self.found[ref] = yield from world.outside.until_answered(partial(world.outside.block, ref))
                 continue
             answer = yield from world.until_answered(
-                "fetch", TOPIC, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
+                "fetch", world.topic.name, ref.partition, ref.offset, Isolation.READ_UNCOMMITTED
             )
             self._take(ref, answer)
 
@@ -374,12 +384,7 @@ class SimulatedConsumer:
             self._ended[partition] = self._positions[partition]
             return
         for record in answer.records[: self.world.rng.randint(1, 12)]:
-            self._messages.append(
-                Message(
-                    topic=self.topic, partition=partition, offset=record.offset, key=record.key, value=record.value,
-                    timestamp=(1, 0), leader_epoch=0,
-                )
-            )  # fmt: skip
+            self._messages.append(self.world.message(self.topic, partition, record))
             self._positions[partition] = record.offset + 1
         if self._positions[partition] == answer.last_stable_offset:
             self._ended[partition] = self._positions[partition]
@@ -390,7 +395,9 @@ class SimulatedConsumer:
 
     def consume(self, records_max: int, timeout_s: float) -> list[Message]:
         count = min(len(self._messages), records_max, self.world.rng.randint(1, 6))
-        return [self._messages.popleft() for _ in range(count)]
+        messages = [self._messages.popleft() for _ in range(count)]
+        self.world.consumed(messages)
+        return messages
 
     def get_watermark_offsets(self, place: TopicPartition, **_: Any) -> tuple[int, int]:
         return 0, self.world.end_of(place.topic, place.partition)

@@ -1,0 +1,299 @@
+"""A folder of files as a source: the description. It opens nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
+from exactlyonce.connectors.files.formats import Avro, Csv, FileFormat, JsonLines, Parquet
+from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
+from exactlyonce.connectors.files.remote import RemotePlace, is_remote
+from exactlyonce.connectors.source import OnError
+from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.sizes import is_count
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+FORMATS = ("jsonl", "csv", "parquet", "avro")
+SPLIT_BYTES = 64 << 20
+SPLIT_BYTES_MIN = 1 << 10
+NAME = re.compile(r"[A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class FileSource(SplitSource[T]):
+    """Reads the files of a folder, each once: ``FileSource("/data/orders", value=Order, files="*.jsonl.gz")``.
+
+    - *path*: the folder, as an absolute path that all processes of the pipeline see, or as ``s3://BUCKET/PREFIX`` or
+      ``hdfs://HOST:PORT/FOLDER``. Folders below it count, too, except in HDFS. Files and folders whose names begin with
+      a dot or an underscore are left out.
+    - *value*: the type of a record; of "jsonl" also a codec.
+    - *files*: the pattern of the files' paths below the folder, as ``"*.csv"`` or ``"2026-*/orders-?.csv"``.
+    - *format*: "jsonl", a value of JSON per line (or what the codec says), "csv" with the names of the columns in the
+      first line, "parquet", or "avro". Names of "jsonl" and "csv" files that end in .gz or .zst are decompressed.
+    - *delimiter*: between the cells of a row of "csv".
+    - *watch*: an interval, as "10s", in which new files are looked for while the pipeline runs. None: only at its
+      start, and the source ends once all are read.
+    - *forget_removed*: a file that was read and removed is left out of checkpoints, so that there may be any number in
+      time. Then its name may come back, and is read anew, also where its folder was only not mounted for a while. A run
+      must have seen that the file was gone, see `watch`.
+    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one folder.
+    - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
+    - *on_error*: as that of `KafkaSource`.
+
+    A file must be whole when it appears, as after a rename, and must not change. Once it is read, it may be removed.
+    """
+
+    path: str
+    format: str
+    files: str
+    watch: str | None
+    forget_removed: bool
+    split_bytes: int
+    name: str
+    on_error: OnError
+    value_type: Any
+
+    @overload
+    def __init__(
+        self: FileSource[V],
+        path: str | os.PathLike[str],
+        *,
+        value: TypeForm[V] | Codec[V],
+        format: str = ...,
+        files: str = ...,
+        delimiter: str = ...,
+        watch: str | None = ...,
+        forget_removed: bool = ...,
+        split_bytes: int = ...,
+        name: str = ...,
+        on_error: OnError = ...,
+    ) -> None: ...
+
+    # type checkers see no TypeForm in ``Order | None`` where there are overloads
+    @overload
+    def __init__(
+        self: FileSource[Any],
+        path: str | os.PathLike[str],
+        *,
+        value: Any,
+        format: str = ...,
+        files: str = ...,
+        delimiter: str = ...,
+        watch: str | None = ...,
+        forget_removed: bool = ...,
+        split_bytes: int = ...,
+        name: str = ...,
+        on_error: OnError = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        value: Any,
+        format: str = "jsonl",
+        files: str = "*",
+        delimiter: str = ",",
+        watch: str | None = None,
+        forget_removed: bool = False,
+        split_bytes: int = SPLIT_BYTES,
+        name: str = "",
+        on_error: OnError = "fail",
+    ) -> None:
+        where = f"{location(caller())}: FileSource"  # a path may hold a password
+        if format not in FORMATS:
+            raise GraphError(f"{where}: format={format!r} must be one of {', '.join(map(repr, FORMATS))}")
+        if isinstance(value, Codec) and format != "jsonl":
+            raise GraphError(f"{where}: value= is a codec, and the rows of {format} have columns: give a type")
+        try:
+            reading = _format(format, value, delimiter)
+            reading.describe()
+        except schema.UnsupportedType as error:
+            raise GraphError(f"{where}: {error}") from None
+        fields = {
+            "path": os.fspath(path) if is_remote(os.fspath(path)) else os.path.normpath(path),
+            "format": format,
+            "files": files,
+            "watch": watch,
+            "forget_removed": forget_removed,
+            "split_bytes": split_bytes,
+            "name": name,
+            "on_error": on_error,
+            "value_type": value.type if isinstance(value, Codec) else value,
+            "_reading": reading,
+        }
+        for field, content in fields.items():
+            object.__setattr__(self, field, content)
+
+    _reading: FileFormat
+
+    @property
+    def type(self) -> Any:
+        return self.value_type
+
+    @property
+    def place(self) -> str:
+        url = self._folder().url
+        return f"{url}#{self.name}" if self.name else url
+
+    @property
+    def endless(self) -> bool:
+        return self.watch is not None
+
+    def _folder(self) -> Place:
+        return RemotePlace(self.path) if is_remote(self.path) else LocalPlace(self.path)
+
+    def finder(self, source: str) -> FileFinder:
+        interval_s = None if self.watch is None else duration_ms(self.watch) / 1000
+        return FileFinder(
+            source,
+            self._folder(),
+            self.place,
+            self.files,
+            self._parts,
+            interval_s,
+            forgets_removed=self.forget_removed,
+        )
+
+    def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
+        with closing(self._folder().open(file)) as stream:
+            return self._reading.parts(file, stream, self.split_bytes)
+
+    def open_split(self, position: SourceOffset) -> OpenSplit:
+        if position.topic_id == NO_FILE:
+            return NoFile(position.topic)
+        return OpenFile(position, self._folder(), self._reading)
+
+    def decoder(self) -> SplitDecoder:
+        return self._reading.decoder()
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from self._reading.problems()
+        if not os.path.isabs(self.path) and not is_remote(self.path):
+            yield "path= must be absolute, or s3://BUCKET/PREFIX or hdfs://HOST:PORT/FOLDER, without a user or password"
+        if not isinstance(self.files, str) or not self.files:
+            yield f'files={self.files!r} must be a pattern, as "*.csv"'
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            yield f"name={self.name!r} must be of letters, digits, '.', '_' and '-'"
+        if not is_count(self.split_bytes, SPLIT_BYTES_MIN):
+            yield f"split_bytes={self.split_bytes!r} must be an integer of {SPLIT_BYTES_MIN} at least"
+        if self.watch is not None:
+            try:
+                duration_ms(self.watch)
+            except (ConfigError, ValueError) as error:
+                yield f"watch={self.watch!r}: {error}"
+
+    def describe(self) -> dict[str, Any]:
+        """The folder and the format; how large the parts are is noted with each of them."""
+        return {"source": "files", "path": self._folder().url, "files": self.files, **self._reading.describe()}
+
+
+def _format(name: str, value: Any, delimiter: str) -> FileFormat:
+    match name:
+        case "csv":
+            return Csv(value, delimiter)
+        case "parquet":
+            return Parquet(value)
+        case "avro":
+            return Avro(value)
+    return JsonLines(codec_for(value))
+
+
+class NoFile:
+    """The `OpenSplit` that only has a number; see `finding.NO_FILE`."""
+
+    time_ms, ended = 0, True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, records_max: int) -> list[Any]:
+        return []
+
+    def buffered(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class OpenFile:
+    """The `OpenSplit` of a file, or of a part of it."""
+
+    def __init__(self, position: SourceOffset, place: Place, reading: FileFormat) -> None:
+        self._position, self._place = position, place
+        self._split = split = FileSplit.parse(position.topic_id)
+        self.name = f"{place.url}/{split.name}"
+        self._file = self._unchanged()
+        self.time_ms = self._file.time_ms
+        self._stream = self._opened()
+        self._blocks = reading.blocks(self._stream, self._file, split, position.offset)
+        self._block: list[Any] = []
+        self._at = 0
+        self.ended = False
+        self._fill()
+        if self.ended:
+            self._require_reached(reading)
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return self._place.open(self._file)
+        except FileNotFoundError:
+            raise gone(self._position, self._split) from None
+
+    def _unchanged(self) -> FoundFile:
+        file = self._place.look(self._split.name)
+        if file is None:
+            raise gone(self._position, self._split)
+        if file.version != self._split.version:
+            raise changed(self._position, self._split)
+        return file
+
+    def _fill(self) -> None:
+        """The next block; at the end of the file what was read must be what was found."""
+        self._block, self._at = next(self._blocks, []), 0
+        if not self._block:
+            file = self._place.look(self._split.name)
+            if file is not None and file.version != self._split.version:
+                raise changed(self._position, self._split)
+            self.ended = True
+
+    def _require_reached(self, reading: FileFormat) -> None:
+        """Raise Halt if the split ends before its position."""
+        if self._position.offset:
+            with closing(self._opened()) as stream:
+                blocks = reading.blocks(stream, self._file, self._split, 0)
+                require_reached(self._position, self.name, sum(map(len, blocks)))
+
+    def read(self, records_max: int) -> list[Any]:
+        read: list[Any] = []
+        while len(read) < records_max and not self.ended:
+            end = self._at + records_max - len(read)
+            read += self._block[self._at : end]
+            self._at = end
+            if end >= len(self._block):
+                self._fill()
+        return read
+
+    def buffered(self) -> int:
+        return len(self._block) - self._at
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,297 @@
+"""Sources whose splits are read one after the other: the reader, the range and the records of any of them.
+
+A source gives its finder, and opens one split at a position; the rest is here. Invariants: a split is read in its
+order, to its end unless it has no record at the moment, and is marked as ended with its last record. A batch keeps what
+was read as it is, and makes a record with its place only where one is asked for. No I/O of its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, SplitFinder
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.source import Source
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class OpenSplit(Protocol):
+    """A split that is being read."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people, as that of its file."""
+
+    @property
+    def time_ms(self) -> int:
+        """The time of its records, in ms since 1970."""
+
+    def read(self, records_max: int) -> Sequence[Any]:
+        """The next records as they are; fewer than *records_max*: no more now, so that another split has its turn."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all records have been read."""
+
+    def buffered(self) -> int:
+        """The records at hand, not yet read."""
+
+    def close(self) -> None: ...
+
+
+class SplitRecord(NamedTuple):
+    """A record as read, with its place."""
+
+    part: Any
+    start: SourceOffset
+    """A position of its split."""
+    number: int
+    name: str
+    """That of its split, for people."""
+    time_ms: int
+
+    def topic(self) -> str:
+        return self.start.topic
+
+    def partition(self) -> int:
+        return self.start.partition
+
+    def offset(self) -> int:
+        return self.number
+
+
+class Run(NamedTuple):
+    """Records of one split in a batch."""
+
+    start: SourceOffset
+    """The position of the first."""
+    length: int
+    name: str
+    time_ms: int
+
+
+class SplitRecords(Sequence[SplitRecord]):
+    """A batch: *parts* as read, and the *runs* that say where they are from."""
+
+    def __init__(self, parts: list[Any], runs: list[Run]) -> None:
+        self.parts, self.runs = parts, runs
+        self._ends = list(accumulate(run.length for run in runs))
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, place: int) -> SplitRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[SplitRecord]: ...
+    def __getitem__(self, place: int | slice) -> SplitRecord | list[SplitRecord]:
+        if isinstance(place, slice):
+            return [self._record(at) for at in range(*place.indices(len(self.parts)))]
+        return self._record(range(len(self.parts))[place])
+
+    def _record(self, place: int) -> SplitRecord:
+        number = bisect_right(self._ends, place)
+        run = self.runs[number]
+        first = self._ends[number] - run.length
+        return SplitRecord(self.parts[place], run.start, run.start.offset + place - first, run.name, run.time_ms)
+
+    def __iter__(self) -> Iterator[SplitRecord]:
+        parts = iter(self.parts)
+        for start, length, name, time_ms in self.runs:
+            for number in range(start.offset, start.offset + length):
+                yield SplitRecord(next(parts), start, number, name, time_ms)
+
+
+OpensSplit = Callable[[SourceOffset], OpenSplit]
+"""Opens a split at a position. Raises `Halt` if it is not the same any more, or has no such position."""
+
+
+def require_reached(position: SourceOffset, name: str, reached: int) -> None:
+    """Raise Halt unless the split at *position* has as many records as were read of it."""
+    if reached < position.offset:
+        raise Halt(
+            f"Source {position.source!r} must go on at {position.topic}[{position.partition}] offset "
+            f"{position.offset}, but {name} has only {reached} records.\n"
+            f"  Choices: restore it as it was, and run again; or `exactlyonce reset` and recompute from what is there.",
+            operator=position.source,
+            topic=position.topic,
+            partition=position.partition,
+            offset=position.offset,
+        )
+
+
+class SplitsReader:
+    """The `SourceReader` of the splits of one subtask. Splits without a record at the moment take turns."""
+
+    def __init__(self, context: ReaderContext, open_split: OpensSplit, *, endless: bool) -> None:
+        """*endless*: other splits may be found while it runs."""
+        self.runs: list[tuple[int, int]] = []
+        self.waiting = ""
+        self._positions = {position.partition: position for position in context.positions}
+        self._targets = context.targets or {}
+        self._endless = endless and context.targets is None
+        self._open_split = open_split
+        self._opened: dict[int, OpenSplit] = {}
+        self._unended: list[int] = []
+
+    def open(self) -> None:
+        self._unended = sorted(split for split, position in self._positions.items() if not position.ended)
+
+    def add(self, start: SourceOffset) -> None:
+        if start.ended:
+            self._positions.pop(start.partition, None)
+        elif start.partition not in self._positions:
+            self._positions[start.partition] = start
+            self._unended.append(start.partition)
+
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
+        self.runs = []
+        parts: list[Any] = []
+        runs: list[Run] = []
+        for split in list(self._unended):
+            if len(parts) == records_max:
+                break
+            opened, start = self._open(split), self._positions[split]
+            read = opened.read(records_max - len(parts))
+            if read:
+                parts += read
+                runs.append(Run(start, len(read), opened.name, opened.time_ms))
+                self.runs.append((split, len(read)))
+            if read or opened.ended:
+                self._positions[split] = msgspec.structs.replace(
+                    start, offset=start.offset + len(read), ended=opened.ended
+                )
+            if opened.ended:
+                self._unended.remove(split)
+                self._opened.pop(split).close()
+        return SplitRecords(parts, runs) if parts else []
+
+    def _open(self, split: int) -> OpenSplit:
+        if split not in self._opened:
+            self._opened[split] = self._open_split(self._positions[split])
+        return self._opened[split]
+
+    def positions(self) -> tuple[SourceOffset, ...]:
+        return tuple(position for _, position in sorted(self._positions.items()))
+
+    @property
+    def idle(self) -> bool:
+        return not self._positions
+
+    @property
+    def finished(self) -> bool:
+        return not self._endless and all(
+            split in self._targets and self._positions[split].offset >= self._targets[split] for split in self._unended
+        )
+
+    def lag(self) -> int:
+        return sum(opened.buffered() for opened in self._opened.values())
+
+    def close(self) -> None:
+        for opened in self._opened.values():
+            opened.close()
+
+
+class SplitRange:
+    """The `SplitReader` of a range."""
+
+    def __init__(self, context: RangeContext, open_split: OpensSplit) -> None:
+        self._position, self._end = context.start, context.end
+        self._open_split, self._opened = open_split, None
+
+    _opened: OpenSplit | None
+
+    def read(self, records_max: int) -> list[SplitRecord]:
+        start = self._position
+        if start.offset >= self._end:
+            return []
+        if self._opened is None:
+            self._opened = self._open_split(start)
+        opened = self._opened
+        parts = list(opened.read(min(records_max, self._end - start.offset)))
+        if not parts and opened.ended:
+            require_reached(msgspec.structs.replace(start, offset=self._end), opened.name, start.offset)
+        self._position = msgspec.structs.replace(start, offset=start.offset + len(parts), ended=opened.ended)
+        return list(SplitRecords(parts, [Run(start, len(parts), opened.name, opened.time_ms)]))
+
+    def position(self) -> SourceOffset:
+        return self._position
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+class SplitSource(Source[T_co]):
+    """The description of a source with such splits."""
+
+    on_error: OnError = "fail"
+
+    @property
+    def endless(self) -> bool:
+        """Whether splits may be found while a run goes on, unless it is bounded."""
+        return False
+
+    @property
+    def dead_letters(self) -> DeadLetterTarget | None:
+        return self.on_error if isinstance(self.on_error, DeadLetterTarget) else None
+
+    @abstractmethod
+    def finder(self, source: str) -> SplitFinder:
+        """See `connectors.source.FindsSplits`."""
+
+    @abstractmethod
+    def open_split(self, position: SourceOffset) -> OpenSplit:
+        """Open a split at *position*; see `OpensSplit`."""
+
+    def open_reader(self, context: ReaderContext) -> SplitsReader:
+        return SplitsReader(context, self.open_split, endless=self.endless)
+
+    def open_range(self, context: RangeContext) -> SplitRange:
+        return SplitRange(context, self.open_split)
+
+    @abstractmethod
+    def decoder(self) -> SplitDecoder:
+        """The decoder of the records of both readers."""
+
+    def problems(self) -> Iterator[str]:
+        if self.dead_letters is None and self.on_error not in ("fail", "skip"):
+            yield f'on_error={self.on_error!r} must be "fail", "skip" or DeadLetters("topic")'
+
+
+class SplitDecoder:
+    """The `RecordDecoder` of parts that *decode* takes; *bytes_of* gives one for a dead letter, *refused* the reason
+    why one does not decode."""
+
+    def __init__(
+        self,
+        decode: Callable[[Any], Any],
+        bytes_of: Callable[[Any], bytes | None],
+        refused: Callable[[Any, BaseException], str],
+    ) -> None:
+        self.decode, self._bytes_of, self._refused = decode, bytes_of, refused
+
+    def parts(self, records: Sequence[SplitRecord]) -> list[Any]:
+        return records.parts if isinstance(records, SplitRecords) else [record.part for record in records]
+
+    def problem(self, record: SplitRecord, error: BaseException) -> str:
+        return f"in {record.name}, {self._refused(record.part, error)}"
+
+    def letter(self, record: SplitRecord) -> DeadLetter:
+        return Record(
+            self._bytes_of(record.part), None, record.time_ms, (), record.topic(), record.partition(), record.offset()
+        )
+
+    def time_ms(self, record: SplitRecord) -> int:
+        return record.time_ms

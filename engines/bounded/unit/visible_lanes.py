@@ -1,0 +1,258 @@
+"""The visible records of one partition, attributed to the lanes of checkpoints: a unit of an audit.
+
+Invariants: the header of a batch identifies its writer, its contents never do; a lane is kept as a digest, whatever its
+size; records are attributed to a claim only if the log holds all of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import compress
+from operator import not_
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from confluent_kafka import Message
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible_record, visible_runs
+from exactlyonce.engines.bounded.unit.digests import Digest, RecordDigest
+from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.staging import StagedFile, StagedFiles
+from exactlyonce.pipeline.dead_letters import compared
+
+FOREIGN_SHOWN = 100
+"""Foreign records kept of a partition; more are counted."""
+COMMON = 0
+"""The receiver of the staged `AuditedOutput`; the `ClaimedPartition` numbers begin after it."""
+Place = tuple[str, int]
+"""Topic and partition."""
+SinkLane = tuple[int, str, int]
+"""Checkpoint, sink, and lane: see `unit.lanes`."""
+
+
+class Claim(NamedTuple):
+    """A transaction of a checkpoint in one partition."""
+
+    checkpoint: int
+    """The checkpoint whose manifest names it."""
+    sink: str
+    subtask: int
+    place: Place
+    producer_id: int
+    epoch: int
+    first_offset: int
+    records: int
+    given_up: bool
+    """Whether its loss was accepted by the user."""
+    by_partition: bool
+    """Whether its lane is the partition, of which the checkpoint's outputs are all in this transaction."""
+
+    @property
+    def writer(self) -> Writer:
+        return self.producer_id, self.epoch
+
+    @property
+    def owner(self) -> SinkLane:
+        """The lane whose output it is."""
+        return self.checkpoint, self.sink, self.place[1] if self.by_partition else self.subtask
+
+
+class AuditedOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The common part of the partitions of an audit. It is staged, so it has no settings of the client."""
+
+    pipeline: str
+    known: frozenset[Writer]
+    """The writers of all transactions that the decision log names."""
+    timed: frozenset[str]
+    """The sinks whose outputs have a time of their own in the log."""
+    placed: frozenset[str]
+    """The sinks that choose the partitions of their outputs."""
+
+
+class ClaimedPartition(msgspec.Struct, frozen=True):
+    """A partition of which checkpoints claim records."""
+
+    topic: str
+    partition: int
+    claims: tuple[Claim, ...]
+    to_end: bool
+    """Whether it is read to its end; else until all claims are met."""
+
+
+class PartitionPlace(msgspec.Struct, frozen=True, tag="partition"):
+    """A `ClaimedPartition` by its place in a staged file."""
+
+    client: dict[str, str]
+    file: StagedFile
+    receiver: int
+
+
+class SeenLane(msgspec.Struct, frozen=True, kw_only=True):
+    """The visible records of a lane in one partition."""
+
+    owner: SinkLane
+    partition: int
+    digest: Digest
+    """Of the records that are not at random."""
+    at_random: int
+    """The number of records that the client has distributed at random."""
+    start: int
+    end: int
+    """The offsets among which all of them are."""
+    writers: dict[Writer, int]
+    """The number of records in the log of each transaction."""
+
+
+class VisiblePartition(msgspec.Struct, frozen=True, kw_only=True):
+    """The visible records of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    found: dict[Writer, int]
+    """The number of records in the log of each claimed transaction, visible or not."""
+    behind: tuple[Writer, ...]
+    """The claimed transactions with records that readers cannot reach, because a transaction before them is open."""
+    ends: dict[Writer, int]
+    """The offset after the last record of each transaction that is there as a whole."""
+    lanes: tuple[SeenLane, ...]
+    """Those with a transaction that is there as a whole."""
+    records: int
+    """The number of records in `lanes`."""
+    timed_by_broker: bool
+    """Whether a batch has the time of its append."""
+    foreign: tuple[VisibleRecord, ...]
+    """The first records of no known writer."""
+    foreign_more: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_place_decoder = msgspec.msgpack.Decoder(PartitionPlace)
+_output_decoder = msgspec.msgpack.Decoder(AuditedOutput)
+_partition_decoder = msgspec.msgpack.Decoder(ClaimedPartition)
+_value = cast("Any", Message.value)
+_key = cast("Any", Message.key)
+_headers = cast("Any", Message.headers)
+_timestamp = cast("Any", Message.timestamp)
+
+
+def read_partition(place: bytes, attempt_label: str) -> bytes:
+    """Read the partition at an encoded `PartitionPlace`; return the encoded `VisiblePartition`."""
+    work = _place_decoder.decode(place)
+    with closing(StagedFiles()) as files:
+        output = _output_decoder.decode(files.message(work.file, COMMON))
+        claimed = _partition_decoder.decode(files.message(work.file, work.receiver))
+    with KEPT.collector.collecting_rarely():
+        return _encode(_Reading(ClientConfig(work.client), output, claimed).read())
+
+
+def readers_config(client: ClientConfig, pipeline: str) -> ClientConfig:
+    """Readers ask for a group; the user may use the pipeline's."""
+    return ClientConfig({"group.id": pipeline, **client.settings})
+
+
+class _Lane:
+    """A lane while it is read."""
+
+    def __init__(self) -> None:
+        self.digest = RecordDigest()
+        self.at_random = 0
+
+
+class _Reading:
+    def __init__(self, client: ClientConfig, output: AuditedOutput, claimed: ClaimedPartition) -> None:
+        self._client, self._output, self._claimed = client, output, claimed
+        self._partition_of: Partitioner = partitioner(client.settings)
+        self._lanes: defaultdict[SinkLane, _Lane] = defaultdict(_Lane)
+        self._foreign: list[VisibleRecord] = []
+        self._foreign_more = self._records = 0
+
+    def read(self) -> VisiblePartition:
+        topic, partition, claims = self._claimed.topic, self._claimed.partition, self._claimed.claims
+        with closing(Topics(self._client)) as topics, closing(Log(self._client, group=self._output.pipeline)) as log:
+            first = topics.start_offsets(topic, [partition])[partition]
+            start = max(first, min(claim.first_offset for claim in claims))
+            wanted = None if self._claimed.to_end else {claim.writer: claim.records for claim in claims}
+            scanned = scan(log, topic, partition, start, wanted)
+            stable_end = topics.end_offsets(topic, [partition], committed=True)[partition]
+        end = min(stable_end, scanned.end)
+        behind = tuple(claim.writer for claim in claims if self._stop(scanned, claim) > stable_end)
+        whole = {
+            claim.writer: claim
+            for claim in claims
+            if scanned.counts[claim.writer] == claim.records and claim.writer not in behind
+        }
+        for claim in whole.values():
+            self._lanes[claim.owner]  # one without visible records, too, is there as a whole
+        config = readers_config(self._client, self._output.pipeline)
+        for writer, messages in visible_runs(config, topic, partition, start, end, scanned):
+            self._take(writer, whole.get(writer), messages)
+        return VisiblePartition(
+            topic=topic,
+            partition=partition,
+            start=start,
+            found={claim.writer: scanned.counts[claim.writer] for claim in claims},
+            behind=behind,
+            ends={writer: scanned.extents[writer].stop for writer, claim in whole.items() if claim.records},
+            lanes=tuple(self._seen(scanned, whole, end)),
+            records=self._records,
+            timed_by_broker=scanned.timed_by_broker,
+            foreign=tuple(self._foreign),
+            foreign_more=self._foreign_more,
+        )
+
+    @staticmethod
+    def _stop(scanned: Scan, claim: Claim) -> int:
+        """The offset after the last record of *claim* in the log."""
+        extent = scanned.extents.get(claim.writer)
+        return 0 if extent is None else extent.stop
+
+    def _take(self, writer: Writer, claim: Claim | None, messages: Sequence[Message]) -> None:
+        if claim is not None:
+            self._records += len(messages)
+            self._attribute(claim, self._lanes[claim.owner], messages)
+        elif writer not in self._output.known:
+            kept = messages[: FOREIGN_SHOWN - len(self._foreign)]
+            self._foreign += (visible_record(message, writer) for message in kept)
+            self._foreign_more += len(messages) - len(kept)
+
+    def _attribute(self, claim: Claim, lane: _Lane, messages: Sequence[Message]) -> None:
+        keys = list(map(_key, messages))
+        if may_be_at_random(claim, self._output):
+            at_random = [self._partition_of(key, 1) is None for key in keys]
+            if any(at_random):
+                lane.at_random += sum(at_random)
+                others = list(map(not_, at_random))
+                messages, keys = list(compress(messages, others)), list(compress(keys, others))
+        headers = list(map(_headers, messages))
+        lane.digest.add(
+            list(map(_value, messages)),
+            keys,
+            [compared(of_record or ()) for of_record in headers] if any(headers) else None,
+            [time_ms for _, time_ms in map(_timestamp, messages)] if claim.sink in self._output.timed else None,
+        )
+
+    def _seen(self, scanned: Scan, whole: Mapping[Writer, Claim], end: int) -> Iterator[SeenLane]:
+        for owner, lane in self._lanes.items():
+            own = [writer for writer, claim in whole.items() if claim.owner == owner and claim.records]
+            extents = [scanned.extents[writer] for writer in own]
+            yield SeenLane(
+                owner=owner,
+                partition=self._claimed.partition,
+                digest=lane.digest.digest(),
+                at_random=lane.at_random,
+                start=min((extent.start for extent in extents), default=0),
+                end=min(end, max((extent.stop for extent in extents), default=0)),
+                writers={writer: scanned.counts[writer] for writer in own},
+            )
+
+
+def may_be_at_random(claim: Claim, output: AuditedOutput) -> bool:
+    """Whether the client distributes records of *claim* without a key at random."""
+    return not claim.by_partition and claim.sink not in output.placed

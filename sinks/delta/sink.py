@@ -1,0 +1,100 @@
+"""A table of Delta as a sink: the description. It opens nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.sinks.committer import Committer, CommitterContext
+from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.lake.description import LakeSink, property_problems, writer_name
+from exactlyonce.sinks.lake.table import DELTA
+from exactlyonce.sinks.writer import Opened, WriterContext
+
+T = TypeVar("T")
+_LOGIN = re.compile("://[^@]*:[^@]*@")
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaSink(LakeSink[T], Generic[T]):
+    """Writes rows to a table of Delta Lake, exactly once: a checkpoint is one version of the table.
+
+    - *path*: the table's folder, as an absolute path, or its address (``s3://lake/totals``).
+    - *mode*: "append" adds each record, and has no *key*; "upsert" replaces the row that has the record's *key*, or
+      adds one.
+    - *create*: create the table if it is missing, with the fields of the record's type as columns.
+    - *storage_options*: for the file system of an address, as deltalake has them. A value may be ``env:NAME`` or
+      ``file:/path``, and one with a secret must be.
+    - *roll_bytes*: the size of rows in memory at which a subtask writes them as files, before its interval ends.
+    """
+
+    path: str | os.PathLike[str]
+    _: KW_ONLY
+    mode: str = "append"
+    key: tuple[str, ...] = ()
+    create: bool = False
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    roll_bytes: int = 128 << 20
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+
+    @property
+    def place(self) -> str:
+        return os.fspath(self.path)
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The problems of the arguments, and of the type as rows of a table."""
+        if not is_url(self.place) and not self.place.startswith("/"):
+            yield (
+                f"{self.place!r} must be the table's path from / on: workers may run in another folder than this "
+                f"process"
+            )
+        if _LOGIN.search(self.place):
+            yield "its address holds a user and a password, which would be shown: give them in storage_options="
+        if not isinstance(self.storage_options, Mapping):
+            yield "storage_options= must be options with their values, as text"
+        else:
+            yield from property_problems("storage_options", self.storage_options)
+        yield from super().problems(type_)
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Path, mode, key, and the records' schema."""
+        described = {"sink": "delta", "path": self.path, "mode": self.mode, "key": list(self.key)}
+        return {**described, "value": schema.describe(type_)}
+
+    def open_committer(self, context: CommitterContext) -> Committer:
+        with self._needing():
+            from exactlyonce.sinks.delta import ledger
+            from exactlyonce.sinks.delta.table import DeltaLake, TablePlace
+            from exactlyonce.sinks.lake.committer import LakeCommitter
+
+        app = ledger.application(context.pipeline, context.sink)
+        place = TablePlace(self.place, self.storage_options)
+        lake = DeltaLake(place, columns_of(context.type), app, self.key, create=self.create)
+        return LakeCommitter(context, lake, DELTA, f"the transactions {app!r} of table {self.path}")
+
+    def open_writer(self, context: WriterContext) -> Opened:
+        """See `Writable`; the table is loaded, for its columns and partitions."""
+        with self._needing():
+            from exactlyonce.sinks.delta.table import DeltaChanges, DeltaFiles, DeltaRows, TablePlace
+            from exactlyonce.sinks.lake.writer import LakeWriter
+
+        place = TablePlace(self.place, self.storage_options)
+        with place.explained():
+            table = place.load()
+            rows = DeltaRows(columns_of(context.type), table, place.path)
+        folder, name = f"{context.pipeline}.{context.sink}", writer_name(context)
+        files = (
+            DeltaFiles(place, rows.partition_by, folder, name) if not self.key else DeltaChanges(place, folder, name)
+        )
+        return Opened(LakeWriter(context.sink, context.subtask, DELTA, files, self.roll_bytes, context.note), rows)
+
+    def _needing(self) -> Any:
+        return needing("delta", "deltalake", f"DeltaSink({self.path!r})")

@@ -1,0 +1,478 @@
+"""A table of Delta as a lake: staged Parquet files, and commits that write the ledger as transaction identifiers.
+
+Invariants: a commit is the version after the one whose ledger was read, or it is refused: delta-rs retries none. So a
+commit of an older incarnation is refused, whenever it lands. Identifiers outlive the expiry of the log.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import date, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable
+from deltalake._internal import DeltaFileSystemHandler
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+from deltalake.transaction import AddAction, Transaction
+
+from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.secrets import look_up, masked
+from exactlyonce.sinks import refusals
+from exactlyonce.sinks.delta import ledger as ledgers
+from exactlyonce.sinks.files.columns import Column
+from exactlyonce.sinks.files.parquet import arrow_schema
+from exactlyonce.sinks.lake.columns import TableRows, matched
+from exactlyonce.sinks.lake.description import refers
+from exactlyonce.sinks.lake.disk import local_path, sync
+from exactlyonce.sinks.lake.keyed import last_of_each
+from exactlyonce.sinks.lake.table import Conflict, StagedInterval, changed, gone
+from exactlyonce.sinks.ledger import SinkLedger
+
+STAGED = "_exactlyonce"
+"""The folder for lists of staged files; readers and vacuum leave out names with an underscore."""
+TEXT_STATISTICS_MAX = 64
+"""Longer texts are in no statistics."""
+WRITER_VERSION_MAX = 2
+EXPIRY = "delta.setTransactionRetentionDuration"
+FEATURES = {
+    "appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint",
+    "vacuumProtocolCheck",
+}  # fmt: skip
+"""Features of tables that an added file of plain Parquet agrees with; invariants only while there are none."""
+NOT_MERGED = {"appendOnly", "deletionVectors"}
+"""Those of them that exclude merges by delta-rs."""
+_OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|generationExpression|invariants)")
+_AWAY = re.compile(r"timed? ?out|connect|dns|503|500|reset|refused|unavailable|No space", re.IGNORECASE)
+_DENIED = re.compile(r"permission denied|forbidden|403|401|access denied|credentials", re.IGNORECASE)
+
+
+class StagedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in the list of a committable, as the table's log describes it."""
+
+    path: str
+    size: int
+    rows: int
+    partition: dict[str, str | None]
+    statistics: str
+
+
+class StagedList(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a committable: the file that lists its files."""
+
+    path: str
+    size: int
+    partition_by: tuple[str, ...]
+    rows: int
+
+
+encode_body = msgspec.msgpack.Encoder().encode
+decode_body = msgspec.msgpack.Decoder(StagedList).decode
+encode_files = msgspec.json.Encoder().encode
+decode_files = msgspec.json.Decoder(list[StagedFile]).decode
+
+
+class TablePlace:
+    """Where a table is, and its errors as ours. No error text has a secret in it."""
+
+    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+        self.path, self._given = path, options
+        self._folder = local_path(path)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The storage options, with secrets looked up anew."""
+        return {**self._given, **self._secrets()}
+
+    def _secrets(self) -> dict[str, str]:
+        given = {name: value for name, value in self._given.items() if refers(value)}
+        return {name: look_up(f"storage_options[{name!r}]", value) for name, value in given.items()}
+
+    def find(self) -> DeltaTable:
+        """The table as it is; `TableNotFoundError` if there is none."""
+        return DeltaTable(self.path, storage_options=self.options)
+
+    def load(self) -> DeltaTable:
+        """The table, which was there at the check; `StoreUnavailable` if it is gone."""
+        try:
+            return self.find()
+        except TableNotFoundError:
+            raise self.away() from None
+
+    @cached_property
+    def files(self) -> Any:
+        """The table's folder, as a file system; pyarrow's around it gives it buffers, which it refuses.
+
+        It keeps the secrets of its connection, so another one is made after each error.
+        """
+        return DeltaFileSystemHandler(self.path, self.options)
+
+    def away(self) -> StoreUnavailable:
+        """The error while the table's disk is away."""
+        return refusals.passing(f"Delta table {self.path}", "is its disk mounted?", "there is no table")
+
+    def require_table(self) -> None:
+        """`StoreUnavailable` unless the table is on its disk; an address that is no folder of this machine has none."""
+        if self._folder is not None and not (self._folder / "_delta_log").is_dir():
+            raise self.away()
+
+    def require_whole(self, sizes: Mapping[str, int]) -> None:
+        """Raise `StoreError` unless all of these files are there, and of these sizes in bytes."""
+        for info in self.files.get_file_info(list(sizes)) if sizes else ():
+            if info.type is pa_fs.FileType.NotFound:
+                raise gone(info.path, "VACUUM with a retention")
+            if info.size != sizes[info.path]:
+                raise changed(info.path, info.size, sizes[info.path])
+
+    def read(self, path: str, size: int) -> bytes:
+        """The content of a file of the table; `StoreError` if it is gone, or not of *size* bytes."""
+        self.require_whole({path: size})
+        content: bytes = self.files.open_input_file(path).read(size)
+        return content
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a durable file."""
+        self.require_table()
+        file = self.files.open_output_stream(path)
+        file.write(content)
+        file.close()
+        if self._folder is not None:
+            sync([self._folder / path], self._folder)
+            self.require_table()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn errors of deltalake into ours."""
+        try:
+            yield
+        except (StoreError, StoreUnavailable, ConfigError, Conflict):
+            raise
+        except TableNotFoundError:
+            raise StoreError(
+                f"There is no Delta table at {self.path}. Create it, set create=True, or correct the path."
+            ) from None
+        except CommitFailedError as error:
+            raise Conflict(self._text(error)) from None
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            vars(self).pop("files", None)
+            raise self._explained(error) from None
+
+    def _text(self, error: BaseException) -> str:
+        lines = masked(str(error), self._secrets().values()).strip().splitlines() or [type(error).__name__]
+        return lines[0].rstrip(".")
+
+    def _explained(self, error: Exception) -> StoreError | StoreUnavailable:
+        where, text = f"Delta table {self.path}", self._text(error)
+        if isinstance(error, DeltaProtocolError):
+            return refusals.refused(where, text, "Write it with another program, or make a table without the feature.")
+        if isinstance(error, PermissionError) or _DENIED.search(text):
+            return refusals.refused(where, text, "Give this user the right to read and write the table's folder.")
+        if isinstance(error, OSError) or _AWAY.search(text):
+            return refusals.passing(where, "its folder cannot be read or written", text)
+        return refusals.refused(where, text, "Correct the table, or the sink.")
+
+
+_IN_PARTITIONS = (pa.types.is_string, pa.types.is_integer, pa.types.is_date32, pa.types.is_boolean)
+
+
+def require(table: DeltaTable, columns: Sequence[Column], path: str, key: Sequence[str]) -> None:
+    """Raise `StoreError` unless *table* takes files of *columns*, or merges with a *key*."""
+    protocol, configuration = table.protocol(), table.metadata().configuration
+    features = set(protocol.writer_features or ())
+    known = FEATURES - NOT_MERGED if key else FEATURES
+    if protocol.min_writer_version > WRITER_VERSION_MAX and not features:
+        wanted = f"writer version {protocol.min_writer_version}"
+    else:
+        wanted = ", ".join(sorted(features - known))
+    rules = sorted(name for name, value in configuration.items() if _OWN_RULES.match(name) and value != "none")
+    for field in table.schema().fields:
+        rules += [f"{name} of {field.name}" for name in field.metadata if _OWN_RULES.match(name)]
+    if wanted or rules:
+        raise StoreError(
+            f"Delta table {path} needs a writer that knows {wanted or ', '.join(rules)}, and rows are added as plain "
+            f"files: make a table without it."
+        )
+    if EXPIRY in configuration:
+        raise StoreError(
+            f"Delta table {path} has the property {EXPIRY}, after which transactions expire, and the ledger is made of "
+            f"them: rows would come twice. Remove it: ALTER TABLE ... UNSET TBLPROPERTIES ('{EXPIRY}')."
+        )
+    present = columns_of_table(table)
+    matched(columns, present, path)
+    partition_by = table.metadata().partition_columns
+    if not key and {column.field.name for column in columns} <= set(partition_by):
+        raise StoreError(
+            f"Delta table {path} is partitioned by all fields of the record, and its files would have no column: add a "
+            f"field that is no partition, or take one out of the partitions."
+        )
+    for name in partition_by:
+        if not any(fits(present.field(name).type) for fits in _IN_PARTITIONS):
+            raise StoreError(
+                f"Delta table {path} is partitioned by {name!r}, a column of {present.field(name).type}: make a table "
+                f"partitioned by text, integers, dates or booleans."
+            )
+        if name not in {column.field.name for column in columns}:
+            raise StoreError(f"Delta table {path} is partitioned by {name!r}, and no field has that name: add one.")
+
+
+def columns_of_table(table: DeltaTable) -> Any:
+    """The columns of *table*, as Arrow."""
+    return pa.schema(table.schema().to_arrow())
+
+
+class DeltaLake:
+    """See `Lake`. *app*: the name of the ledger; *key*: columns by which rows are replaced, or none to append."""
+
+    def __init__(
+        self, place: TablePlace, columns: Sequence[Column], app: str, key: Sequence[str], *, create: bool
+    ) -> None:
+        self.place, self.columns, self.app, self.key = place, columns, app, key
+        self._create = create
+        self._table: DeltaTable | None = None
+
+    def check(self) -> None:
+        """See `Lake`; also writes a file into the table's folder, and removes it."""
+        place = self.place
+        with place.explained():
+            if self._create:
+                self._require_parent()
+                schema = arrow_schema(self.columns)
+                with suppress(CommitFailedError):  # another process has just created it
+                    DeltaTable.create(place.path, schema, mode="ignore", storage_options=place.options)
+            self.inspect()
+            probe = f"{STAGED}/probe-{secrets.token_hex(8)}"
+            place.write(probe, b"probe")
+            place.files.delete_file(probe)
+
+    def inspect(self) -> None:
+        with self.place.explained():
+            require(self.place.find(), self.columns, self.place.path, self.key)
+
+    def _require_parent(self) -> None:
+        parent = Path(self.place.path).parent
+        if not is_url(self.place.path) and not parent.is_dir():
+            raise StoreError(
+                f"Delta table {self.place.path} cannot be made: {parent} is missing, or is not a folder. Make it, "
+                f"mount it, or correct the path."
+            )
+
+    def load(self) -> LoadedDelta:
+        """See `Lake`."""
+        with self.place.explained():
+            return LoadedDelta(self, self.place.load())
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+class LoadedDelta:
+    """See `LoadedTable`."""
+
+    def __init__(self, lake: DeltaLake, table: DeltaTable) -> None:
+        self._lake, self._table = lake, table
+        self.ledger = ledgers.read(lake.app, table.transaction_version)
+
+    def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
+        """See `LoadedTable`. Data files keep their places; the lists of them are removed."""
+        lake, table, bodies = self._lake, self._table, [decode_body(body) for body in staged]
+        with lake.place.explained():
+            properties = CommitProperties(
+                custom_metadata={"exactlyonce": f"{lake.app} checkpoint {checkpoint}"},
+                max_commit_retries=0,
+                app_transactions=[Transaction(*change) for change in ledgers.changes(lake.app, self.ledger, ledger)],
+            )
+            listed = [(body, decode_files(lake.place.read(body.path, body.size))) for body in bodies]
+            if bodies:
+                require(table, lake.columns, lake.place.path, lake.key)
+            for body, files in listed:
+                self._require_whole(body, files)
+            done = [body.path for body in bodies]
+            if lake.key and bodies:
+                done += [file.path for _, files in listed for file in files]
+                self._merge([file for _, files in listed for file in files], properties)
+            else:
+                self._add([file for _, files in listed for file in files], properties)
+            for path in done:
+                with suppress(OSError):
+                    lake.place.files.delete_file(path)
+
+    def _add(self, files: Sequence[StagedFile], properties: CommitProperties) -> None:
+        """Commit *files* as they are."""
+        table = self._table
+        now_ms = time.time_ns() // 1_000_000  # noqa: TID251 - a file's time in the table's log
+        adds: list[Any] = [
+            AddAction(file.path, file.size, file.partition, now_ms, True, file.statistics) for file in files
+        ]
+        partition_by = table.metadata().partition_columns
+        table.create_write_transaction(adds, "append", table.schema(), partition_by, commit_properties=properties)
+
+    def _merge(self, files: Sequence[StagedFile], properties: CommitProperties) -> None:
+        """Commit the rows of *files*, the last of each key."""
+        key = self._lake.key
+        parts = [pq.read_table(pa.BufferReader(self._lake.place.read(file.path, file.size))) for file in files]
+        rows = last_of_each(pa.concat_tables(parts), key)
+        predicate = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
+        merge = self._table.merge(
+            rows, predicate, source_alias="source", target_alias="target", commit_properties=properties
+        )
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def _require_whole(self, body: StagedList, files: Sequence[StagedFile]) -> None:
+        """Raise `StoreError` unless all files of a committable are whole, and fit the table as it is now."""
+        place = self._lake.place
+        if not self._lake.key and list(body.partition_by) != self._table.metadata().partition_columns:
+            raise StoreError(f"Delta table {place.path} was partitioned anew since rows were set aside: undo it.")
+        if sum(file.rows for file in files) != body.rows:
+            raise StoreError(f"{body.path} does not list the {body.rows:,} rows that were written: it was changed.")
+        place.require_whole({file.path: file.size for file in files})
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+class DeltaRows(TableRows):
+    """The `SinkEncoder` for *table*, which also refuses what a partition would change."""
+
+    def __init__(self, columns: Sequence[Column], table: DeltaTable, path: str) -> None:
+        schema = columns_of_table(table)
+        super().__init__(columns, schema, path)
+        self.partition_by = table.metadata().partition_columns
+        self._partitions = [name for name in self.partition_by if pa.types.is_string(schema.field(name).type)]
+
+    def encode(self, records: Sequence[Any]) -> Any:
+        batch = super().encode(records)
+        for name in self._partitions:
+            if pc.any(pc.equal(batch.column(name), "")).as_py():
+                raise ValueError(f"{name}: '' would become null, for the table is partitioned by it")
+        return batch
+
+
+class DeltaFiles:
+    """See `StagedFiles`. *name* is in the name of each file, and unique."""
+
+    def __init__(self, place: TablePlace, partition_by: Sequence[str], folder: str, name: str) -> None:
+        self._place, self._partition_by, self._folder, self._name = place, tuple(partition_by), folder, name
+        self._files: list[StagedFile] = []
+        self._number = 0
+
+    def require_table(self) -> None:
+        with self._place.explained():
+            self._place.require_table()
+
+    def write(self, rows: Any) -> None:
+        with self._place.explained():
+            for values, part in _partitioned(rows, self._partition_by):
+                self._files.append(self._written(values, part))
+
+    def _written(self, partition: dict[str, str | None], rows: Any) -> StagedFile:
+        self._number += 1
+        path = self._path()
+        output, collected = pa.BufferOutputStream(), list[Any]()
+        with pq.ParquetWriter(output, rows.schema, metadata_collector=collected) as writer:
+            writer.write_table(rows)
+        content = output.getvalue().to_pybytes()
+        self._place.write(path, content)
+        statistics = json.dumps(_statistics(collected[0]))
+        return StagedFile(
+            path=path, size=len(content), rows=collected[0].num_rows, partition=partition, statistics=statistics
+        )  # fmt: skip
+
+    def _path(self) -> str:
+        return f"part-{self._name}-{self._number}.parquet"
+
+    def cut(self, checkpoint: int) -> StagedInterval:
+        """See `StagedFiles`."""
+        files, self._files = self._files, []
+        path, listing = f"{STAGED}/{self._folder}/{self._name}-{checkpoint}.json", encode_files(files)
+        with self._place.explained():
+            self._place.write(path, listing)
+        rows = sum(file.rows for file in files)
+        body = StagedList(path=path, size=len(listing), partition_by=self._partition_by, rows=rows)
+        return StagedInterval(encode_body(body), rows)
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+class DeltaChanges(DeltaFiles):
+    """Files of rows to be merged, in their order; they are never the table's."""
+
+    def __init__(self, place: TablePlace, folder: str, name: str) -> None:
+        super().__init__(place, (), folder, name)
+
+    def _path(self) -> str:
+        return f"{STAGED}/{self._folder}/{self._name}-{self._number}.parquet"
+
+
+def _partitioned(rows: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:
+    """*rows* by the values of these columns, as a table's log writes them, and without the columns."""
+    if not partition_by:
+        yield {}, rows
+        return
+    for values in rows.group_by(list(partition_by)).aggregate([]).to_pylist():
+        chosen = pa.array([True] * rows.num_rows)
+        for name, value in values.items():
+            column = rows.column(name)
+            same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
+            chosen = pc.and_(chosen, same)
+        part = rows.filter(chosen).drop_columns(list(partition_by)).combine_chunks()
+        yield {name: _partition_text(value) for name, value in values.items()}, part
+
+
+def _partition_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _statistics(metadata: Any) -> dict[str, Any]:
+    """The statistics of a file, of its columns that are no lists, maps or structs."""
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    columns = set(metadata.schema.to_arrow_schema().names)
+    for column in range(metadata.num_columns):
+        parts = [metadata.row_group(number).column(column) for number in range(metadata.num_row_groups)]
+        name = parts[0].path_in_schema
+        groups = [part.statistics for part in parts]
+        if name not in columns or not all(group is not None and group.has_null_count for group in groups):
+            continue
+        nulls[name] = sum(group.null_count for group in groups)
+        if all(group.has_min_max for group in groups):
+            low = _bound(min(group.min for group in groups), up=False)
+            high = _bound(max(group.max for group in groups), up=True)
+            if low is not None and high is not None:
+                smallest[name], largest[name] = low, high
+    return {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """A bound as JSON; None: it has no form that all readers know."""
+    if isinstance(value, bool) or (isinstance(value, str) and len(value) > TEXT_STATISTICS_MAX):
+        return None
+    if isinstance(value, datetime):
+        if up and value.microsecond % 1000:
+            value += timedelta(milliseconds=1)
+        zone = "" if value.tzinfo is None else "Z"
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int | str) else None

@@ -1,0 +1,108 @@
+"""A table of Iceberg as a sink: the description. It opens nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.sinks.committer import Committer, CommitterContext
+from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.lake.description import LakeSink, property_problems, writer_name
+from exactlyonce.sinks.lake.table import ICEBERG
+from exactlyonce.sinks.writer import Opened, WriterContext
+
+T = TypeVar("T")
+_IDENTIFIER = re.compile(r"[^.\s]+(\.[^.\s]+)+")
+
+
+@dataclass(frozen=True, eq=False)
+class IcebergSink(LakeSink[T], Generic[T]):
+    """Writes rows to a table of Iceberg, exactly once: a checkpoint is one snapshot of the table.
+
+    - *table*: "namespace.table".
+    - *catalog*: the properties of pyiceberg's catalog: ``{"type": "sql", "uri": ..., "warehouse": ...}``, or ``{"type":
+      "rest", "uri": ...}``; ``name``, "default" unless given, tells catalogs of one database apart. A value may be
+      ``env:NAME`` or ``file:/path``, and one with a secret must be.
+    - *mode*: "append" adds each record, and has no *key*; "upsert" replaces the row that has the record's *key*, or
+      adds one: files with such rows are written again.
+    - *create*: create the table, and its namespace, if it is missing, with the fields of the record's type as columns.
+    - *roll_bytes*: the size of rows in memory at which a subtask writes them as files, before its interval ends.
+    """
+
+    table: str
+    _: KW_ONLY
+    catalog: Mapping[str, str] = field(repr=False)
+    mode: str = "append"
+    key: tuple[str, ...] = ()
+    create: bool = False
+    roll_bytes: int = 128 << 20
+
+    @property
+    def place(self) -> str:
+        return self.table
+
+    # --- problems ---------------------------------------------------------------------------------------------------
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The problems of the arguments, and of the type as rows of a table."""
+        if not isinstance(self.table, str) or not _IDENTIFIER.fullmatch(self.table):
+            yield f'table={self.table!r} must be a namespace and a name: "shop.totals"'
+        yield from _catalog_problems(self.catalog)
+        yield from super().problems(type_)
+
+    def describe(self, type_: Any) -> dict[str, Any]:
+        """Table, the catalog's name, mode, key, and the records' schema."""
+        return {
+            "sink": "iceberg",
+            "table": self.table,
+            "catalog": self.catalog.get("name", "default"),
+            "mode": self.mode,
+            "key": list(self.key),
+            "value": schema.describe(type_),
+        }
+
+    # --- committer and writer ---------------------------------------------------------------------------------------
+
+    def open_committer(self, context: CommitterContext) -> Committer:
+        with self._needing():
+            from exactlyonce.sinks.iceberg.catalog import OpenCatalog
+            from exactlyonce.sinks.iceberg.table import IcebergLake, ledger_property
+            from exactlyonce.sinks.lake.committer import LakeCommitter
+
+        ledger = ledger_property(context.pipeline, context.sink)
+        catalog = OpenCatalog(self.catalog, self.table)
+        lake = IcebergLake(catalog, self.table, columns_of(context.type), ledger, self.key, create=self.create)
+        return LakeCommitter(context, lake, ICEBERG, f"the property {ledger} of table {self.table}")
+
+    def open_writer(self, context: WriterContext) -> Opened:
+        """See `Writable`; the table is loaded, for its columns and partitions."""
+        with self._needing():
+            from exactlyonce.sinks.iceberg.catalog import OpenCatalog
+            from exactlyonce.sinks.iceberg.table import IcebergChanges, IcebergFiles, columns_of_table
+            from exactlyonce.sinks.lake.columns import TableRows
+            from exactlyonce.sinks.lake.writer import LakeWriter
+
+        catalog = OpenCatalog(self.catalog, self.table)
+        with catalog.explained():
+            table = catalog.get().load_table(self.table)
+        kind = IcebergChanges if self.key else IcebergFiles
+        files = kind(catalog, table, writer_name(context))
+        rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
+        return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes, context.note), rows)
+
+    def _needing(self) -> Any:
+        return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")
+
+
+def _catalog_problems(catalog: Any) -> Iterator[str]:
+    """The problems of a catalog's properties, none of which is shown."""
+    if not isinstance(catalog, Mapping) or not catalog:
+        yield 'catalog= must be the properties of a catalog: {"type": "sql", "uri": ..., "warehouse": ...}'
+        return
+    yield from property_problems("catalog", catalog)
+    if not {"type", "uri", "py-catalog-impl"} & set(catalog):
+        yield 'catalog= has no "type": "sql", "rest", or another one that pyiceberg knows'

@@ -1,0 +1,96 @@
+"""The committer of a lake sink: one commit of the table for all of a checkpoint.
+
+Invariant: what is committed is decided by the ledger of the very state of the table that the commit replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.sinks.committer import CommitterContext, StoreView
+from exactlyonce.sinks.lake.table import Conflict, Lake
+from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
+
+ATTEMPTS_MAX = 20
+"""Commits that other writers may overtake, one after the other, before the store counts as away."""
+
+
+class _Change(NamedTuple):
+    ledger: SinkLedger
+    committables: Sequence[StoreCommittable] = ()
+
+
+@dataclass
+class LakeCommitter:
+    """See the module, and `Committer`."""
+
+    context: CommitterContext
+    lake: Lake
+    kind: str
+    ledger: str
+
+    def check(self) -> None:
+        self.lake.check()
+
+    def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
+        """See `Committer`. It is a commit of the table, which every commit of an older incarnation conflicts with."""
+        pipeline, sink = self.context.pipeline, self.context.sink
+        return self._changed(lambda ledger: _Change(ledger.fenced(pipeline, sink, incarnation, origin))).checkpoints
+
+    def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
+        """See `Committer`."""
+        due: list[StoreCommittable] = []
+
+        def change(ledger: SinkLedger) -> _Change:
+            due.clear()
+            for committable in committables:
+                entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
+                if (after := ledger.applied(entry)) is not None:
+                    ledger = after
+                    due.append(committable)
+            return _Change(ledger, due)
+
+        self._changed(change)
+        return bool(due)
+
+    def _changed(self, change: Callable[[SinkLedger], _Change]) -> SinkLedger:
+        """The ledger after *change*, committed unless it is the same."""
+        for _ in range(ATTEMPTS_MAX):
+            table = self.lake.load()
+            before = table.ledger
+            after, committables = change(before)
+            if after == before:
+                return after
+            staged = [committable.body for committable in committables if committable.records]
+            try:
+                table.commit(after, staged, max((one.checkpoint for one in committables), default=0))
+            except Conflict:
+                continue
+            return after
+        raise StoreUnavailable(
+            f"Other writers of the table were faster {ATTEMPTS_MAX} times in a row. Let them commit less often. "
+            f"Nothing is lost: it is asked again."
+        )
+
+    def clean(self, incarnation: int, attempt: int) -> None:
+        """Nothing: files that no snapshot has are removed by age, together with those of other programs."""
+
+    def look(self) -> StoreView:
+        """See `Inspectable`."""
+        try:
+            self.lake.inspect()
+            problem = ""
+        except (StoreError, ConfigError) as error:
+            problem = str(error)
+        try:
+            ledger = self.lake.load().ledger
+        except StoreError as error:
+            return StoreView(problem=problem or str(error))
+        return StoreView.of(ledger, problem=problem)
+
+    def close(self) -> None:
+        self.lake.close()

@@ -1,0 +1,96 @@
+"""The common part of the descriptions of lake sinks."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.secrets import is_reference, reference_problem
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.sql.table import description_problems, row_problems
+from exactlyonce.sinks.writer import WriterContext
+
+T = TypeVar("T")
+MODES = ("append", "upsert")
+_SECRET = re.compile(r"token$|credential|password|secret|access.?key|account.?key|sas|://[^/@]*:[^@]*@", re.IGNORECASE)
+
+
+class LakeSink(Sink[T]):
+    """A sink whose rows are in files until their checkpoint is decided; it is exactly once alone."""
+
+    mode: str
+    key: tuple[str, ...]
+    create: bool
+    roll_bytes: int
+
+    @property
+    def transactional(self) -> bool:
+        """False: files wait in no Kafka transaction."""
+        return False
+
+    @property
+    def stages(self) -> bool:
+        """True."""
+        return True
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The problems of the common arguments, and of the type as rows of a table."""
+        if self.mode not in MODES:
+            yield f"mode={self.mode!r} must be one of {', '.join(map(repr, MODES))}"
+        wrong = list(description_problems(self.mode, self.key, self.create)) if self.mode in MODES else []
+        yield from wrong
+        if not is_count(self.roll_bytes):
+            yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes: 128 << 20"
+        if type_ is not UNKNOWN:
+            try:
+                columns_of(type_)
+            except schema.UnsupportedType as error:
+                yield str(error)
+            else:
+                yield from row_problems(type_, self.key) if not wrong else ()
+
+    @property
+    def shown(self) -> str:
+        """Table, mode and key: ``shop.totals upsert by customer``."""
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"{self.place} {self.mode}{by}"
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The table's name or path."""
+
+
+def refers(value: str) -> bool:
+    """Whether a property's value is a reference to a secret; ``file://`` begins an address.
+
+    >>> refers("file:/run/secrets/uri"), refers("file:///data/lake")
+    (True, False)
+    """
+    return is_reference(value) and not value.startswith("file://")
+
+
+def property_problems(argument: str, properties: Mapping[str, str]) -> Iterator[str]:
+    """The problems of *properties*, an argument for the library below; no secret is shown."""
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            yield f"{argument}[{name!r}] must be text"
+        elif problem := reference_problem(value):
+            yield f"{argument}[{name!r}]={value!r}: {problem}"
+        elif not refers(value) and (_SECRET.search(name) or _SECRET.search(value)):
+            yield f"{argument}[{name!r}] has a secret written out: put it into a variable, 'env:NAME', or into a file"
+
+
+def writer_name(context: WriterContext) -> str:
+    """A part of the names of a writer's files, unique."""
+    return (
+        f"{context.pipeline}.{context.sink}-{context.incarnation}-{context.attempt}-{context.subtask}-"
+        f"{secrets.token_hex(8)}"
+    )

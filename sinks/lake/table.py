@@ -1,0 +1,94 @@
+"""The seam between a lake sink and a table format.
+
+Invariants: a table's commit compares and sets. It adds all files and the ledger, or nothing, and raises `Conflict` if
+another commit of the same ledger came since the table was loaded; then it has changed nothing, and never will. So two
+commits of one ledger have an order, and each has read what the one before has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.ledger import SinkLedger
+
+DELTA, ICEBERG = "delta", "iceberg"
+"""Kinds of committables."""
+
+
+class Conflict(Exception):
+    """Another commit was faster: load the table again, and compare the ledger."""
+
+
+def gone(path: str, remover: str) -> StoreError:
+    """A staged file is gone. *remover*: the format's operation that removes such files, and its limit."""
+    return StoreError(
+        f"{path} was set aside, and is gone: another program has removed it, for instance by {remover} shorter than "
+        f"this pipeline was away. Put it back if there is a copy."
+    )
+
+
+def changed(path: str, size: int, size_written: int) -> StoreError:
+    """A staged file has another size, in bytes."""
+    return StoreError(
+        f"{path} was set aside with {size_written:,} bytes, and has {size:,}: a crash of its machine has cut it short, "
+        f"or another program has changed it. Put it back if there is a copy."
+    )
+
+
+class LoadedTable(Protocol):
+    """A table as it was when it was loaded."""
+
+    @property
+    def ledger(self) -> SinkLedger:
+        """The ledger of the sink; `SinkLedger()` if there is none."""
+
+    def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
+        """Add what *staged* lists, in its order, and write *ledger*, in one commit.
+
+        *staged* are bodies of committables; *checkpoint* is the newest of them, for people. `StoreError` if a staged
+        file is gone, or the table cannot take the rows any more; `StoreUnavailable` if the outcome is unknown.
+        """
+
+
+class Lake(Protocol):
+    """The table of one sink of one pipeline. Made without effect; every call loads the table anew.
+
+    A catalog or file system that does not answer is `StoreUnavailable`; an error that another attempt would meet again
+    is `StoreError`. Neither holds a secret. For one thread at a time.
+    """
+
+    def check(self) -> None:
+        """Raise unless rows of this sink can be written; create the table if the sink says so."""
+
+    def inspect(self) -> None:
+        """As `check`, but nothing is created or written."""
+
+    def load(self) -> LoadedTable: ...
+
+    def close(self) -> None:
+        """Close connections; the next call connects again."""
+
+
+class StagedInterval(NamedTuple):
+    """The body of a committable, and the rows in its files."""
+
+    body: bytes
+    rows: int
+
+
+class StagedFiles(Protocol):
+    """The files of one writer, on the thread that writes them."""
+
+    def require_table(self) -> None:
+        """`StoreUnavailable` while the table's disk is not mounted. Nothing is written below its empty mount point."""
+
+    def write(self, rows: Any, /) -> None:
+        """Write a `pyarrow.Table` of rows, as one file, or one for each partition. It requires the table."""
+
+    def cut(self, checkpoint: int) -> StagedInterval:
+        """End an interval: its files and the list of them are durable. It requires the table."""
+
+    def close(self) -> None:
+        """Let go of connections."""

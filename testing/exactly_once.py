@@ -1,0 +1,227 @@
+"""`assert_exactly_once`: a user's pipeline, killed at every step, compared with its expected output.
+
+Invariant: all runs get the same input. So a record is lost or doubled only by the pipeline's own functions, or by an
+error of exactlyonce.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.stream import Pipeline
+from exactlyonce.sinks.kafka.sink import KafkaSink, encode_key
+from exactlyonce.sinks.values import holds_records
+from exactlyonce.testing.crashing_world import MemoryRuns
+from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Runs, Script
+from exactlyonce.testing.scripted import CRASH
+
+if TYPE_CHECKING:
+    from exactlyonce.testing.cluster import KafkaCluster
+
+SHOWN_MAX = 5
+"""The number of records that a failure shows of each kind."""
+IMPURE = (
+    "Functions may use nothing but their arguments and state: no global variable, attribute or closure that they "
+    "change, no clock, no random number."
+)
+Check = Callable[[list[Any]], object]
+Seen = dict[str, Sequence[Hashable]]
+"""The records of each sink and each side effect at the end of a run."""
+
+
+_cluster: ContextVar[KafkaCluster | None] = ContextVar("cluster", default=None)
+
+
+@contextmanager
+def on_cluster(kafka: KafkaCluster) -> Iterator[None]:
+    """A context in which `assert_exactly_once` runs pipelines on *kafka*."""
+    token = _cluster.set(kafka)
+    try:
+        yield
+    finally:
+        _cluster.reset(token)
+
+
+def assert_exactly_once(
+    pipeline: Pipeline | Callable[..., Pipeline],
+    inputs: Mapping[str, Sequence[object]],
+    expected: Mapping[str, Sequence[object] | Check] | None = None,
+    *,
+    side_effects: Mapping[str, Callable[[], Sequence[Hashable]]] | None = None,
+    parallelism: int = 2,
+    crashes_max: int | None = None,
+) -> None:
+    """Assert that *pipeline*, or what the function makes for each process, gives *expected* exactly once. The function
+    may take a name.
+
+    It runs in this process on a broker in memory: without a crash, a second time, and then twice for each request of
+    its processes that changes something: the process is killed before it sends the request, or after, before the answer
+    comes. A worker is killed before each request by which it reads, too. In a test with the marker
+    ``exactlyonce_broker`` it runs in processes of its own on the cluster of the fixture `kafka`, killed at failpoints.
+
+    - *inputs*: by source or topic, the records in order: values as the source decodes them, `bytes` as they are, or
+      `Record` with key, time and headers. `CRASH` kills a worker that has taken the records before it, in every run.
+    - *expected*: by sink or topic, the visible records in any order, likewise; or a function of their values that
+      raises AssertionError. None, or a sink left out: what the run without a crash gives.
+    - *side_effects*: by name, a function that returns all that the pipeline's functions have done elsewhere so far.
+    - *crashes_max*: try so many of the crashes, evenly chosen.
+
+    Raises AssertionError, which names the crash, and what was lost and doubled; `GraphError` for a pipeline that cannot
+    run in memory; the error with which a run of the pipeline ends.
+
+    >>> from exactlyonce import Pipeline
+    >>> from exactlyonce.connectors import KafkaSource
+    >>> from exactlyonce.sinks import KafkaSink
+    >>> pipeline = Pipeline("doubles")
+    >>> numbers = pipeline.source("numbers", KafkaSource("numbers", value=int))
+    >>> _ = numbers.map(lambda number: 2 * number, output=int).sink("out", KafkaSink("doubled"))
+    >>> assert_exactly_once(pipeline, {"numbers": [1, 2, 3]}, {"out": [2, 4, 6]}, crashes_max=10)
+    """
+    kafka = _cluster.get()
+    if kafka is None:
+        runs: Runs = MemoryRuns(pipeline, parallelism)
+    else:
+        from exactlyonce.testing.broker_runs import BrokerRuns
+
+        runs = BrokerRuns(pipeline, parallelism, kafka)
+    runs.scripts = scripts_of(runs.graph, inputs)
+    _Experiment(runs, expected or {}, side_effects or {}).conduct(crashes_max)
+
+
+class _Experiment:
+    """The runs of one pipeline, and the comparison of what is seen at their ends."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        expected: Mapping[str, Sequence[object] | Check],
+        side_effects: Mapping[str, Callable[[], Sequence[Hashable]]],
+    ) -> None:
+        self._runs, self._graph, self._side_effects = runs, runs.graph, side_effects
+        self._expected: dict[str, list[object]] = {}
+        self._checks: dict[str, Check] = {}
+        for name, wanted in expected.items():
+            sink = _named(name, self._graph.sinks, lambda node: node.sink.topic, "sink").id
+            if callable(wanted):
+                self._checks[sink] = wanted
+            else:
+                self._expected[sink] = list(wanted)
+
+    def conduct(self, crashes_max: int | None) -> None:
+        """See `assert_exactly_once`."""
+        run, reference = self._lived(None)
+        for sink, wanted in self._expected.items():
+            node = self._graph.node(sink)
+            with_keys = any(isinstance(record, Record) for record in wanted)
+            visible = run.outputs[sink] if with_keys else [(None, value) for _, value in run.outputs[sink]]
+            _compare({sink: [*_encoded(self._graph, node, wanted)]}, {sink: visible}, "Wrong without any crash")
+        again = self._lived(None)[1]
+        _compare(reference, again, f"A second run, without any crash either, gives something else. {IMPURE}")
+        for crash in self._runs.crashes(crashes_max):
+            run, seen = self._lived(crash)
+            _compare(reference, seen, f"Not exactly once: {run.crashed}")
+
+    def _lived(self, crash: object) -> tuple[Run, Seen]:
+        before = {name: len(effects()) for name, effects in self._side_effects.items()}
+        run = self._runs.run(crash)
+        for sink, check in self._checks.items():
+            try:
+                check(_decoded(self._graph, self._graph.node(sink), run.outputs[sink]))
+            except AssertionError as error:
+                raise AssertionError(f"{run.crashed or 'Without any crash'}: sink {sink!r}: {error}") from error
+        seen: Seen = {sink: outputs for sink, outputs in run.outputs.items() if sink not in self._checks}
+        for name, effects in self._side_effects.items():
+            seen[f"side effect {name}"] = list(effects())[before[name] :]
+        return run, seen
+
+
+def scripts_of(graph: LogicalGraph, inputs: Mapping[str, Sequence[object]]) -> dict[str, Script]:
+    """The script of each source, by its id, encoded as it decodes. `GraphError` for a source that cannot be fed."""
+    for node in graph.sources:
+        if not isinstance(node.source, KafkaSource):
+            raise GraphError(
+                f"source {node.id!r} reads no topic, and this test feeds topics only: let the function that makes the "
+                f"pipeline take the source, and give a KafkaSource here"
+            )
+    scripts: dict[str, Script] = {node.id: [] for node in graph.sources}
+    for name, records in inputs.items():
+        node = _named(name, graph.sources, lambda node: node.source.topic, "source")
+        scripts[node.id] = [_input(node.source, record) for record in records]
+    return scripts
+
+
+def _input(source: Any, record: object) -> InputRecord | Any:
+    if record is CRASH:
+        return CRASH
+    if not isinstance(record, Record):
+        return InputRecord(_bytes_of(source.value_codec, record))
+    key = None if record.key is None else _bytes_of(source.key_codec, record.key)
+    return InputRecord(
+        _bytes_of(source.value_codec, record.value), key, record.timestamp_ms or 0, tuple(record.headers)
+    )
+
+
+def _bytes_of(codec: Any, value: object) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else codec.encode(value)
+
+
+def _named(name: str, nodes: Iterable[Node], topic: Callable[[Any], str | None], kind: str) -> Any:
+    """The node of this id, or of this topic."""
+    by_id = {node.id: node for node in nodes}
+    by_topic = {topic(node): node for node in by_id.values()}
+    if name not in by_id and name not in by_topic:
+        raise ConfigError(f"The pipeline has no {kind} {name!r}: name one of {', '.join(sorted(by_id))}.")
+    return by_id.get(name) or by_topic[name]
+
+
+def _encoded(graph: LogicalGraph, node: Node, wanted: Iterable[object]) -> Iterator[OutputRecord]:
+    """The expected records of a sink, as a reader sees them; without keys, unless one is a `Record`."""
+    type_ = graph.type_of(node.inputs[0])
+    encode = node.sink.codec(type_).encode if isinstance(node.sink, KafkaSink) else msgspec.json.encode
+    for record in wanted:
+        key, value = None, record
+        if isinstance(record, Record) and (isinstance(node.sink, KafkaSink) or not holds_records(type_)):
+            key, value = encode_key(record.key), record.value
+        yield key, value if value is None or isinstance(value, bytes) else encode(value)
+
+
+def _decoded(graph: LogicalGraph, node: Node, visible: Iterable[OutputRecord]) -> list[Any]:
+    """The values that a sink has written."""
+    type_ = graph.type_of(node.inputs[0])
+    decode = node.sink.codec(type_).decode if isinstance(node.sink, KafkaSink) else msgspec.json.Decoder(type_).decode
+    return [None if value is None else decode(value) for _, value in visible]
+
+
+def _compare(wanted: Seen, seen: Seen, what: str) -> None:
+    """Raise AssertionError with *what* and the differences, if there are any."""
+    lines = [line for name in wanted for line in _differences(name, Counter(wanted[name]), Counter(seen[name]))]
+    if lines:
+        raise AssertionError("\n  ".join((what, *lines)))
+
+
+def _differences(name: str, wanted: Counter[Hashable], seen: Counter[Hashable]) -> Iterator[str]:
+    lost, more = wanted - seen, seen - wanted
+    doubled = Counter({record: count for record, count in more.items() if record in wanted})
+    for kind, records in (("lost", lost), ("doubled", doubled), ("unexpected", more - doubled)):
+        for record in [*records][:SHOWN_MAX]:
+            times = f" ({seen[record]} times instead of {wanted[record]})" if seen[record] and wanted[record] else ""
+            yield f"{name}: {kind}: {_shown(record)}{times}"
+        if len(records) > SHOWN_MAX:
+            yield f"{name}: {kind}: and {len(records) - SHOWN_MAX} more"
+
+
+def _shown(record: Hashable) -> str:
+    if not isinstance(record, tuple):
+        return repr(record)
+    key, value = (None if part is None else part.decode(errors="backslashreplace") for part in record)
+    return f"{value}" if key is None else f"{value} (key {key})"

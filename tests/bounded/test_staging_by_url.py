@@ -1,0 +1,253 @@
+"""Staging in S3 (moto) and HDFS (MiniDFSCluster): what is staged comes back, faults lose nothing, leftovers go."""
+
+from __future__ import annotations
+
+import os
+import resource
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pytest
+from bounded import Fed, catch_up, drive
+from hdfs_server import HdfsServer
+from s3_server import S3Server
+
+from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles
+from exactlyonce.connectors.blocks.storage import folder_of
+from exactlyonce.engines.bounded import workplace as workplaces
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.unit import locations
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
+from exactlyonce.engines.bounded.workplace import STAGED, usable_staging, workplace
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+
+pytestmark = pytest.mark.parametrize("kind", ["s3", "hdfs"])
+
+Server = S3Server | HdfsServer
+
+
+@pytest.fixture
+def server(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Server:
+    found: Server = request.getfixturevalue(kind)
+    for name, value in found.env.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+@pytest.fixture
+def shared(server: Server) -> str:
+    """A staging of the test's own."""
+    return f"{server.url}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def folder(shared: str) -> FolderOfLargeFiles:
+    """The same, as it is."""
+    return folder_of(shared, STAGED)
+
+
+def names(folder: FolderOfLargeFiles) -> list[str]:
+    return sorted(file.name for file in folder.files())
+
+
+def replace(folder: FolderOfLargeFiles, name: str, content: bytes) -> None:
+    """Damage a file, which no call of the seam can."""
+    folder.remove([name])
+    folder.put(name, content, f"aside-{uuid.uuid4().hex}")
+
+
+def staged(files: str, *frames: bytes) -> StagedFile:
+    """A file with frames for receivers 2 and 0, in turn."""
+    writer = FrameWriter(f"{files}file", receivers=3)
+    for number, frame in enumerate(frames):
+        writer.write(0 if number % 2 else 2, frame, 1, number)
+    file = writer.close()
+    assert file is not None
+    return file
+
+
+def taken(file: StagedFile, receiver: int) -> list[bytes]:
+    with closing(StagedFiles()) as files:
+        frames = files.frames(file, receiver)
+        return [] if frames is None else list(frames.bodies())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [3, locations.END_BYTES, 20 << 20])
+def test_what_is_staged_comes_back(size: int, shared: str, folder: FolderOfLargeFiles) -> None:
+    """A file is smaller than the end that is read at once, or larger than a part of an upload; none stays."""
+    big = os.urandom(size)
+    with workplace(shared, "orders-7") as files:
+        assert files.startswith(f"{shared}/{STAGED}/orders-7.")
+        file = staged(files, b"one", b"two", big)
+        assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", big]]
+    assert names(folder) == []
+
+
+@pytest.mark.exhaustive(but=["s3"])
+def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FolderOfLargeFiles) -> None:
+    with workplace(shared, "orders-7") as files:
+        file = staged(files, b"one", b"two", bytes(100_000))
+        name = file.location.rpartition("/")[2]
+        whole = folder.get(name)
+        assert whole is not None
+        for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"?", b"?" + whole[1:], whole[:100], b"x"):
+            replace(folder, name, damaged)
+            with pytest.raises(ConfigError, match=r"cannot be read whole: .*nothing is lost"):
+                taken(file, 2)
+        replace(folder, name, whole)
+        with closing(StagedFiles()) as opened:
+            frames = opened.frames(file, 2)
+            assert frames is not None
+            folder.remove([name])
+            with pytest.raises(ConfigError, match="cannot be read whole: No such file"):
+                list(frames.bodies())
+
+
+@pytest.mark.exhaustive
+def test_a_storage_that_is_away(server: Server, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again until the time is over, for a reading as for a writing."""
+    if isinstance(server, HdfsServer):
+        pytest.skip("tests/connectors/blocks takes HDFS away")
+    monkeypatch.setattr(locations, "AWAY_TIMEOUT_S", 0.2)
+    with workplace(shared, "orders-7") as files:
+        file = staged(files, b"one")
+        writer = FrameWriter(f"{files}more", 1)
+        writer.write(0, b"two", 1)
+        with server.away():
+            for ask in (lambda: taken(file, 2), writer.close, lambda: usable_staging(shared)):
+                with pytest.raises(StorageUnavailable, match=f"The staging folder {shared}.* does not answer"):
+                    ask()
+        assert taken(file, 2) == [b"one"]
+
+
+@pytest.mark.exhaustive
+def test_the_disk_of_the_spool_is_full(shared: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with workplace(shared, "orders-7") as files:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        try:
+            with pytest.raises(ConfigError, match=r"cannot be kept in .* File too large.*let TMPDIR name another"):
+                staged(files, bytes(4 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.exhaustive
+def test_only_what_the_dead_have_left_is_removed(
+    server: Server, shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is silent counts as dead; one that beats stays, and so does what is not ours."""
+    folder.check()
+    folder.put("of-a-team", b"data", "aside-1")
+    left = f"orders-7.{'0' * 16}."
+    for name in ("beat-0", "output-out-0.1-0", "more.aside-0011223344556677"):
+        folder.put(f"{left}{name}", b"x", f"{left}aside")
+    with workplace(shared, "next"):
+        assert f"{left}beat-0" in names(folder)
+    monkeypatch.setattr(workplaces, "SILENCE_S", -1)
+    with workplace(shared, "next") as files:
+        (beat,) = (name for name in names(folder) if name != "of-a-team")
+        assert f"{shared}/{STAGED}/{beat}".startswith(files)
+    assert names(folder) == ["of-a-team"]
+
+
+@pytest.mark.exhaustive
+def test_a_running_command_beats(shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    from waiting import until
+
+    monkeypatch.setattr(workplaces, "BEAT_S", 0.05)
+    with workplace(shared, "orders-7"):
+        until(lambda: any(name.endswith("beat-2") for name in names(folder)))
+    assert names(folder) == []
+
+
+def broken(folder: FolderOfLargeFiles, damage: Callable[[str], None]) -> Callable[[str, Sequence[bytes]], list[bytes]]:
+    """A `Submit` that damages what the first stage has sent, once."""
+    done: list[str] = []
+
+    def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        answers = in_process(stage, work)
+        if not done:
+            done.append(stage)
+            for name in names(folder):
+                if ".channel-" in name:
+                    damage(name)
+        return answers
+
+    return submit
+
+
+@pytest.mark.exhaustive(but=["none-s3"])
+@pytest.mark.broker
+@pytest.mark.parametrize("fault", ["none", "vanishes", "is cut short"])
+def test_catching_up(fault: str, fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles) -> None:
+    """Staging that fails ends the command with a clear error, and with nothing visible of its checkpoint."""
+    fed.feed(1_000)
+    pipeline = loaded("broad")
+
+    def cut(name: str) -> None:
+        replace(folder, name, (folder.get(name) or b"")[:10])
+
+    if fault != "none":
+        damage = cut if fault == "is cut short" else (lambda name: folder.remove([name]))
+        with pytest.raises(ConfigError, match=f"staged file {shared}.* cannot be read whole.*nothing is lost"):
+            catch_up(fed, pipeline, 2, shared, submit=broken(folder, damage))
+        assert names(folder) == []
+        assert not fed.kafka.read_committed(f"{fed.name}-out")
+    summary = catch_up(fed, pipeline, 2, shared)
+    fed.assert_output()
+    fed.assert_state(pipeline, summary.manifest)
+    fed.assert_nothing_left()
+    assert names(folder) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.broker
+def test_a_killed_driver(
+    fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command goes on, and removes what the killed one has staged once it has been silent."""
+    fed.feed(3_000)
+    assert drive(fed, shared, "advance-computed", tmp_path / "fired") == -9
+    assert names(folder)
+    monkeypatch.setattr(workplaces, "SILENCE_S", -1)
+    pipeline = loaded("broad")
+    summary = catch_up(fed, pipeline, 3, shared)
+    fed.assert_output()
+    fed.assert_state(pipeline, summary.manifest)
+    fed.assert_nothing_left()
+    assert names(folder) == []
+
+
+@contextmanager
+def quota(server: HdfsServer, shared: str, space: str) -> Iterator[None]:
+    """The folder of *shared* may take no more *space*."""
+    path = shared.removeprefix(server.url)
+    server.admin("-setSpaceQuota", space, path)
+    try:
+        yield
+    finally:
+        server.admin("-clrSpaceQuota", path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.broker
+def test_a_staging_that_is_full(
+    server: Server, fed: Fed, loaded: Any, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(server, S3Server):
+        pytest.skip("a bucket has no end")
+    monkeypatch.setattr(locations, "AWAY_TIMEOUT_S", 0.2)
+    fed.feed(1_000)
+    pipeline = loaded("broad")
+    usable_staging(shared)
+    with quota(server, shared, "1k"), pytest.raises(StorageUnavailable, match="is full: make room there"):
+        catch_up(fed, pipeline, 2, shared)
+    with suppress(StorageUnavailable):
+        usable_staging(shared)
+    summary = catch_up(fed, pipeline, 2, shared)
+    fed.assert_output()
+    fed.assert_state(pipeline, summary.manifest)

@@ -1,0 +1,45 @@
+"""A source of several topics, and a sink that chooses one for each record, in every engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bounded import exactlyonce
+from running import Job, assert_once, ids_in
+
+pytestmark = pytest.mark.broker
+COUNT = 200
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_each_record_is_in_the_topic_that_is_chosen_once(
+    job_of: Callable[..., Job], failpoint: Callable[..., Any]
+) -> None:
+    """Also after a kill between the commits of two topics, and where bounded work goes on."""
+    job = job_of("several_topics", "--parallelism", "2", "--num-retained", "50")
+    kafka = job.kafka
+    kafka.create_topic(f"{job.name}-in.more", 2)
+
+    def feed() -> None:
+        job.feed(COUNT)
+        job.feed(COUNT, to="in.more")
+
+    feed()
+    job.finish(env=failpoint("coordinator-decided"), code=-9)
+    job.finish()
+    feed()
+    target = ("pipelines:several_topics", "--param", f"name={job.name}", "--on", "driver")
+    folder = Path(__file__).parent
+    exactlyonce(kafka, "catch-up", *target, "--num-retained", "50", folder=folder)
+    report = json.loads(exactlyonce(kafka, "audit", *target, "--json", folder=folder))
+    assert (report["findings"], report["unjudged"]) == ([], [])
+
+    even, odd = ids_in(kafka, f"{job.name}-even", 2 * COUNT), ids_in(kafka, f"{job.name}-odd.ids", 2 * COUNT)
+    assert {id % 2 for id in even} == {0}
+    assert {id % 2 for id in odd} == {1}
+    assert_once([*even, *odd], job.fed)

@@ -1,0 +1,282 @@
+"""Sources that are no topics: each record once, whatever is killed; what cannot be read again stops the job."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import audited
+from bounded import Silent
+from running import HERE, Job, Run, orders, stop
+from test_kill_matrix import run_to_the_end
+from waiting import until
+
+from exactlyonce.connectors.blocks.s3 import S3Folder
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchUp
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+ROOT = Path(__file__).parents[2]
+REFUSED, BAD_RECORD, HALTED = 2, 3, 6
+STEPS = ("worker-frozen", "worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-committed")
+JobOf = Callable[..., Job]
+
+
+def halted(run: Run, *texts: str) -> None:
+    assert run.wait() == HALTED, run.said
+    assert [text for text in texts if text not in run.said] == [], run.said
+
+
+class Folder:
+    """A folder of orders in JSON lines; `fed` has those of a job."""
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self.path, self.job = path, job
+        path.mkdir()
+
+    def add(self, name: str, count: int) -> Path:
+        """A file with the next orders, which appears whole."""
+        more = orders(count, first=len(self.job.fed))
+        hidden = self.path / f".{name}"
+        hidden.write_text("".join(f"{value}\n" for _, value in more))
+        self.job.fed += more
+        return hidden.rename(self.path / name)
+
+
+@pytest.fixture
+def files_of(job_of: JobOf, tmp_path: Path) -> Callable[..., tuple[Job, Folder]]:
+    def made(target: str, *arguments: str) -> tuple[Job, Folder]:
+        folder = tmp_path / "in"
+        job = job_of(f"source_pipelines:{target}", "--param", f"folder={folder}", *arguments)
+        return job, Folder(folder, job)
+
+    return made
+
+
+def test_files_are_read_once(files_of: Any) -> None:
+    """A run reads what is there, in parts where it is large, and ends; the next one reads what is new."""
+    job, folder = files_of("files", "--inline")
+    folder.add("b.jsonl", 2_000)
+    folder.add("a.jsonl", 10)
+    job.finish()
+    job.assert_copies()
+    folder.add("0.jsonl", 20)
+    job.finish()
+    job.assert_copies()
+    job.assert_totals()
+
+
+@pytest.mark.exhaustive(but=["worker-frozen"])
+@pytest.mark.parametrize("name", STEPS)
+def test_files_and_a_process_that_is_killed(name: str, files_of: Any, failpoint: Any) -> None:
+    job, folder = files_of("files", "--parallelism", "2")
+    for number in range(3):
+        folder.add(f"{number}.jsonl", 700)
+    run_to_the_end(job, env=failpoint(name))
+    job.assert_totals()
+    job.assert_copies()
+
+
+def test_new_files_while_it_runs(files_of: Any) -> None:
+    """A file is found while the pipeline runs, once; those that were read may be removed, and are forgotten then."""
+    job, folder = files_of("files", "--param", "watch=100ms", "--param", "forget=yes")
+    first = folder.add("b.jsonl", 100)
+    run = job.start()
+    run.await_checkpoint()
+    until(lambda: ended(job) == {0, 1})
+    job.assert_copies()
+    first.unlink()
+    until(lambda: ended(job) == {2})  # a split without records keeps the highest number
+    folder.add("a.jsonl", 100)
+    job.assert_copies()
+    run.kill()
+    folder.add("c.jsonl", 100)
+    stopped = job.start()
+    job.assert_copies()
+    stop(stopped)
+    job.assert_totals()
+
+
+def ended(job: Job) -> set[int]:
+    """The splits that have ended, by the newest checkpoint."""
+    newest = job.history().latest
+    assert newest is not None
+    return {position.partition for position in newest.offsets if position.ended}
+
+
+def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
+    """The run goes on with the topic; with --until latest it ends once both are read."""
+    job, folder = files_of("joined")
+    folder.add("old.jsonl", 500)
+    run = job.start()
+    run.await_checkpoint()
+    job.feed(500)
+    job.assert_copies()
+    run.kill()
+    job.feed(500)
+    job.finish()
+    job.assert_copies()
+    job.assert_totals()
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters", "count"),
+    [
+        ("generated", ("count=300", "splits=3", "rate=1000"), 300),
+        pytest.param("listed", (), 100, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_run_ends_with_its_sources(
+    target: str, parameters: tuple[str, ...], count: int, job_of: JobOf, kafka: KafkaCluster
+) -> None:
+    """It needs no --until; another run ends at once, without output."""
+    options = [part for parameter in parameters for part in ("--param", parameter)]
+    job = job_of(f"source_pipelines:{target}", *options, "--inline")
+    job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
+    for _ in range(2):
+        run = job.start()
+        assert run.wait() == 0, run.said
+        job.assert_copies()
+        job.assert_totals()
+
+
+@pytest.mark.parametrize(
+    ("target", "rest"), [("generated", ("splits=2",)), pytest.param("listed", (), marks=pytest.mark.exhaustive)]
+)
+def test_a_source_that_goes_further(target: str, rest: tuple[str, ...], job_of: JobOf) -> None:
+    """A run with a larger count, or a longer list, makes the records that are new; a smaller one is a halt."""
+    job = job_of(f"source_pipelines:{target}", "--inline")
+    options = [part for parameter in rest for part in ("--param", parameter)]
+    for count in (30, 71):
+        job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
+        run = job.start("--param", f"count={count}", *options)
+        assert run.wait() == 0, run.said
+        job.assert_copies()
+        job.assert_totals()
+    halted(job.start("--param", "count=40", *options), "Source 'orders' must go on at", "records")
+
+
+def test_two_sources_of_one_folder(files_of: Any) -> None:
+    """A record that is left out is one of the source that the error names."""
+    job, folder = files_of("two_of_one", "--inline")
+    bad = folder.add("orders-1.jsonl", 10)
+    folder.add("refunds-1.jsonl", 10)
+    lines = bad.read_text().splitlines()
+    bad.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
+    del job.fed[3]
+    job.finish("--skip", f"file:{folder.path}:0:3")
+    job.assert_copies()
+
+
+def test_a_record_of_a_new_file_is_left_out(files_of: Any) -> None:
+    """Its file gets another number in the next run, if one with a smaller name has come; the option knows its mark."""
+    job, folder = files_of("files", "--inline")
+    folder.add("1.jsonl", 10)
+    job.finish()
+    bad = folder.add("3.jsonl", 10)
+    lines = bad.read_text().splitlines()
+    bad.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
+    del job.fed[13]
+    option = re.search(r"--skip (\S+:1:3)@(\w+)", job.finish(code=BAD_RECORD).said)
+    assert option is not None
+    ids = [json.loads(value)["id"] for _, value in job.fed]
+    more = orders(10, first=max(ids) + 1)
+    (folder.path / "2.jsonl").write_text("".join(f"{value}\n" for _, value in more))
+    job.fed += more
+    place, mark = option.groups()
+    assert f"--skip {place}: no checkpoint has split 1 of" in job.finish("--skip", place, code=REFUSED).said
+    said = job.finish("--skip", f"{place}@{mark}", "--skip", f"{place}@{'0' * 12}").said
+    assert f"--skip {place}@{'0' * 12}: file:{folder.path} has no such split" in said
+    job.assert_copies()
+    job.assert_totals()
+    history = job.history()
+    assert [skip.partition for manifest in history.retained for skip in manifest.skips] == [2]
+
+
+def test_a_file_that_changes(files_of: Any) -> None:
+    """It stops the pipeline, while it runs and at the start, once the version that was read is not the file's."""
+    job, folder = files_of("files", "--param", "watch=50ms", "--inline")
+    file = folder.add("a.jsonl", 10)
+    run = job.start()
+    run.await_checkpoint()
+    until(lambda: ended(job) == {0})
+    with file.open("a") as appended:
+        appended.write("{}\n")
+    changed = "File 'a.jsonl' of file:", "was changed after source 'orders' had found it"
+    halted(run, *changed)
+    halted(job.start(), *changed)
+    job.assert_copies()
+
+
+def test_a_file_that_goes(files_of: Any) -> None:
+    """It stops the pipeline unless it was read to its end. A record that does not decode is named by its file."""
+    job, folder = files_of("files", "--inline")
+    damaged = folder.path / "damaged.jsonl"
+    damaged.write_text('{"id": 1}\n')
+    run = job.start("--until", "latest")
+    assert run.wait() == BAD_RECORD
+    assert f"[0] offset 0: in file:{damaged}, the line is not Order in json: Object missing" in run.said
+    damaged.unlink()
+    halted(job.start("--until", "latest"), "File 'damaged.jsonl' of file:", "had read only 0 records of it")
+
+
+@pytest.mark.exhaustive
+def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
+    """An audit computes the interval again from the files, also from parts of them; without them it says what is gone.
+    Work up to given offsets needs topics."""
+    job, folder = files_of("files", "--parallelism", "2", "--checkpoint-interval", "50ms", "--num-retained", "100")
+    files = [folder.add(f"{number}.jsonl", 2_000) for number in range(2)]
+    job.finish()
+    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
+    params = {"name": job.name, "folder": str(folder.path)}
+    reference: dict[str, object] = {
+        "module": "source_pipelines", "attribute": "files", "params": params, "path": str(HERE)
+    }  # fmt: skip
+    target = Loaded(load_reference(reference), reference)
+
+    report = audited(target, client, tmp_path)
+    assert (report.findings, report.unjudged, report.records_in) == ([], [], 4_000)
+    with pytest.raises(ConfigError, match="Source 'orders' reads no topic"):
+        CatchUp(target, RunOptions(client), Silent()).judge()
+    files[1].unlink()
+    assert [
+        why
+        for why in audited(target, client, tmp_path).unjudged
+        if "File '1.jsonl' of file:" in why and "is gone" in why
+    ]
+
+
+@pytest.mark.exhaustive
+def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: str) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
+    example = [sys.executable, str(ROOT / "examples" / "files_to_kafka.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "sources.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_files_of_s3(job_of: JobOf, s3: Any) -> None:
+    prefix = f"in/{uuid.uuid4().hex}"
+    bucket = S3Folder(s3.url.removeprefix("s3://"), prefix)
+    job = job_of("source_pipelines:files", "--param", f"folder={bucket.url}", "--inline")
+    for number in range(2):
+        more = orders(500, first=len(job.fed))
+        bucket.put(f"{number}.jsonl", "".join(f"{value}\n" for _, value in more).encode(), "")
+        job.fed += more
+        job.finish()
+        job.assert_copies()
+    job.assert_totals()

@@ -1,0 +1,75 @@
+"""A table of Delta keeps the contract of a sink whose output the leader commits; see `testing.sink_contract`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from exactlyonce.sinks import DeltaSink
+from exactlyonce.testing.sink_contract import SinkContract
+
+pytest.importorskip("deltalake", reason="DELTA NOT TESTED: it needs the extra `delta`")
+from deltalake import DeltaTable, write_deltalake
+
+pytestmark = pytest.mark.exhaustive
+
+
+class Order(msgspec.Struct):
+    number: int
+    version: int
+
+
+class TestDeltaSink(SinkContract):
+    type = Order
+    processes = False  # delta-rs has threads, which no forked process has
+    test_a_store_that_is_away: Any = None  # its check says that there is no table: test_delta_sink.py
+    test_secrets_show_nowhere: Any = None  # there are none
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "lake" / "orders"
+        self.folder.parent.mkdir()
+
+    def sink(self) -> DeltaSink[Order]:
+        key = ("number",) if self.keyed else ()
+        return DeltaSink(self.folder, mode="upsert" if self.keyed else "append", key=key, create=True)
+
+    def record(self, number: int, version: int = 0) -> Order:
+        return Order(number, version)
+
+    def read(self) -> list[Order]:
+        return [Order(**row) for row in pa.table(DeltaTable(self.folder).to_pyarrow_table()).to_pylist()]
+
+    def backup(self) -> Callable[[], None]:
+        copy = self.folder.with_name("backup")
+        shutil.copytree(self.folder, copy)
+
+        def restore() -> None:
+            shutil.rmtree(self.folder)
+            shutil.copytree(copy, self.folder)
+
+        return restore
+
+    def clean_up(self) -> None:
+        """A second writer's commits, one of which deletes again; then the log before a checkpoint of it is removed."""
+        table = DeltaTable(self.folder)
+        rows = pa.table({"number": [-1], "version": [-1]}).cast(pa.schema(table.schema().to_arrow()))
+        write_deltalake(table, rows, mode="append")
+        table.delete("number = -1")
+        table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        table.create_checkpoint()
+        for entry in (self.folder / "_delta_log").glob("*.json"):
+            if int(entry.stem) < table.version():
+                entry.unlink()
+
+
+class TestDeltaUpsert(TestDeltaSink):
+    """Rows replace those with their key."""
+
+    keyed = True

@@ -1,0 +1,180 @@
+"""A table of Iceberg keeps the contract of a sink whose output the leader commits; see `testing.sink_contract`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pytest
+from iceberg_rest import RestCatalog
+
+from exactlyonce.sinks import IcebergSink
+from exactlyonce.testing.sink_contract import SinkContract
+
+pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
+
+pytestmark = pytest.mark.exhaustive
+
+
+class Order(msgspec.Struct):
+    number: int
+    version: int
+
+
+class IcebergContract(SinkContract):
+    """A table of a catalog, by its properties."""
+
+    type = Order
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "lake"
+        self.folder.mkdir()
+        self._catalogs: list[Any] = []
+
+    @pytest.fixture(autouse=True)
+    def _closing(self) -> Iterator[None]:
+        yield
+        for catalog in self._catalogs:
+            catalog.close()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def sink(self) -> IcebergSink[Order]:
+        key = ("number",) if self.keyed else ()
+        mode = "upsert" if self.keyed else "append"
+        return IcebergSink("shop.orders", catalog=self.properties, mode=mode, key=key, create=True)
+
+    def record(self, number: int, version: int = 0) -> Order:
+        return Order(number, version)
+
+    def table(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        self._catalogs.append(load_catalog("default", **self.properties))
+        return self._catalogs[-1].load_table("shop.orders")
+
+    def read(self) -> list[Order]:
+        return [Order(**row) for row in self.table().scan().to_arrow().to_pylist()]
+
+    def clean_up(self) -> None:
+        """A second writer's commits, one of which deletes again, and the expiry of all snapshots before them."""
+        table = self.table()
+        rows = pa.table({"number": [-1], "version": [-1]})
+        table.append(rows.cast(table.schema().as_arrow()))
+        table.delete("number = -1")
+        older = [snapshot.snapshot_id for snapshot in table.snapshots() if snapshot != table.current_snapshot()]
+        table.maintenance.expire_snapshots().by_ids(older).commit()
+        assert len(table.snapshots()) == 1
+
+
+class TestOnSQLite(IcebergContract):
+    """The catalog lies beside the tables."""
+
+    test_secrets_show_nowhere: Any = None  # there are none
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": f"file://{self.folder}"}
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        away = self.folder.rename(self.folder.with_name("away"))
+        try:
+            yield
+        finally:
+            away.rename(self.folder)
+
+    def backup(self) -> Callable[[], None]:
+        copy = self.folder.with_name("backup")
+        shutil.copytree(self.folder, copy)
+
+        def restore() -> None:
+            shutil.rmtree(self.folder)
+            shutil.copytree(copy, self.folder)
+
+        return restore
+
+
+class TestUpsertOnSQLite(TestOnSQLite):
+    """Rows replace those with their key."""
+
+    keyed = True
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    """Iceberg's own server of the REST catalog."""
+    catalog = RestCatalog(tmp_path_factory.mktemp("rest"))
+    yield catalog
+    catalog.kill()
+
+
+class TestOnREST(IcebergContract):
+    """The catalog is a server."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of the other catalog
+    secret = "s3cret-of-the-catalog"
+
+    @pytest.fixture(autouse=True)
+    def _server(self, rest: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        self.rest = rest
+        monkeypatch.setenv("CATALOG_TOKEN", self.secret)
+        yield
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with closing(load_catalog("default", type="rest", uri=rest.uri)) as catalog, suppress(NoSuchTableError):
+            catalog.drop_table("shop.orders")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"type": "rest", "uri": self.rest.uri, "token": "env:CATALOG_TOKEN"}
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        self.rest.kill()
+        try:
+            yield
+        finally:
+            self.rest.start()
+
+
+class TestOnPostgres(IcebergContract):
+    """The catalog is a database of PostgreSQL."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of the other catalog
+
+    @pytest.fixture(autouse=True)
+    def _server(self, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        from postgres_server import OWNER, PASSWORD
+
+        self.server, self.secret = database_server("postgres"), quote(PASSWORD, safe="")
+        self.server.execute("DROP DATABASE IF EXISTS lake WITH (FORCE)")
+        self.server.execute("CREATE DATABASE lake")
+        self.uri = f"postgresql+psycopg://{OWNER}:{self.secret}@127.0.0.1:{self.server.port}/lake"
+        monkeypatch.setenv("CATALOG_URI", self.uri)
+
+    def sink(self) -> IcebergSink[Order]:
+        properties = {**self.properties, "uri": "env:CATALOG_URI"}
+        return IcebergSink("shop.orders", catalog=properties, create=True)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"type": "sql", "uri": self.uri, "warehouse": f"file://{self.folder}"}
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        self.server.kill()
+        try:
+            yield
+        finally:
+            self.server.start()
