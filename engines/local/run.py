@@ -8,9 +8,9 @@ completed checkpoint counts as progress.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,11 @@ from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succe
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
+from exactlyonce.engines.local.metrics import STANDBY, WAITING, Metrics
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
+from exactlyonce.engines.local.serving import serving
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
-from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.options import RunOptions, listening_at
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
@@ -82,10 +84,10 @@ def run_loaded(
     refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
-    with handling_stop_signals(stop):
+    with handling_stop_signals(stop), _reporting(graph.pipeline_id, options, reporter) as reporters:
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            report = Report(graph.pipeline_id, reporter, options.client.redact, graph.dead_letter_limits)
+            report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits)
             host = LocalHost(physical, loaded.reference, options, workers, report, succession)
             job = Job(physical, options, restart, host, report)
             stopper.attach(job)
@@ -107,8 +109,20 @@ def run_loaded(
                 if not recovered or delay_ms is None or options.inline:
                     raise
                 job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")
+                job.report.turned(WAITING, rests_s=delay_ms / 1000)
                 if stopper.asked.wait(delay_ms / 1000):
                     raise
+
+
+@contextmanager
+def _reporting(pipeline: str, options: RunOptions, reporter: Reporter) -> Iterator[Sequence[Reporter]]:
+    """*reporter*, and the metrics that are served meanwhile, if *options* name an address."""
+    if not options.metrics:
+        yield [reporter]
+        return
+    metrics = Metrics(pipeline, options.checkpoint)
+    with serving(*listening_at(options.metrics), metrics.answer):
+        yield [reporter, metrics]
 
 
 def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
@@ -128,6 +142,7 @@ def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
     threading.Thread(target=watch, name="standby", daemon=True).start()
     try:
         while not stopper.asked.wait(PAUSE_S):
+            job.report.turned(STANDBY)
             if turn.done():
                 turn.result()
                 if succession.reason:
