@@ -9,7 +9,7 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from exactlyonce.connectors.registry import bytes_of, check_reading, opened
+from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
@@ -305,11 +305,12 @@ class KafkaDecoder:
     def __init__(self, source: KafkaSource[Any]) -> None:
         self._source = source
         self._value, self._key = source.value_of, source.key_of
+        self._values = all_bytes_of(source.value_codec, "value")
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
     def parts(self, records: Sequence[Any]) -> Sequence[Any]:
-        return records if self._source.metadata else list(map(self._value, records))
+        return records if self._source.metadata else self._values(records)
 
     def _record(self, message: Message) -> Record[Any]:
         return record_of(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
