@@ -14,7 +14,7 @@ from pathlib import Path
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import parser
-from exactlyonce.engines.local.metrics import METRICS
+from exactlyonce.engines.local.monitoring.metrics import METRICS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
 

@@ -29,14 +29,16 @@ CHUNK_RECORDS = 5_000_000
 
 
 def listening_at(text: str) -> tuple[str, int]:
-    """The host and the port of the setting metrics; ConfigError for another form.
+    """The host and the port of a setting; ConfigError for another form.
 
     >>> listening_at("127.0.0.1:9100"), listening_at("[::1]:9100")
     (('127.0.0.1', 9100), ('::1', 9100))
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"metrics is {text!r}: write HOST:PORT, as 127.0.0.1:9100; 0.0.0.0:9100 is for any network.")
+        raise ConfigError(
+            f"{text!r} is no address: write HOST:PORT, as 127.0.0.1:9100; 0.0.0.0:9100 is for any network."
+        )
     return host.strip("[]"), int(port)
 
 
@@ -155,6 +157,10 @@ class RunOptions:
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",
+    ))  # fmt: skip
+    ui: str = _declare("", Setting(
+        TEXT, "show the run to a browser there, with /live and /ready for probes", default="none",
+        metavar="HOST:PORT", reader=_checked, flink="`rest.bind-port`",
     ))  # fmt: skip
     metrics: str = _declare("", Setting(
         TEXT, "answer there, over HTTP: /metrics for Prometheus, /live and /ready for probes", default="none",

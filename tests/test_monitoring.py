@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.engines.local.metrics import METRICS
+from exactlyonce.engines.local.monitoring.metrics import METRICS
 
 FOLDER = Path(__file__).parents[1] / "docker" / "monitoring"
 LABELS = {

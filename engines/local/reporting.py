@@ -171,7 +171,14 @@ class Report:
 
     def acknowledged(self, message: Acknowledge) -> None:
         self._acks.setdefault(message.ack.checkpoint, []).append(message)
-        self.step("acknowledged", checkpoint=message.ack.checkpoint, worker=message.ack.subtask)
+        self.step(
+            "acknowledged",
+            checkpoint=message.ack.checkpoint,
+            worker=message.ack.subtask,
+            task=message.ack.task,
+            sync_ms=round(message.sync_ms, 1),
+            async_ms=round(message.async_ms, 1),
+        )
 
     def completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
         """A checkpoint is finalized."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,14 @@ from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succe
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.metrics import STANDBY, WAITING, Metrics
+from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
+from exactlyonce.engines.local.monitoring.metrics import Metrics
+from exactlyonce.engines.local.monitoring.page import Page
+from exactlyonce.engines.local.monitoring.serving import Paths, serving
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
-from exactlyonce.engines.local.serving import serving
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
-from exactlyonce.engines.plan import plan
+from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
@@ -84,7 +86,7 @@ def run_loaded(
     refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
-    with handling_stop_signals(stop), _reporting(graph.pipeline_id, options, reporter) as reporters:
+    with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
             report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits)
@@ -115,14 +117,24 @@ def run_loaded(
 
 
 @contextmanager
-def _reporting(pipeline: str, options: RunOptions, reporter: Reporter) -> Iterator[Sequence[Reporter]]:
-    """*reporter*, and the metrics that are served meanwhile, if *options* name an address."""
-    if not options.metrics:
-        yield [reporter]
-        return
-    metrics = Metrics(pipeline, options.checkpoint)
-    with serving(*listening_at(options.metrics), metrics.answer):
-        yield [reporter, metrics]
+def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Iterator[Sequence[Reporter]]:
+    """*reporter*, and those whose figures are served meanwhile at the addresses of *options*."""
+    health = Health(options.checkpoint)
+    probes: Paths = {"/live": health.answer_live, "/ready": health.answer_ready}
+    reporters: list[Reporter] = [reporter, health]
+    served: dict[str, Paths] = {}
+    if options.metrics:
+        metrics = Metrics(physical.graph.pipeline_id)
+        reporters.append(metrics)
+        served[options.metrics] = {"/metrics": metrics.answer, **probes}
+    if options.ui:
+        page = Page(physical, health, SystemClock())
+        reporters.append(page)
+        served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
+    with ExitStack() as stack:
+        for address, paths in served.items():
+            stack.enter_context(serving(*listening_at(address), paths))
+        yield reporters
 
 
 def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:

@@ -1,7 +1,8 @@
-"""`run --metrics`: what Prometheus and probes see of a run, of its restart, and of a standby."""
+"""`run --metrics --ui`: what Prometheus, probes and browsers see of a run, of its restart, and of a standby."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -51,7 +52,18 @@ def a_worker(process: int) -> int:
 def test_a_run_and_its_restart(orders: Orders) -> None:
     address = f"{HOST}:{free_port()}"
     process = orders.command.start(
-        *("run", "orders:pipeline", "--metrics", address, "--parallelism", "2", "--checkpoint-interval", "100ms"),
+        *(
+            "run",
+            "orders:pipeline",
+            "--metrics",
+            address,
+            "--ui",
+            address,
+            "--parallelism",
+            "2",
+            "--checkpoint-interval",
+            "100ms",
+        ),
         *("--restart", "fixed_delay:attempts=5,delay=10ms"),
     )
 
@@ -71,6 +83,14 @@ def test_a_run_and_its_restart(orders: Orders) -> None:
         await_total("last_checkpoint_id", total(address, "last_checkpoint_id") + 1)
         wait_until(lambda: asked(address, "ready")[0] == 200)
         assert total(address, "records_committed_total") == 700, "output is counted once, whatever is read again"
+        page = json.loads(asked(address, "state.json")[1])
+        assert (page["well"], page["restarts"], len(page["workers"])) == (True, 1, 2)
+        assert any("restarting" in text for _, text in page["notes"])
+        complete = [each["id"] for each in page["checkpoints"] if each["outcome"] == "completed"]
+        checkpoint = json.loads(asked(address, f"checkpoint.json?id={complete[-1]}")[1])
+        tasks = {(task, subtask) for task, subtask, *_ in checkpoint["acknowledged"]}
+        assert tasks == {(task, subtask) for task in ("orders", "totals") for subtask in (0, 1)}
+        assert "<title>" in asked(address, "")[1]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0

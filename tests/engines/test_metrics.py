@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from run_figures import CHECKPOINT, progress
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.engines.local.messages import Progress
-from exactlyonce.engines.local.metrics import METRICS, STANDBY, STUCK_S, WAITING, Health, Metrics
-from exactlyonce.engines.local.serving import serving
+from exactlyonce.engines.local.monitoring.health import STANDBY, STUCK_S, WAITING, Health
+from exactlyonce.engines.local.monitoring.metrics import METRICS, Metrics
+from exactlyonce.engines.local.monitoring.serving import Asked, serving
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
-
-CHECKPOINT = {
-    "event": "checkpoint", "at_ms": 1_700_000_000_500, "checkpoint": 7, "duration_ms": 300, "sync_ms": 1.5,
-    "async_ms": 40.0, "bytes": 900, "state_bytes": 5_000, "committables": 2, "records_committed": 50,
-    "longest_gap_ms": 12.0,
-}  # fmt: skip
-
-
-def progress(subtask: int, records_in: int, **others: Any) -> Progress:
-    figures: dict[str, Any] = {
-        "records_out": 0, "skipped": 0, "longest_gap_ms": 0.0, "open_transactions": 1, "first_record_ms": 0,
-        "lags": {"orders": 9}, "going_round": 0, "waiting": [], "full": [], "notes": [],
-    }  # fmt: skip
-    return Progress(subtask=subtask, records_in=records_in, **figures | others)
 
 
 def scraped(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Each sample by its name and labels, without the pipeline's, by a parser that is not ours."""
-    status, _, body = metrics.answer("/metrics", "")
-    assert status == 200
-    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    answer = metrics.answer(Asked({}, ""))
+    assert answer.status == 200
+    samples = [sample for family in text_string_to_metric_families(answer.body.decode()) for sample in family.samples]
     assert {sample.labels.pop("pipeline") for sample in samples} == {"totals"}
     return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
@@ -46,7 +32,7 @@ def of(samples: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, 
 
 
 def test_figures_of_workers_and_checkpoints() -> None:
-    metrics = Metrics("totals", CheckpointSettings())
+    metrics = Metrics("totals")
     assert of(scraped(metrics), "checkpoints_completed_total") == 0, "an alert must see the first step from 0"
     metrics.event({"event": "started", "incarnation": 3})
     metrics.event({"event": "step", "step": "deployed"})
@@ -71,7 +57,7 @@ def test_figures_of_workers_and_checkpoints() -> None:
 
 
 def test_counters_go_on_over_restarts() -> None:
-    metrics = Metrics("totals", CheckpointSettings())
+    metrics = Metrics("totals")
     for incarnation in (1, 2):
         metrics.event({"event": "started", "incarnation": incarnation})
         metrics.event({"event": "step", "step": "deployed"})
@@ -86,7 +72,7 @@ def test_counters_go_on_over_restarts() -> None:
 
 
 def test_every_metric_is_shown() -> None:
-    metrics = Metrics("totals", CheckpointSettings())
+    metrics = Metrics("totals")
     metrics.event(CHECKPOINT)
     metrics.progress(progress(0, 1, operators={"add": (1.0, 1)}, unwritten={"out": 1}))
     names = {name for name, _ in scraped(metrics)}
@@ -105,43 +91,47 @@ class Clock:
 def test_live_and_ready() -> None:
     clock = Clock()
     health = Health(CheckpointSettings(interval_ms=1_000, timeout_ms=4_000), clock)
-    assert (health.live[0], health.ready) == (True, (False, "recovering, for 0.0 s"))
+    assert (health.liveness[0], health.readiness) == (True, (False, "recovering, for 0.0 s"))
     health.turned("running", 0.0)
-    assert health.ready == (True, "running; none is complete")
+    assert health.readiness == (True, "running; none is complete")
     clock.now_s += 5.5
     health.turned("running", 0.0)
-    assert health.ready == (False, "running, but none is complete; one should be complete every 5 s at the latest")
-    health.completed(1)
+    assert health.readiness == (False, "running, but none is complete; one should be complete every 5 s at the latest")
+    health.event(CHECKPOINT)
     clock.now_s += 2
-    assert health.ready == (True, "running; checkpoint 1 is 2.0 s old")
+    assert health.readiness == (True, "running; checkpoint 7 is 2.0 s old")
     health.turned("recovering", 0.0)
     clock.now_s += 20
-    assert (health.live[0], health.ready) == (True, (False, "recovering, for 20.0 s")), "a restore may take its time"
+    assert (health.liveness[0], health.readiness) == (True, (False, "recovering, for 20.0 s")), (
+        "a restore may take its time"
+    )
     clock.now_s += STUCK_S - 19
-    assert health.live == (False, "stuck: recovering, and it has not come round for 31 s")
+    assert health.liveness == (False, "stuck: recovering, and it has not come round for 31 s")
     for state, rests_s in ((STANDBY, 0.0), (WAITING, 600.0)):
         health.turned(state, rests_s)
         clock.now_s += rests_s
-        assert (health.live[0], health.ready[0]) == (True, False)
+        assert (health.liveness[0], health.readiness[0]) == (True, False)
     health.turned("running", 0.0)
-    assert health.ready[0], "it counts from when it runs again"
+    assert health.readiness[0], "it counts from when it runs again"
 
 
 def test_answers_over_http() -> None:
-    metrics = Metrics("totals", CheckpointSettings())
-    with serving("127.0.0.1", 0, metrics.answer) as port:
+    metrics, health = Metrics("totals"), Health(CheckpointSettings())
+    paths = {"/metrics": metrics.answer, "/live": health.answer_live, "/ready": health.answer_ready}
+    with serving("127.0.0.1", 0, paths) as port:
         base = f"http://127.0.0.1:{port}"
         with urlopen(f"{base}/metrics?from=somebody") as response:
             assert b"exactlyonce_restarts_total" in response.read()
         with urlopen(f"{base}/live") as response:
             assert response.read().startswith(b"recovering")
-        for path, status in (("/ready", 503), ("/", 404)):
+        stranger = Request(f"{base}/live", headers={"Host": f"evil.example.com:{port}"})
+        for asked, status in ((f"{base}/ready", 503), (base, 404), (stranger, 403)):
             with pytest.raises(HTTPError) as refused:
-                urlopen(base + path)
+                urlopen(asked)
             assert refused.value.code == status
             refused.value.close()
         taken = f"Nothing can listen on 127.0.0.1:{port}: Address already in use"
-        with pytest.raises(ConfigError, match=taken), serving("127.0.0.1", port, metrics.answer):
+        with pytest.raises(ConfigError, match=taken), serving("127.0.0.1", port, paths):
             pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1)

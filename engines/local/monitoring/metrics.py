@@ -1,28 +1,21 @@
-"""The figures of a run for Prometheus, and whether it is well: a reporter that other threads may ask.
+"""The figures of a run for Prometheus.
 
 Counters begin at 0 with the run, and go on over restarts of its workers. None has a secret: labels are ids and numbers.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.engines.local.messages import Progress
+from exactlyonce.engines.local.monitoring.health import STATES
+from exactlyonce.engines.local.monitoring.serving import Answer, Asked
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.pipeline.extras import needing
 
-STANDBY, WAITING = "standby", "waiting"
-"""The states of a run without a job: another run leads; a broker or a service is away."""
-STATES = (*(state.value for state in JobState), STANDBY, WAITING)
 BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-STUCK_S = 30.0
-"""A run that has not come round for so long is stuck."""
-TEXT = "text/plain; charset=utf-8"
 
 
 class Metric(NamedTuple):
@@ -67,66 +60,12 @@ METRICS = tuple(
 )  # fmt: skip
 
 
-@dataclass
-class Health:
-    """Whether the run is live and ready. Written by one thread, read by others: each field is replaced whole."""
-
-    settings: CheckpointSettings
-    now_s: Callable[[], float] = time.monotonic
-    _state: tuple[str, float] = field(init=False)
-    """The state, and since when."""
-    _stuck_at_s: float = field(init=False)
-    _completed: tuple[int, float] | None = field(default=None, init=False)
-    """The newest completed checkpoint, and when."""
-
-    def __post_init__(self) -> None:
-        self._state = JobState.RECOVERING.value, self.now_s()
-        self._stuck_at_s = self.now_s() + STUCK_S
-
-    def turned(self, state: str, rests_s: float) -> None:
-        now_s = self.now_s()
-        self._stuck_at_s = now_s + rests_s + STUCK_S
-        if state != self._state[0]:
-            self._state = state, now_s
-
-    def completed(self, checkpoint: int) -> None:
-        self._completed = checkpoint, self.now_s()
-
-    @property
-    def live(self) -> tuple[bool, str]:
-        """Whether the run comes round, restoring and waiting included, with a sentence."""
-        state, since_s = self._state
-        stuck_s = self.now_s() - self._stuck_at_s
-        if stuck_s > 0:
-            return False, f"stuck: {state}, and it has not come round for {STUCK_S + stuck_s:.0f} s"
-        return True, f"{state}, for {self.now_s() - since_s:.1f} s"
-
-    @property
-    def ready(self) -> tuple[bool, str]:
-        """Whether records are processed, and the last checkpoint was in time, with a sentence."""
-        (state, since_s), completed, now_s = self._state, self._completed, self.now_s()
-        live, sentence = self.live
-        if not live or state != JobState.RUNNING.value:
-            return False, sentence
-        allowed_s = (self.settings.interval_ms + self.settings.min_pause_ms + self.settings.timeout_ms) / 1000
-        last_s = since_s if completed is None else max(completed[1], since_s)
-        ago = (
-            "none is complete"
-            if completed is None
-            else f"checkpoint {completed[0]} is {now_s - completed[1]:.1f} s old"
-        )
-        if now_s - last_s > allowed_s:
-            return False, f"{state}, but {ago}; one should be complete every {allowed_s:g} s at the latest"
-        return True, f"{state}; {ago}"
-
-
 class Metrics(Reporter):
     """Gathers the figures of *pipeline*'s run, over all its incarnations."""
 
-    def __init__(self, pipeline: str, settings: CheckpointSettings) -> None:
+    def __init__(self, pipeline: str) -> None:
         with needing("metrics", "prometheus_client", "metrics (--metrics)"):
             import prometheus_client as client
-        self.health = Health(settings)
         self.registry = client.CollectorRegistry()
         self._client, self._pipeline = client, pipeline
         made = {"counter": client.Counter, "gauge": client.Gauge}
@@ -164,7 +103,6 @@ class Metrics(Reporter):
                 self._completed(event)
 
     def _completed(self, event: Mapping[str, Any]) -> None:
-        self.health.completed(event["checkpoint"])
         self._of("checkpoints_completed_total").inc()
         self._of("records_committed_total").inc(event["records_committed"])
         letters = event.get("dead_letters", 0)
@@ -198,16 +136,10 @@ class Metrics(Reporter):
         self._of("open_transactions", subtask).set(progress.open_transactions)
 
     def turned(self, state: str, rests_s: float = 0.0) -> None:
-        self.health.turned(state, rests_s)
         for each in STATES:
             self._of("job_state", each).set(int(each == state))
 
-    def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
-        """The status, the content type and the body for a request of *path*; *accept* is its header. For any thread."""
-        if path == "/metrics":
-            encode, content_type = self._client.exposition.choose_encoder(accept)
-            return 200, content_type, encode(self.registry)
-        if path in ("/live", "/ready"):
-            well, sentence = self.health.live if path == "/live" else self.health.ready
-            return 200 if well else 503, TEXT, f"{sentence}\n".encode()
-        return 404, TEXT, b"Here are /metrics, /live and /ready.\n"
+    def answer(self, asked: Asked) -> Answer:
+        """All of them, in the form that the scraper accepts. For any thread."""
+        encode, content_type = self._client.exposition.choose_encoder(asked.accept)
+        return Answer(encode(self.registry), content_type)
