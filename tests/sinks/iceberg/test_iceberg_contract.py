@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 from iceberg_rest import RestCatalog
 
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
 from exactlyonce.testing.sink_contract import SinkContract
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
 
@@ -80,6 +82,20 @@ class TestOnSQLite(IcebergContract):
     """The catalog lies beside the tables."""
 
     test_secrets_show_nowhere: Any = None  # there are none
+
+    def test_a_store_that_is_away(self) -> None:
+        """A run waits for its disk; a start says that the file of the catalog cannot be opened."""
+        leader = self.leader(1)
+        staged = self.staged([(0, 0)], 1)
+        with self.unavailable():
+            for committer in (leader, self.committer()):
+                with pytest.raises(StoreUnavailable):
+                    committer.commit([staged], 1, ORIGIN)
+                with pytest.raises(StoreUnavailable):
+                    committer.fence(1, ORIGIN)
+                with pytest.raises(StoreError, match="Make or mount the folder"):
+                    committer.check()
+        assert leader.commit([staged], 1, ORIGIN)
 
     @property
     def properties(self) -> dict[str, str]:
