@@ -33,6 +33,7 @@ from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailabl
 from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks import refusals
 from exactlyonce.sinks.delta import ledger as ledgers
+from exactlyonce.sinks.delta import s3
 from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
@@ -101,7 +102,8 @@ class TablePlace:
     @property
     def options(self) -> dict[str, str]:
         """The storage options, with secrets looked up anew."""
-        return {**self._given, **self._secrets()}
+        limits = s3.LIMITS if s3.is_s3(self.path) else {}
+        return {**limits, **self._given, **self._secrets()}
 
     def _secrets(self) -> dict[str, str]:
         given = {name: value for name, value in self._given.items() if refers(value)}
@@ -122,10 +124,12 @@ class TablePlace:
 
     @cached_property
     def files(self) -> Any:
-        """The table's folder, as a file system; pyarrow's around it gives it buffers, which it refuses.
+        """The table's folder, as a file system: pyarrow's for S3, as delta-rs' stops all threads during a request.
 
         It keeps the secrets of its connection, so another one is made after each error.
         """
+        if s3.is_s3(self.path):
+            return s3.file_system(self.path, self.options)
         return DeltaFileSystemHandler(self.path, self.options)
 
     def away(self) -> StoreUnavailable:
@@ -159,7 +163,10 @@ class TablePlace:
 
     def names_in(self, folder: str) -> list[str]:
         """The names of the files in a folder; none if it is missing."""
-        found = self.files.get_file_info_selector(folder, True, False)
+        if s3.is_s3(self.path):
+            found = self.files.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
+        else:
+            found = self.files.get_file_info_selector(folder, True, False)
         return [info.base_name for info in found if info.type is pa_fs.FileType.File]
 
     def remove(self, path: str) -> None:

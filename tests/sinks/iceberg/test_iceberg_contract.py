@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -162,6 +163,36 @@ class TestOnREST(IcebergContract):
             yield
         finally:
             self.rest.start()
+
+
+class TestOnS3(IcebergContract):
+    """The warehouse is a bucket, and the catalog a file of SQLite."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of a folder
+    secret = "secret-canary"
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.warehouse = s3, f"{s3.url}/lake-{secrets.token_hex(4)}"
+        monkeypatch.setenv("LAKE_KEY", s3.env["AWS_ACCESS_KEY_ID"])
+        monkeypatch.setenv("LAKE_SECRET", s3.env["AWS_SECRET_ACCESS_KEY"])
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+            monkeypatch.delenv(name)
+
+    def sink(self) -> IcebergSink[Order]:
+        secrets = {"s3.access-key-id": "env:LAKE_KEY", "s3.secret-access-key": "env:LAKE_SECRET"}
+        return IcebergSink("shop.orders", catalog={**self.properties, **secrets}, create=True)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {
+            "type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": self.warehouse,
+            "s3.endpoint": self.server.env["AWS_ENDPOINT_URL"], "s3.region": "us-east-1", "s3.access-key-id": "key",
+            "s3.secret-access-key": self.secret,
+        }  # fmt: skip
+
+    def unavailable(self) -> Any:
+        return self.server.away()
 
 
 class TestOnPostgres(IcebergContract):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +17,7 @@ from lake_hands import assert_swept, commit
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
-from exactlyonce.sinks.lake.disk import local_path
+from exactlyonce.sinks.lake import keyed
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
@@ -550,7 +551,13 @@ def test_files_that_were_never_committed_are_removed(lake: Any, totals: Any, mod
     with lake.create(TOTALS).update_spec() as spec:
         spec.add_identity("customer")
     lake.options |= MODES[mode]
-    assert_swept(lake, totals, lambda: {local_path(file.file.file_path) for file in lake.table().scan().plan_files()})
+    assert_swept(lake, totals, lambda: live_files(lake))
+
+
+def live_files(lake: Any) -> set[Path]:
+    return {
+        lake.folder / file.file.file_path.partition(f"{lake.folder}/")[2] for file in lake.table().scan().plan_files()
+    }
 
 
 def test_files_of_an_overtaken_upsert_are_removed(lake: Any, totals: Any) -> None:
@@ -563,7 +570,7 @@ def test_files_of_an_overtaken_upsert_are_removed(lake: Any, totals: Any) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iceberg_table, "without", overtaken_by(lake, totals(3)))
         commit(committer, staged)
-    live = {local_path(file.file.file_path) for file in lake.table().scan().plan_files()}
+    live = live_files(lake)
     assert lake.rows() == [("ann", 2)]
     written = set(lake.folder.rglob("data/*.parquet"))
     assert len(written - live) == 2, "the two that the upsert and the other writer have replaced"
@@ -571,7 +578,7 @@ def test_files_of_an_overtaken_upsert_are_removed(lake: Any, totals: Any) -> Non
 
 def overtaken_by(lake: Any, rows: Any) -> Any:
     """Lets another writer append *rows*, once, while the leader writes files."""
-    without, left = iceberg_table.without, [rows]
+    without, left = keyed.without, [rows]
 
     def overtaken(*arguments: Any) -> Any:
         if left:
@@ -585,9 +592,14 @@ def overtaken_by(lake: Any, rows: Any) -> Any:
 def test_a_writer_that_does_not_fit_closes_its_catalog(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyiceberg.catalog.sql import SqlCatalog
 
-    closed, close = [], SqlCatalog.close
+    closed, close = list[Any](), SqlCatalog.close
     lake.create(pa.schema([pa.field("customer", pa.string())]))
-    monkeypatch.setattr(SqlCatalog, "close", lambda catalog: (closed.append(catalog), close(catalog)))
+
+    def closing(catalog: Any) -> None:
+        closed.append(catalog)
+        close(catalog)
+
+    monkeypatch.setattr(SqlCatalog, "close", closing)
     with pytest.raises(StoreError, match="it has no column 'cents'"):
         lake.opened()
     assert len(closed) == 1

@@ -34,6 +34,8 @@ class Clients:
 
 
 class Hands:
+    folder: Path
+
     def __init__(self) -> None:
         self.type: Any = Total
         self.options: dict[str, Any] = {}
