@@ -8,7 +8,7 @@ from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import AvroCodec, Pipeline, ProtobufCodec
 from exactlyonce.connectors import FileSource, KafkaSource
-from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
 def passing(name: str, source: str, sink: str) -> Pipeline:
@@ -177,6 +177,27 @@ def to_redis(name: str, source: str, place: str) -> Pipeline:
         )
     )
     return pipeline
+
+
+def to_delta(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table in a folder."""
+    pipeline = Pipeline(name)
+    sink: DeltaSink[Order] = DeltaSink(f"{place}/orders", create=True)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
+    return pipeline
+
+
+def to_iceberg(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table whose catalog is beside it."""
+    pipeline = Pipeline(name)
+    sink: IcebergSink[Order] = IcebergSink("shop.orders", catalog=iceberg_properties(place), create=True)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
+    return pipeline
+
+
+def iceberg_properties(place: str) -> dict[str, str]:
+    """A catalog in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}"}
 
 
 class Profile(msgspec.Struct, frozen=True):

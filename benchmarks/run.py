@@ -18,6 +18,7 @@ import elsewhere
 import files
 import formats
 import keyed_state
+import lakes
 import large_state
 import liveness
 import memory
@@ -69,6 +70,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "redis": store_sinks.redis,
     "parquet": parquet_files.scenario,
     "parquet-s3": parquet_files.to_s3,
+    "lakes": lakes.scenario,
     "stores": store_sinks.all_of_them,
     "formats": formats.scenario,
     "elsewhere": elsewhere.scenario,
