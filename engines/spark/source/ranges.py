@@ -27,6 +27,8 @@ class LaterOutput:
     """No record of it, and of no open transaction, is before this offset."""
     writers: frozenset[tuple[int, int]]
     """Producer id and epoch of each of its transactions."""
+    log_end: int
+    """All markers of the checkpoint are before this offset, also those of records in other parts of the range."""
 
 
 @dataclass(frozen=True)

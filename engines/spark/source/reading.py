@@ -120,7 +120,7 @@ def _batches_to_cut(
         return
     config = options.client()
     with closing(Log(config)) as log:
-        cut = scan_to_cut(log, wanted.topic, wanted.partition, later.first, wanted.end, later.writers)
+        cut = scan_to_cut(log, wanted.topic, wanted.partition, later.first, later.log_end, later.writers)
     start, end = max(wanted.start, later.first), min(wanted.end, cut.end)
     for writer, messages in visible_runs(config, wanted.topic, wanted.partition, start, end, cut.scanned):
         if writer in cut.writers:
