@@ -17,7 +17,7 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.names import topic_problem
+from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.source import Source
@@ -341,7 +341,7 @@ def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
         return "give one topic or more, each once"
     if len(topics) > 1 and isinstance(start, Mapping):
         return "start= gives offsets by partition, of one topic: read each of these by a source of its own"
-    return None
+    return shared_name_problem(map(str, topics))
 
 
 def _key_problem(key: Any, metadata: bool) -> str | None:
