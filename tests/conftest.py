@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from bytecode import Bytecode
 from hypothesis import HealthCheck, settings
 from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
@@ -40,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config))
+    config.pluginmanager.register(Bytecode(config))
     config.pluginmanager.register(OneBroker())
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
     settings.register_profile(
