@@ -29,9 +29,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 from deltalake.transaction import AddAction, Transaction
 
 from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.delta import ledger as ledgers
 from exactlyonce.sinks.delta import s3
 from exactlyonce.sinks.files.columns import Column

@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyiceberg import exceptions as iceberg
 from pyiceberg.catalog import Catalog, load_catalog
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.table import Conflict
 

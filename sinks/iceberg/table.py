@@ -39,8 +39,8 @@ from pyiceberg.table import FileScanTask, Table, TableProperties, WriteTask
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.sorting import NullOrder, SortDirection
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import psycopg
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import is_reference, masked
-from exactlyonce.sinks import refusals
 
 _AGAIN = {
     "08": "the connection was lost",

@@ -20,10 +20,10 @@ import psycopg
 from psycopg import conninfo, pq, sql
 from psycopg.abc import PQGen
 
+from exactlyonce.connectors.postgres.refusals import Refusals, is_misread
+from exactlyonce.connectors.refusals import silent
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
 from exactlyonce.pipeline.secrets import look_up
-from exactlyonce.sinks.postgres.refusals import Refusals, is_misread
-from exactlyonce.sinks.refusals import silent
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -148,14 +148,16 @@ class PostgresConnection:
             require(answer == "PREPARE TRANSACTION", f"A transaction that raised nothing is prepared, not {answer}")
         self._within = False
 
-    def begin(self, name: str, idle_s: int, lock_s: float | None = None) -> None:
-        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*."""
+    def begin(self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None) -> None:
+        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*, if
+        that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own."""
         with self._translated() as connection:
             connection.answer_s = self._limits.answer
             lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
             settings = sql.SQL(_BEGIN).format(
-                name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"), idle=sql.Literal(f"{idle_s}s")
-            )
+                mode=_mode(snapshot), name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"),
+                idle=sql.Literal(f"{idle_s}s"),
+            )  # fmt: skip
             connection.execute(settings)
         self._within = True
 
@@ -216,6 +218,13 @@ class PostgresConnection:
         return connection
 
 
+def _mode(snapshot: str | None) -> sql.Composable:
+    if snapshot is None:
+        return sql.SQL("READ COMMITTED READ WRITE")
+    mode = sql.SQL("REPEATABLE READ READ ONLY")
+    return sql.SQL("{}; SET TRANSACTION SNAPSHOT {}").format(mode, sql.Literal(snapshot)) if snapshot else mode
+
+
 def _login_code(settings: str, limit_s: float) -> str:
     """The SQLSTATE of a refused login, or empty. Before a connection is made libpq shows it only in its trace, which is
     kept in memory because of the secrets in it."""
@@ -237,7 +246,7 @@ def _login_code(settings: str, limit_s: float) -> str:
 
 _TRACED_CODE = re.compile(rb'\tErrorResponse\t.*? C "(\w{5})"')
 _BEGIN = """
-BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+BEGIN ISOLATION LEVEL {mode};
 SELECT set_config('application_name', {name}, true), set_config('lock_timeout', {lock}, true),
     set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', {idle}, true),
     set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
