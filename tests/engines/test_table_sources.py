@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from shop import on_mariadb, on_postgres
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
+ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
 ROWS, RAISED = 2_400, 1_000
 """The rows of a table, and how much their totals grow while it is read."""
@@ -154,6 +158,16 @@ def test_a_row_that_does_not_decode(table_of: Any) -> None:
     table.shop.sql("UPDATE orders SET total = 7 WHERE id = 3")
     table.job.finish()
     assert len(visible(table.job.kafka, f"{table.job.name}-copies", 20)) == 20
+
+
+@pytest.mark.exhaustive
+@on_postgres
+def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, topic_name: str) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
+    example = [sys.executable, str(ROOT / "examples" / "table_then_topic.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "sources.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.exhaustive
