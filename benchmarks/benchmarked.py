@@ -1,6 +1,7 @@
 """The pipelines that the benchmarks run; `by_hand.py` does the same without the engine."""
 
 import time
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -32,6 +33,22 @@ def mapping(name: str, source: str, sink: str) -> Pipeline:
         .map(price)
         .sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
     )
+    return pipeline
+
+
+def signed(order: Order) -> Priced:
+    """The order with a number that takes some ten microseconds."""
+    digest = order.customer.encode()
+    for _ in range(20):
+        digest = sha256(digest).digest()
+    return Priced(order.id, order.customer, order.total + digest[0])
+
+
+def signing(name: str, source: str, sink: str) -> Pipeline:
+    """A map that takes longer than the reading."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    orders.map(signed).sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
     return pipeline
 
 

@@ -30,6 +30,7 @@ import spark_follow
 import spark_reading
 import spark_sink
 import spark_sizes
+import spark_splits
 import spark_state
 import store_sinks
 import throughput
@@ -65,6 +66,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-follow": spark_follow.scenario,
     "spark-crossing": spark_sizes.crossing,
     "spark-widths": spark_sizes.widths,
+    "spark-splits": spark_splits.scenario,
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,

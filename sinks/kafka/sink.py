@@ -198,6 +198,11 @@ def gives_partitions(sink: object) -> bool:
     return isinstance(sink, KafkaSink) and sink.partition is not None
 
 
+def gives_keys(sink: object, type_: Any) -> bool:
+    """Whether *sink* is a `KafkaSink` whose outputs may have keys if its stream has this type."""
+    return isinstance(sink, KafkaSink) and (sink.key is not None or holds_records(type_))
+
+
 def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:
     """The transactional ids of one sink subtask in an attempt."""
     for slot in range(context.slots):
