@@ -208,9 +208,11 @@ _SNAPSHOT_GONE = ("[22023]", "[42704]", "[55000]")
 _TEXTS = """
 SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true),
     set_config('intervalstyle', 'iso_8601', true), set_config('bytea_output', 'hex', true),
-    set_config('extra_float_digits', '1', true)
+    set_config('extra_float_digits', '1', true), set_config('enable_sort', 'off', true),
+    set_config('enable_bitmapscan', 'off', true)
 """
-"""The texts of values are the same for every role and database."""
+"""The texts of values are the same for every role and database. Pages come by the key's index: without statistics of
+the table, the server would sort all that is left for each page."""
 _FIND = """
 SELECT n.nspname, c.relname, c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass(
