@@ -71,7 +71,8 @@ def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTab
         table = _found(session, source, position.source)
         session.ask("SET SESSION wait_timeout = %s, net_write_timeout = %s", IDLE_S, IDLE_S)
         session.ask("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        session.ask("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        # The first page takes the snapshot, once it has the table's lock: an earlier one would be of before a reload
+        session.ask("START TRANSACTION READ ONLY")
         return MySQLTableRows(session, source, table)
     except BaseException:
         session.close()

@@ -148,14 +148,21 @@ class PostgresConnection:
             require(answer == "PREPARE TRANSACTION", f"A transaction that raised nothing is prepared, not {answer}")
         self._within = False
 
-    def begin(self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None) -> None:
+    def begin(
+        self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None,
+        reads: sql.Identifier | None = None,
+    ) -> None:  # fmt: skip
         """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*, if
-        that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own."""
+        that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
+
+        The table *reads* is locked for reading before there is a snapshot: one that was taken while another session
+        rewrites the table would show it empty.
+        """
         with self._translated() as connection:
             connection.answer_s = self._limits.answer
             lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
             settings = sql.SQL(_BEGIN).format(
-                mode=_mode(snapshot), name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"),
+                mode=_mode(snapshot, reads, lock_ms), name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"),
                 idle=sql.Literal(f"{idle_s}s"),
             )  # fmt: skip
             connection.execute(settings)
@@ -218,11 +225,16 @@ class PostgresConnection:
         return connection
 
 
-def _mode(snapshot: str | None) -> sql.Composable:
+def _mode(snapshot: str | None, reads: sql.Identifier | None, lock_ms: int) -> sql.Composable:
     if snapshot is None:
         return sql.SQL("READ COMMITTED READ WRITE")
-    mode = sql.SQL("REPEATABLE READ READ ONLY")
-    return sql.SQL("{}; SET TRANSACTION SNAPSHOT {}").format(mode, sql.Literal(snapshot)) if snapshot else mode
+    parts: list[sql.Composable] = [sql.SQL("REPEATABLE READ READ ONLY")]
+    if reads is not None:
+        parts.append(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(lock_ms)))
+        parts.append(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(reads))
+    if snapshot:
+        parts.append(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    return sql.SQL("; ").join(parts)
 
 
 def _login_code(settings: str, limit_s: float) -> str:

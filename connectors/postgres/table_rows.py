@@ -55,14 +55,10 @@ def open_rows(source: PostgresTableSource[Any], position: SourceOffset) -> Postg
     split = TableSplit.parse(position.topic_id)
     connection = _connection(source)
     try:
-        try:
-            _begin(connection, split.snapshot)
-        except StoreError as error:
-            if not any(code in str(error) for code in _SNAPSHOT_GONE):
-                raise
+        if not _began_in(connection, source, position.source, split.snapshot):
             if source.one_snapshot:
                 source.snapshot_gone(position)
-            _begin(connection, "")
+            _begin(connection, source, position.source, "")
         return PostgresTableRows(connection, source, _found(connection, source, position.source, split))
     except BaseException:
         connection.close()
@@ -73,15 +69,32 @@ def _connection(source: PostgresTableSource[Any]) -> PostgresConnection:
     return PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
 
 
-def _begin(connection: PostgresConnection, snapshot: str) -> None:
-    connection.begin("exactlyonce", _NEVER, snapshot=snapshot)
+def _began_in(connection: PostgresConnection, source: PostgresTableSource[Any], id: str, exported: str) -> bool:
+    """Whether the transaction reads in the *exported* snapshot: False if it is gone. Its name comes again after a
+    restart of the server, so it has the time of that as well."""
+    name, _, server = exported.partition(_SERVER_MARK)
+    if connection.rows(_SERVER) != [(server,)]:
+        return False
+    try:
+        _begin(connection, source, id, name)
+    except StoreError as error:
+        if not any(code in str(error) for code in _SNAPSHOT_GONE):
+            raise
+        return False
+    return True
+
+
+def _begin(connection: PostgresConnection, source: PostgresTableSource[Any], id: str, snapshot: str) -> None:
+    schema, name, _, kind, _ = _looked_up(connection, source, id)
+    locked = sql.Identifier(schema, name) if kind in _TABLES else None
+    connection.begin("exactlyonce", _NEVER, snapshot=snapshot, reads=locked)
     connection.rows(_TEXTS)
 
 
-def _found(
-    connection: PostgresConnection, source: PostgresTableSource[Any], id: str, split: TableSplit | None = None
-) -> TableInServer:
-    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not that of *split*."""
+def _looked_up(
+    connection: PostgresConnection, source: PostgresTableSource[Any], id: str
+) -> tuple[str, str, int, str, bool]:
+    """The schema, the name, the oid and the kind of the table, and whether others inherit from it."""
     schema, _, name = source.table.rpartition(".")
     rows = connection.rows(_FIND, (schema or None, name))
     if not rows:
@@ -89,7 +102,14 @@ def _found(
             f"Source {id!r}: there is no table {source.table} that the role of dsn= may see. Create it, or correct "
             f'the name; one in another schema is "schema.table".'
         )
-    schema, name, oid, kind = rows[0]
+    return rows[0]
+
+
+def _found(
+    connection: PostgresConnection, source: PostgresTableSource[Any], id: str, split: TableSplit | None = None
+) -> TableInServer:
+    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not that of *split*."""
+    schema, name, oid, kind, is_parent = _looked_up(connection, source, id)
     if split is not None and split.table != str(oid):
         raise Halt(
             f"Source {id!r} has read a part of the table {source.table}, which was dropped and created again since "
@@ -100,7 +120,12 @@ def _found(
     nullable = {column: not not_null for column, _, _, not_null in described}
     key = source.key_columns
     wrong = [
-        *([] if kind in "rp" else ["it is a view or a foreign table, which has no unique key: name a table"]),
+        *([] if kind in _TABLES else ["it is a view or a foreign table, which has no unique key: name a table"]),
+        *(
+            ["other tables inherit from it, and may have its keys again: name one from which none does"]
+            if is_parent
+            else []
+        ),
         *key_problems(key, bases, nullable, dict.fromkeys(KEY_TYPES, "")),
         *field_problems(columns_of(source.value), bases),
     ]
@@ -127,9 +152,10 @@ class PostgresTableFinder:
                 self._connection.close()
             return []
         connection = self._connection
-        _begin(connection, "")
+        _begin(connection, self._source, self._id, "")
         table = _found(connection, self._source, self._id)
-        ((snapshot,),) = connection.rows("SELECT pg_export_snapshot()")
+        ((name,),), ((server,),) = connection.rows("SELECT pg_export_snapshot()"), connection.rows(_SERVER)
+        snapshot = f"{name}{_SERVER_MARK}{server}"
         bounds: list[Key | None] = [None, *_bounds(connection, table, self._source.splits), None]
         splits = [TableSplit(str(table.oid), snapshot, after, through) for after, through in pairwise(bounds)]
         place = self._source.place
@@ -145,12 +171,13 @@ def _bounds(connection: PostgresConnection, table: TableInServer, splits: int) -
     share = min(100.0, 100 * SAMPLE_ROWS / max(1, pages * _ROWS_OF_A_PAGE))
     key = sql.SQL(", ").join(map(sql.Identifier, table.key))
     texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in table.key)
-    query = sql.SQL(
+    query = sql.SQL(  # names with a blank before them are no column's
         "WITH sampled AS MATERIALIZED (SELECT {key} FROM {table} TABLESAMPLE SYSTEM ({share}) REPEATABLE (1)),"
-        " numbered AS (SELECT {key}, row_number() OVER (ORDER BY {key}) - 1 AS place FROM sampled),"
-        " parts AS (SELECT greatest(1, least({splits}, count(*) / {rows})) AS count, count(*) AS total FROM sampled)"
-        " SELECT {texts} FROM numbered, parts WHERE place > 0 AND place % (total / parts.count) = 0"
-        " AND place / (total / parts.count) < parts.count ORDER BY place"
+        ' numbered AS (SELECT {key}, row_number() OVER (ORDER BY {key}) - 1 AS " place" FROM sampled),'
+        ' parts AS (SELECT greatest(1, least({splits}, count(*) / {rows})) AS " parts", count(*) AS " rows"'
+        " FROM sampled)"
+        ' SELECT {texts} FROM numbered, parts WHERE " place" > 0 AND " place" % (" rows" / " parts") = 0'
+        ' AND " place" / (" rows" / " parts") < " parts" ORDER BY " place"'
     ).format(
         key=key, table=table.name, texts=texts, share=sql.Literal(share), splits=sql.Literal(splits),
         rows=sql.Literal(SPLIT_SAMPLE_ROWS),
@@ -177,7 +204,7 @@ class PostgresTableRows:
                 )
                 values += bound
         query = sql.SQL(
-            "SELECT {texts}, row_to_json(r)::text FROM {table} t, LATERAL (SELECT {columns}) r"
+            'SELECT {texts}, row_to_json(" row")::text FROM {table} t, LATERAL (SELECT {columns}) " row"'
             " WHERE {conditions} ORDER BY {keys} LIMIT {rows}"
         ).format(
             texts=sql.SQL(", ").join(sql.SQL("{}::text").format(column) for column in key), table=self._table.name,
@@ -203,6 +230,9 @@ class PostgresTableRows:
         self._connection.close()
 
 
+_TABLES = ("r", "p")
+_SERVER_MARK = "@"
+_SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 _SNAPSHOT_GONE = ("[22023]", "[42704]", "[55000]")
 """SQLSTATEs of an exported snapshot that is no more: before PostgreSQL 17, since then, and where its session ends."""
 _TEXTS = """
@@ -214,7 +244,9 @@ SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true)
 """The texts of values are the same for every role and database. Pages come by the key's index: without statistics of
 the table, the server would sort all that is left for each page."""
 _FIND = """
-SELECT n.nspname, c.relname, c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT n.nspname, c.relname, c.oid, c.relkind::text,
+    c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass(
         CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))
 """

@@ -10,30 +10,10 @@ from uuid import UUID
 import msgspec
 import pytest
 from shop import on_postgres
+from table_reading import Named, read
 
 from exactlyonce.connectors import tables
-from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.pipeline.errors import ConfigError, Halt
-
-
-class Named(msgspec.Struct):
-    name: str
-
-
-def read(source: Any, batch: int = 3) -> list[Any]:
-    """All rows of *source*, by a reader for each *batch* of rows, which goes on where the last one was."""
-    finder = source.finder("s")
-    starts = finder.find(())
-    decode, records, positions = source.decoder().decode, list[Any](), starts
-    while not all(position.ended for position in positions):
-        clients: Any = None
-        reader = source.open_reader(ReaderContext(source="s", positions=positions, targets=None, clients=clients))
-        reader.open()
-        records += map(decode, source.decoder().parts(reader.poll(batch, 0)))
-        positions = reader.positions()
-        reader.close()
-    finder.close()
-    return records
 
 
 @pytest.fixture

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import psycopg
+import pymysql
 import pytest
+
+from exactlyonce.connectors.mysql.address import MySQLAddress
 
 on_postgres = pytest.mark.parametrize("shop", ["postgres"], indirect=True)
 on_mariadb = pytest.mark.parametrize("shop", ["mariadb"], indirect=True)
@@ -26,6 +31,13 @@ class Server:
             server.sql("CREATE DATABASE shop CHARACTER SET utf8mb4", database=None)
             monkeypatch.setenv("SHOP_DSN", server.dsn)
             self.sql = lambda statement, *values: server.sql(statement, values)
+
+    def connection(self) -> Any:
+        """A session of its own; on PostgreSQL it is in a transaction."""
+        dsn = os.environ["SHOP_DSN"]
+        if self.kind == "postgres":
+            return psycopg.connect(dsn)
+        return pymysql.connect(**MySQLAddress.parse(dsn).arguments(), autocommit=True)
 
     def source(self, table: str, **options: Any) -> Any:
         from exactlyonce.connectors import MySQLTableSource, PostgresTableSource
