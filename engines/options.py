@@ -35,7 +35,7 @@ def listening_at(text: str) -> tuple[str, int]:
     (('127.0.0.1', 9100), ('::1', 9100))
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) <= 65_535:
         raise ConfigError(
             f"{text!r} is no address: write HOST:PORT, as 127.0.0.1:9100; 0.0.0.0:9100 is for any network."
         )

@@ -83,7 +83,7 @@ class TerminalReporter(Reporter):
             self._last = event
         elif not self._is_selected(event):
             return
-        elif event["event"] in ("note", "standby"):
+        elif event["event"] in ("note", "standby", "listening"):
             self._say(str(event["text"]))
         elif event["event"] == "started":
             self._say(f"{event['pipeline']}: incarnation {event['incarnation']}, from checkpoint {event['checkpoint']}")

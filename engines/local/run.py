@@ -17,6 +17,7 @@ from typing import Any
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.engines import events
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
@@ -134,6 +135,8 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
     with ExitStack() as stack:
         for address, paths in served.items():
             stack.enter_context(serving(*listening_at(address), paths))
+            shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))
+            reporter.event(events.event("listening", physical.graph.pipeline_id, text=f"http://{address} has {shown}"))
         yield reporters
 
 

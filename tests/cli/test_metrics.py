@@ -115,5 +115,5 @@ def test_a_standby_is_live_and_not_ready(orders: Orders) -> None:
 def test_an_address_that_is_taken(orders: Orders) -> None:
     with socket.create_server((HOST, 0)) as taken:
         address = f"{HOST}:{taken.getsockname()[1]}"
-        orders.run_refused("Address already in use. Choose another", "--metrics", address)
+        orders.run_refused("Address already in use. Choose an address of this machine", "--metrics", address)
     orders.run_refused("write HOST:PORT", "--metrics", "9100")

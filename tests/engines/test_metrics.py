@@ -93,13 +93,19 @@ def test_live_and_ready() -> None:
     health = Health(CheckpointSettings(interval_ms=1_000, timeout_ms=4_000), clock)
     assert (health.liveness[0], health.readiness) == (True, (False, "recovering, for 0.0 s"))
     health.turned("running", 0.0)
-    assert health.readiness == (True, "running; none is complete")
+    assert health.readiness == (True, "running; no checkpoint of this run is complete yet")
     clock.now_s += 5.5
     health.turned("running", 0.0)
-    assert health.readiness == (False, "running, but none is complete; one should be complete every 5 s at the latest")
+    assert health.readiness == (
+        False,
+        "running, but no checkpoint of this run is complete yet; one should be complete every 5 s at the latest",
+    )
     health.event(CHECKPOINT)
     clock.now_s += 2
     assert health.readiness == (True, "running; checkpoint 7 is 2.0 s old")
+    assert health.wellness == health.readiness
+    clock.now_s += 2.9
+    assert (health.readiness.well, health.wellness.well) == (True, True)
     health.turned("recovering", 0.0)
     clock.now_s += 20
     assert (health.liveness[0], health.readiness) == (True, (False, "recovering, for 20.0 s")), (
@@ -113,6 +119,21 @@ def test_live_and_ready() -> None:
         assert (health.liveness[0], health.readiness[0]) == (True, False)
     health.turned("running", 0.0)
     assert health.readiness[0], "it counts from when it runs again"
+
+
+def test_a_checkpoint_is_late_before_it_has_timed_out() -> None:
+    clock = Clock()
+    health = Health(CheckpointSettings(), clock)
+    health.turned("running", 0.0)
+    health.event(CHECKPOINT)
+    for later_s, is_well in ((9.0, True), (2.0, False)):
+        clock.now_s += later_s
+        health.turned("running", 0.0)
+        assert (health.wellness.well, health.readiness.well) == (is_well, True)
+    health.event(CHECKPOINT | {"duration_ms": 20_000})
+    clock.now_s += 50
+    health.turned("running", 0.0)
+    assert health.wellness.well, "they take that long"
 
 
 def test_answers_over_http() -> None:
@@ -137,7 +158,9 @@ def test_answers_over_http() -> None:
         socket.create_connection(("127.0.0.1", port), 1)
 
 
-@pytest.mark.parametrize("text", ["9100", "host", "host:", ":9100", "host:port", "host:99999"])
+@pytest.mark.parametrize(
+    "text", ["9100", "host", "host:", ":9100", "host:port", "host:99999", "host:0", "http://host:9100"]
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="write HOST:PORT"):
         listening_at(text)

@@ -107,7 +107,11 @@ def test_the_bottleneck_is_named(page: Page) -> None:
 def test_what_is_wrong_comes_first(page: Page) -> None:
     page.turned("recovering")
     page.event(
-        {"event": "note", "at_ms": 1, "text": "restarting from the last completed checkpoint: worker 1 was killed"}
+        {
+            "event": "note",
+            "at_ms": 1_000_000,
+            "text": "restarting from the last completed checkpoint: worker 1 was killed",
+        }
     )
     state = page.state()
     assert (state["well"], state["sentence"].split(",")[0]) == (False, "recovering")
@@ -125,7 +129,7 @@ def test_a_browser_shows_it(page: Page, health: Health, width: int, rendered: Ca
     page.progress(progress(0, 500, operators={"longest": (1.0, 500)}))
     with serving("127.0.0.1", 0, page.paths) as port:
         shown = rendered(f"http://127.0.0.1:{port}/#1", width)
-    assert "Well: running; none is complete." in shown
+    assert "Well: running; no checkpoint of this run is complete yet." in shown
     assert "&lt;b&gt;not bold&lt;/b&gt;" in shown
     assert 'aria-label="checkpoint 1, completed"' in shown
     assert "took 300 ms" in shown

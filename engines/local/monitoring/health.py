@@ -18,6 +18,10 @@ STUCK_S = 30.0
 """A run that has not come round for so long is stuck."""
 
 
+LATE_S, LATE_TIMES = 10.0, 3
+"""A checkpoint is late after so many seconds, or so many times the usual time, whichever is more."""
+
+
 class Verdict(NamedTuple):
     well: bool
     sentence: str
@@ -31,12 +35,12 @@ class Health(Reporter):
         self._state = JobState.RECOVERING.value, now_s()
         """The state, and since when."""
         self._stuck_at_s = now_s() + STUCK_S
-        self._completed: tuple[int, float] | None = None
-        """The newest completed checkpoint, and when."""
+        self._completed: tuple[int, float, float] | None = None
+        """The newest completed checkpoint, when it was completed, and the seconds that it took."""
 
     def event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "checkpoint":
-            self._completed = event["checkpoint"], self._now_s()
+            self._completed = event["checkpoint"], self._now_s(), event["duration_ms"] / 1000
 
     def turned(self, state: str, rests_s: float = 0.0) -> None:
         now_s = self._now_s()
@@ -56,18 +60,26 @@ class Health(Reporter):
     @property
     def readiness(self) -> Verdict:
         """Whether records are processed, and the last checkpoint was in time."""
+        settings = self._settings
+        return self._verdict((settings.interval_ms + settings.min_pause_ms + settings.timeout_ms) / 1000)
+
+    @property
+    def wellness(self) -> Verdict:
+        """Whether it is ready, and checkpoints come about as often as they should: sooner than `readiness`."""
+        usual_s = (self._settings.interval_ms + self._settings.min_pause_ms) / 1000
+        took_s = self._completed[2] if self._completed is not None else 0.0
+        return self._verdict(max(LATE_S, LATE_TIMES * (usual_s + took_s)))
+
+    def _verdict(self, allowed_s: float) -> Verdict:
+        """*allowed_s* may pass from one completed checkpoint to the next."""
         (state, since_s), completed, now_s = self._state, self._completed, self._now_s()
         live = self.liveness
         if not live.well or state != JobState.RUNNING.value:
             return Verdict(False, live.sentence)
-        settings = self._settings
-        allowed_s = (settings.interval_ms + settings.min_pause_ms + settings.timeout_ms) / 1000
-        last_s = since_s if completed is None else max(completed[1], since_s)
-        ago = (
-            "none is complete"
-            if completed is None
-            else f"checkpoint {completed[0]} is {now_s - completed[1]:.1f} s old"
-        )
+        if completed is None:
+            last_s, ago = since_s, "no checkpoint of this run is complete yet"
+        else:
+            last_s, ago = max(completed[1], since_s), f"checkpoint {completed[0]} is {now_s - completed[1]:.1f} s old"
         if now_s - last_s > allowed_s:
             return Verdict(False, f"{state}, but {ago}; one should be complete every {allowed_s:g} s at the latest")
         return Verdict(True, f"{state}; {ago}")

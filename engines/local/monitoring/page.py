@@ -28,6 +28,8 @@ CHECKPOINTS, SAMPLES, NOTES = 60, 240, 100
 """How many of each are kept."""
 WINDOW_S = 5.0
 """The time over which rates of operators are taken."""
+RECENT_MS = 120_000
+"""A note of the last minutes may be the reason of what is wrong."""
 BUSY_SHARE = 0.8
 """An operator with this share of a worker's time is named."""
 _CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
@@ -175,7 +177,7 @@ class Page(Reporter):
 
     def state(self) -> dict[str, Any]:
         """All but the details of checkpoints, for JSON."""
-        verdict = self._health.readiness
+        verdict = self._health.wellness
         with self._lock:
             operators = self._operators()
             return {
@@ -208,11 +210,16 @@ class Page(Reporter):
             waits = [*figures.newest.full, *figures.newest.held_up, *figures.newest.waiting]
             if waits:
                 return f"worker {figures.newest.subtask}: {waits[0]}"
+        if not well and (recent := self._recent_note()):
+            return recent
         busy = {name: of["busy"] for name, of in operators.items() if of.get("busy", 0.0) >= BUSY_SHARE}
         if busy:
             name = max(busy, key=busy.__getitem__)
             return f"operator {name!r} takes {busy[name]:.0%} of a worker's time: it bounds the throughput"
-        return "" if well or not self._notes else self._notes[-1][1]
+        return ""
+
+    def _recent_note(self) -> str:
+        return self._notes[-1][1] if self._notes and self._notes[-1][0] >= self._clock.now_ms() - RECENT_MS else ""
 
 
 def drawn(plan: Plan) -> Iterator[dict[str, Any]]:

@@ -71,8 +71,8 @@ def serving(host: str, port: int, paths: Paths) -> Iterator[int]:
         server = Server((host, port), Handler)
     except OSError as error:
         raise ConfigError(
-            f"Nothing can listen on {host}:{port}: {error.strerror or error}. Choose another address, or end what uses "
-            f"this one."
+            f"Nothing can listen on {host}:{port}: {error.strerror or error}. Choose an address of this machine, and a "
+            f"port that nothing else uses."
         ) from None
     thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="http", daemon=True)
     thread.start()
