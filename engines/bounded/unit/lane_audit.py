@@ -14,9 +14,9 @@ from contextlib import closing
 import msgspec
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
-from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.visible import VisibleRecord, scan, visible_record, visible_runs
 from exactlyonce.engines.bounded.unit.digests import NOTHING, Digest, RecordDigest
 from exactlyonce.engines.bounded.unit.findings import (

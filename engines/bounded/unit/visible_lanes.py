@@ -17,9 +17,9 @@ import msgspec
 from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
-from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible_record, visible_runs
 from exactlyonce.engines.bounded.unit.digests import Digest, RecordDigest

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from exactlyonce.connectors.kafka.range_reader import RangeGone
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.engines.spark.source.read_options import Bound, ReadOptions
 from exactlyonce.pipeline.errors import ConfigError, TopicError

@@ -26,8 +26,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
+from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import scan_to_cut, visible_runs
 from exactlyonce.engines.spark.source.cuts import Cut
