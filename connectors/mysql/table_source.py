@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -54,14 +55,18 @@ class MySQLTableSource(TableSource[T]):
         return MySQLAddress.parse(look_up("dsn", self.dsn))
 
     def finder(self, source: str) -> SplitFinder:
-        with needing("mysql", "PyMySQL", f"MySQLTableSource({self.table!r})"):
+        with self._needing_driver():
             from exactlyonce.connectors.mysql.table_rows import MySQLTableFinder
         return MySQLTableFinder(source, self)
 
     def open_rows(self, position: SourceOffset) -> TableRows:
-        with needing("mysql", "PyMySQL", f"MySQLTableSource({self.table!r})"):
+        with self._needing_driver():
             from exactlyonce.connectors.mysql.table_rows import open_rows
         return open_rows(self, position)
+
+    def _needing_driver(self) -> AbstractContextManager[None]:
+        """Around imports of what needs PyMySQL: descriptions do without."""
+        return needing("mysql", "PyMySQL", f"MySQLTableSource({self.table!r})")
 
     def _decode(self) -> Any:
         return partial(msgspec.convert, type=self.value, strict=False)

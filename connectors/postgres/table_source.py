@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
@@ -48,14 +49,18 @@ class PostgresTableSource(TableSource[T]):
     on_error: OnError = "fail"
 
     def finder(self, source: str) -> SplitFinder:
-        with needing("postgres", "psycopg", f"PostgresTableSource({self.table!r})"):
+        with self._needing_driver():
             from exactlyonce.connectors.postgres.table_rows import PostgresTableFinder
         return PostgresTableFinder(source, self)
 
     def open_rows(self, position: SourceOffset) -> TableRows:
-        with needing("postgres", "psycopg", f"PostgresTableSource({self.table!r})"):
+        with self._needing_driver():
             from exactlyonce.connectors.postgres.table_rows import open_rows
         return open_rows(self, position)
+
+    def _needing_driver(self) -> AbstractContextManager[None]:
+        """Around imports of what needs psycopg: descriptions do without."""
+        return needing("postgres", "psycopg", f"PostgresTableSource({self.table!r})")
 
     def _decode(self) -> Any:
         return codec_for(self.value).decode

@@ -207,8 +207,7 @@ class Page(Reporter):
     def _cause(self, operators: Mapping[str, Mapping[str, Any]], *, well: bool) -> str:
         """What to look at first; empty if there is nothing."""
         for figures in self._workers.values():
-            waits = [*figures.newest.full, *figures.newest.held_up, *figures.newest.waiting]
-            if waits:
+            if waits := _waits(figures.newest):
                 return f"worker {figures.newest.subtask}: {waits[0]}"
         if not well and (recent := self._recent_note()):
             return recent
@@ -245,20 +244,20 @@ def _about(graph: LogicalGraph, node: Node) -> str:
     return f"state {node.kept.name}" if node.state_type is not None else schema.type_name(node.type)
 
 
+_OF_WORKER = (
+    *("subtask", "records_in", "records_out", "skipped", "open_transactions", "going_round"),
+    *("busiest", "busiest_share"),
+)
+
+
+def _waits(progress: Progress) -> list[str]:
+    """The reasons why the worker waits, the gravest first."""
+    return [*progress.full, *progress.held_up, *progress.waiting]
+
+
 def _worker(progress: Progress) -> dict[str, Any]:
-    names = (
-        "subtask",
-        "records_in",
-        "records_out",
-        "skipped",
-        "open_transactions",
-        "going_round",
-        "busiest",
-        "busiest_share",
-    )
-    figures = {name: getattr(progress, name) for name in names}
-    waits = [*progress.full, *progress.held_up, *progress.waiting]
-    return {**figures, "lag": sum(progress.lags.values()), "waits": waits, "unwritten": progress.unwritten}
+    figures = {name: getattr(progress, name) for name in _OF_WORKER}
+    return {**figures, "lag": sum(progress.lags.values()), "waits": _waits(progress), "unwritten": progress.unwritten}
 
 
 def _bar(known: Attempted) -> dict[str, Any]:
