@@ -16,7 +16,7 @@ from bench import Bench
 from figures import Figure
 from job import Failed
 from orders import uniform
-from spark_backfill import CUSTOMERS, HERE, MASTER, PARALLELISM, Quiet, client_of
+from spark_backfill import CUSTOMERS, MASTER, PARALLELISM, Quiet, client_of, loaded_at
 
 from exactlyonce.engines.bounded import splits
 from exactlyonce.engines.bounded.advance import Advanced
@@ -25,7 +25,6 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session
 from exactlyonce.engines.spark.submit import submit_to
-from exactlyonce.pipeline.loading import Loaded, load_reference
 
 
 class Advances(Quiet):
@@ -42,13 +41,9 @@ def backfill(bench: Bench, submit: Submit, staging: Path, source: str, records: 
     """Seconds of the units of a backfill."""
     sink = f"signed-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
-    reference: dict[str, object] = {
-        "module": "benchmarked", "attribute": "signing", "path": str(HERE),
-        "params": {"name": sink, "source": source, "sink": sink},
-    }  # fmt: skip
-    loaded = Loaded(load_reference(reference), reference)
     options = RunOptions(client_of(bench), parallelism=PARALLELISM)
     advances = Advances()
+    loaded = loaded_at("signing", source, sink)
     done = CatchUp(loaded, options, advances, chunk_records=10 * records, from_nothing=True).lead(submit, staging)
     if (done.records, done.records_out) != (records, records):
         raise Failed(f"{done.records} of {records} were read, {done.records_out} written")
