@@ -1,6 +1,7 @@
 """The pipelines that the benchmarks run; `by_hand.py` does the same without the engine."""
 
 import time
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from orders import CHEAP, Order, Priced, Total
 
 from exactlyonce import AvroCodec, Pipeline, ProtobufCodec
 from exactlyonce.connectors import FileSource, KafkaSource
-from exactlyonce.sinks import KafkaSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
 def passing(name: str, source: str, sink: str) -> Pipeline:
@@ -32,6 +33,22 @@ def mapping(name: str, source: str, sink: str) -> Pipeline:
         .map(price)
         .sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
     )
+    return pipeline
+
+
+def signed(order: Order) -> Priced:
+    """The order with a number that takes some ten microseconds."""
+    digest = order.customer.encode()
+    for _ in range(20):
+        digest = sha256(digest).digest()
+    return Priced(order.id, order.customer, order.total + digest[0])
+
+
+def signing(name: str, source: str, sink: str) -> Pipeline:
+    """A map that takes longer than the reading."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    orders.map(signed).sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
     return pipeline
 
 
@@ -177,6 +194,27 @@ def to_redis(name: str, source: str, place: str) -> Pipeline:
         )
     )
     return pipeline
+
+
+def to_delta(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table in a folder."""
+    pipeline = Pipeline(name)
+    sink: DeltaSink[Order] = DeltaSink(f"{place}/orders", create=True)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
+    return pipeline
+
+
+def to_iceberg(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table whose catalog is beside it."""
+    pipeline = Pipeline(name)
+    sink: IcebergSink[Order] = IcebergSink("shop.orders", catalog=iceberg_properties(place), create=True)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
+    return pipeline
+
+
+def iceberg_properties(place: str) -> dict[str, str]:
+    """A catalog in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}"}
 
 
 class Profile(msgspec.Struct, frozen=True):

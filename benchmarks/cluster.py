@@ -63,10 +63,10 @@ class Cluster:
         self._admin = AdminClient({"bootstrap.servers": servers, **QUIET})
         self._created: set[str] = set()
 
-    def create(self, *topics: str) -> None:
-        """Create topics of `PARTITIONS` partitions; returns when all brokers know them."""
+    def create(self, *topics: str, partitions: int = PARTITIONS) -> None:
+        """Create topics of so many *partitions*; returns when all brokers know them."""
         self._created.update(topics)
-        for future in self._admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
+        for future in self._admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics]).values():
             future.result(LIMIT_S)
         self._await(lambda shown: shown.issuperset(topics), f"{', '.join(topics)} did not appear")
 

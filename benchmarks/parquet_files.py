@@ -140,7 +140,11 @@ def _counted(files: Any) -> int:
 
 
 def _sink(target: _Target, records: Sequence[Order]) -> None:
-    sink: FileSink[Order] = FileSink(target.url, format="parquet")
+    committed(FileSink(target.url, format="parquet"), records)
+
+
+def committed(sink: Any, records: Sequence[Order]) -> None:
+    """Write *records* by a sink whose output the leader commits, and commit them as one checkpoint."""
     committer = sink.open_committer(
         CommitterContext(pipeline="bench", sink="files", type=Order, blocks=cast("Any", None))
     )
@@ -169,6 +173,9 @@ def _sink(target: _Target, records: Sequence[Order]) -> None:
 
 
 def _pyarrow(target: _Target, records: Sequence[Order]) -> None:
-    names = Order.__struct_fields__
-    columns = {name: [getattr(record, name) for record in records] for name in names}
-    pq.write_table(pa.table(columns), "orders.parquet", filesystem=target.files)
+    pq.write_table(as_table(records), "orders.parquet", filesystem=target.files)
+
+
+def as_table(records: Sequence[Order]) -> Any:
+    """*records* as columns."""
+    return pa.table({name: [getattr(record, name) for record in records] for name in Order.__struct_fields__})

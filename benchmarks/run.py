@@ -18,6 +18,7 @@ import elsewhere
 import files
 import formats
 import keyed_state
+import lakes
 import large_state
 import liveness
 import memory
@@ -29,6 +30,7 @@ import spark_follow
 import spark_reading
 import spark_sink
 import spark_sizes
+import spark_splits
 import spark_state
 import store_sinks
 import throughput
@@ -64,11 +66,13 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-follow": spark_follow.scenario,
     "spark-crossing": spark_sizes.crossing,
     "spark-widths": spark_sizes.widths,
+    "spark-splits": spark_splits.scenario,
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
     "parquet": parquet_files.scenario,
     "parquet-s3": parquet_files.to_s3,
+    "lakes": lakes.scenario,
     "stores": store_sinks.all_of_them,
     "formats": formats.scenario,
     "elsewhere": elsewhere.scenario,

@@ -54,13 +54,18 @@ class Quiet:
         pass
 
 
-def totals_at(source: str, sink: str) -> Loaded:
-    """The running total from a topic into another, as the pipeline of that name."""
+def loaded_at(attribute: str, source: str, sink: str) -> Loaded:
+    """The pipeline *attribute* of `benchmarked` from a topic into another, named like that."""
     params = {"name": sink, "source": source, "sink": sink}
     reference: dict[str, object] = {
-        "module": "benchmarked", "attribute": "totals", "params": params, "path": str(HERE)
+        "module": "benchmarked", "attribute": attribute, "params": params, "path": str(HERE)
     }  # fmt: skip
     return Loaded(load_reference(reference), reference)
+
+
+def totals_at(source: str, sink: str) -> Loaded:
+    """The running total."""
+    return loaded_at("totals", source, sink)
 
 
 def client_of(bench: Bench) -> ClientConfig:

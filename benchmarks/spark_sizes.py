@@ -15,19 +15,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench import Bench
-from cluster import QUIET, WRITER
 from figures import Figure
 from job import Failed, Job
-from spark_backfill import HERE, MASTER, PARALLELISM, Quiet
+from spark_backfill import MASTER, PARALLELISM, Quiet, client_of, totals_at
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.unit.messages import Published, Receipt
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session
 from exactlyonce.engines.spark.submit import submit_to
-from exactlyonce.pipeline.loading import Loaded, load_reference
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,14 +113,8 @@ def chunk(bench: Bench, spark: SparkSession, staging: Path, source: str, records
     """One chunk of a new pipeline over all of *source*."""
     sink = f"totals-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
-    reference: dict[str, object] = {
-        "module": "benchmarked", "attribute": "totals", "path": str(HERE),
-        "params": {"name": sink, "source": source, "sink": sink},
-    }  # fmt: skip
-    loaded = Loaded(load_reference(reference), reference)
-    client = ClientConfig({"bootstrap.servers": bench.cluster.servers, **WRITER, **QUIET})
-    timed, options, measured_s = _Timed(), RunOptions(client, parallelism=parallelism), core_s()
-    done = CatchUp(loaded, options, timed, chunk_records=10 * records).lead(submit_to(spark), staging)
+    timed, options, measured_s = _Timed(), RunOptions(client_of(bench), parallelism=parallelism), core_s()
+    done = CatchUp(totals_at(source, sink), options, timed, chunk_records=10 * records).lead(submit_to(spark), staging)
     used_s = core_s() - measured_s
     if (done.records, done.records_out) != (records, records):
         raise Failed(f"{done.records} of {records} were read, {done.records_out} written")

@@ -160,10 +160,11 @@ class FixedSplits:
 class OpenNumbers:
     """The `OpenSplit` of a generator, *rate* records a second from now on."""
 
+    time_ms, cursor = 0, None
+
     def __init__(self, name: str, numbers: range, rate: float | None) -> None:
         self.name, self._numbers, self._rate = name, numbers, rate
         self._began_s, self._made = time.monotonic(), 0
-        self.time_ms = 0
 
     def read(self, records_max: int) -> range:
         count = records_max
@@ -188,7 +189,7 @@ class OpenNumbers:
 class OpenIterable:
     """The `OpenSplit` of an iterable."""
 
-    time_ms = 0
+    time_ms, cursor = 0, None
 
     def __init__(self, position: SourceOffset, name: str, items: Iterator[Any]) -> None:
         self.name, self._items = name, items

@@ -175,7 +175,7 @@ class ReadsTopic(Readable, Protocol):
 class SplitFinder(Protocol):
     """Finds the splits of a source that reads no topic, for the leader of a run. It belongs to one thread.
 
-    A later version tells it which checkpoint was finalized, so that a database need not keep what was read.
+    The positions that it is shown are of the newest checkpoint: a database need not keep what lies before them.
     """
 
     def find(self, known: Sequence[SourceOffset]) -> Sequence[SourceOffset]:
@@ -191,6 +191,15 @@ class SplitFinder(Protocol):
 
 class FindsSplits(Readable, Protocol):
     """A source that reads no topic."""
+
+    @property
+    def looks_at(self) -> str:
+        """The place, and what of it is read, for people."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a number has the same record whenever a split is read. Else no record can be left out by its number,
+        and `open_range` raises Halt."""
 
     def finder(self, source: str) -> SplitFinder:
         """The finder for source *source*; nothing is connected yet."""

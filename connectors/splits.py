@@ -43,6 +43,10 @@ class OpenSplit(Protocol):
     def ended(self) -> bool:
         """Whether all records have been read."""
 
+    @property
+    def cursor(self) -> str | None:
+        """The present `SourceOffset.cursor`. None: a record's number finds it, and finds the same one ever after."""
+
     def buffered(self) -> int:
         """The records at hand, not yet read."""
 
@@ -59,6 +63,8 @@ class SplitRecord(NamedTuple):
     name: str
     """That of its split, for people."""
     time_ms: int
+    mark: str
+    """That of its split; empty: its number may be another record's the next time."""
 
     def topic(self) -> str:
         return self.start.topic
@@ -78,6 +84,12 @@ class Run(NamedTuple):
     length: int
     name: str
     time_ms: int
+    mark: str
+
+    @classmethod
+    def of(cls, opened: OpenSplit, start: SourceOffset, length: int) -> Run:
+        """The run of *length* records that *opened* has read from *start* on."""
+        return cls(start, length, opened.name, opened.time_ms, start.mark if opened.cursor is None else "")
 
 
 class SplitRecords(Sequence[SplitRecord]):
@@ -103,13 +115,14 @@ class SplitRecords(Sequence[SplitRecord]):
         number = bisect_right(self._ends, place)
         run = self.runs[number]
         first = self._ends[number] - run.length
-        return SplitRecord(self.parts[place], run.start, run.start.offset + place - first, run.name, run.time_ms)
+        number = run.start.offset + place - first
+        return SplitRecord(self.parts[place], run.start, number, run.name, run.time_ms, run.mark)
 
     def __iter__(self) -> Iterator[SplitRecord]:
         parts = iter(self.parts)
-        for start, length, name, time_ms in self.runs:
+        for start, length, name, time_ms, mark in self.runs:
             for number in range(start.offset, start.offset + length):
-                yield SplitRecord(next(parts), start, number, name, time_ms)
+                yield SplitRecord(next(parts), start, number, name, time_ms, mark)
 
 
 OpensSplit = Callable[[SourceOffset], OpenSplit]
@@ -128,6 +141,12 @@ def require_reached(position: SourceOffset, name: str, reached: int) -> None:
             partition=position.partition,
             offset=position.offset,
         )
+
+
+def _after(start: SourceOffset, opened: OpenSplit, count: int) -> SourceOffset:
+    """The position of *opened* once *count* records from *start* on were read."""
+    offset = start.offset + count
+    return msgspec.structs.replace(start, offset=offset, ended=opened.ended, cursor=opened.cursor or "")
 
 
 class SplitsReader:
@@ -165,12 +184,10 @@ class SplitsReader:
             read = opened.read(records_max - len(parts))
             if read:
                 parts += read
-                runs.append(Run(start, len(read), opened.name, opened.time_ms))
+                runs.append(Run.of(opened, start, len(read)))
                 self.runs.append((split, len(read)))
             if read or opened.ended:
-                self._positions[split] = msgspec.structs.replace(
-                    start, offset=start.offset + len(read), ended=opened.ended
-                )
+                self._positions[split] = _after(start, opened, len(read))
             if opened.ended:
                 self._unended.remove(split)
                 self._opened.pop(split).close()
@@ -221,8 +238,8 @@ class SplitRange:
         parts = list(opened.read(min(records_max, self._end - start.offset)))
         if not parts and opened.ended:
             require_reached(msgspec.structs.replace(start, offset=self._end), opened.name, start.offset)
-        self._position = msgspec.structs.replace(start, offset=start.offset + len(parts), ended=opened.ended)
-        return list(SplitRecords(parts, [Run(start, len(parts), opened.name, opened.time_ms)]))
+        self._position = _after(start, opened, len(parts))
+        return list(SplitRecords(parts, [Run.of(opened, start, len(parts))]))
 
     def position(self) -> SourceOffset:
         return self._position
@@ -242,6 +259,14 @@ class SplitSource(Source[T_co]):
     def endless(self) -> bool:
         """Whether splits may be found while a run goes on, unless it is bounded."""
         return False
+
+    @property
+    def looks_at(self) -> str:
+        return self.place
+
+    @property
+    def repeats(self) -> bool:
+        return True
 
     @property
     def dead_letters(self) -> DeadLetterTarget | None:

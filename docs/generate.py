@@ -1,7 +1,7 @@
-"""Writes what documentation repeats of the code: help in cli.md, and the tables of settings.md.
+"""Writes what documentation repeats of the code: help in cli.md, the tables of settings.md, the table of metrics.md.
 
-`python docs/generate.py` writes both pages. The text around, and the last column of the tables of settings, are written
-by hand; a setting without a row is an error.
+`python docs/generate.py` writes these pages. The text around, and the last column of the tables of settings, are
+written by hand; a setting without a row is an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import parser
+from exactlyonce.engines.local.monitoring.metrics import METRICS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
 
 DOCS = Path(__file__).parent
-COMMAND_LINE, SETTINGS = DOCS / "cli.md", DOCS / "settings.md"
+COMMAND_LINE, SETTINGS, METRICS_PAGE = DOCS / "cli.md", DOCS / "settings.md", DOCS / "metrics.md"
 COLUMNS = "100"
 TABLES = {RunOptions: "run", Restoration: "run", CheckpointSettings: "checkpoint", StateSettings: "state"}
 
@@ -69,6 +70,16 @@ def settings(page: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics(page: str) -> str:
+    """metrics.md with the metrics of today."""
+    rows = ["| metric | kind | labels beside `pipeline` | meaning |", "| --- | --- | --- | --- |"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} |{labels and f' {labels}'} | {metric.help} |")
+    table = "\n".join(["<!-- metrics -->", "", *rows, "", "<!-- end -->"])
+    return re.sub("<!-- metrics -->.*<!-- end -->", lambda _: table, page, flags=re.DOTALL)
+
+
 def _default(each: Declared) -> str:
     """A cell of the column "default"."""
     text, setting = each.default_text, each.setting
@@ -78,3 +89,4 @@ def _default(each: Declared) -> str:
 if __name__ == "__main__":
     COMMAND_LINE.write_text(command_line(COMMAND_LINE.read_text()))
     SETTINGS.write_text(settings(SETTINGS.read_text()))
+    METRICS_PAGE.write_text(metrics(METRICS_PAGE.read_text()))

@@ -28,6 +28,20 @@ CHUNK_RECORDS = 5_000_000
 """The records of a bounded checkpoint of few units: minutes of work, seconds of open transactions."""
 
 
+def listening_at(text: str) -> tuple[str, int]:
+    """The host and the port of a setting; ConfigError for another form.
+
+    >>> listening_at("127.0.0.1:9100"), listening_at("[::1]:9100")
+    (('127.0.0.1', 9100), ('::1', 9100))
+    """
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) <= 65_535:
+        raise ConfigError(
+            f"{text!r} is no address: write HOST:PORT, as 127.0.0.1:9100; 0.0.0.0:9100 is for any network."
+        )
+    return host.strip("[]"), int(port)
+
+
 class StateSettings(msgspec.Struct, frozen=True):
     """The settings of a file's table [state]."""
 
@@ -122,6 +136,11 @@ class Restoration:
         return int(self.source) if self.source.isdecimal() else None
 
 
+def _checked(text: str) -> str:
+    listening_at(text)
+    return text
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """One run. Times are in milliseconds."""
@@ -138,6 +157,14 @@ class RunOptions:
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",
+    ))  # fmt: skip
+    ui: str = _declare("", Setting(
+        TEXT, "show the run to a browser there, with /live and /ready for probes", default="none",
+        metavar="HOST:PORT", reader=_checked, flink="`rest.bind-port`",
+    ))  # fmt: skip
+    metrics: str = _declare("", Setting(
+        TEXT, "answer there, over HTTP: /metrics for Prometheus, /live and /ready for probes", default="none",
+        metavar="HOST:PORT", reader=_checked, flink="`metrics.reporter.prom.port`",
     ))  # fmt: skip
     checkpoint_partitions: int = _declare(PARTITIONS, Setting(
         COUNT, "of their topic, when it is created, one of them for decisions", minimum=PARTITIONS_MIN,

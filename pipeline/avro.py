@@ -17,6 +17,7 @@ from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 from msgspec import inspect
 
+from exactlyonce.pipeline.avro_plain import compiled
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.schema import UnsupportedType, type_name
 
@@ -109,7 +110,8 @@ class AvroCodec(SchemaCodec[T]):
         """As `encode`; ValueError for a field that the schema lacks."""
         self.decoder_from = decoder_from
         """The decoder of values of another schema, without a schema id, by Avro's resolution."""
-        super().__init__("avro", type_, write, decode)
+        fast = compiled(type_, parsed, header, write, decode)
+        super().__init__("avro", type_, *(fast or (write, decode)))
 
     @property
     def dropped(self) -> list[str]:

@@ -12,10 +12,10 @@
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
-    │   │   ├── NoSuchObject        sinks.postgres.refusals: an object of a statement does not exist
-    │   │   └── UnknownTransaction  sinks.mysql.refusals: the server knows no such transaction, which proves nothing
+    │   │   ├── NoSuchObject        connectors.postgres.refusals: an object of a statement does not exist
+    │   │   └── UnknownTransaction  connectors.mysql.refusals: the server does not know it, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
-    │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock
+    │   │   └── LockHeld            connectors.postgres.refusals: another session holds a lock
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
@@ -116,7 +116,7 @@ class StorageUnavailable(BrokerUnavailable):
 
 
 class StoreError(UserError):
-    """A store other than Kafka refuses a request of a sink. The message names the missing thing, and the remedy."""
+    """A store other than Kafka refuses a request. The message names the missing thing, and the remedy."""
 
 
 class StoreUnavailable(UserError):

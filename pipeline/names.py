@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 NAME_LENGTH_MAX = 100
 """The limit for pipelines and operators. Topic names end at 249, and `<pipeline>.checkpoints` is one."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_PATTERN = re.compile(r"[*+?^$|()\[\]{}\\]")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -22,7 +24,10 @@ def topic_problem(topic: object) -> str | None:
     """The mistake in the name of a topic; else None."""
     if isinstance(topic, str) and _TOPIC.fullmatch(topic) and topic not in (".", ".."):
         return None
-    return f"topic {topic!r} must be 1 to 249 letters, digits, ., _ and -"
+    hint = (
+        "" if not isinstance(topic, str) or not _PATTERN.search(topic) else ": a pattern is not taken, list the topics"
+    )
+    return f"topic {topic!r} must be 1 to 249 letters, digits, ., _ and -{hint}"
 
 
 def as_name(text: str) -> str:
@@ -32,6 +37,24 @@ def as_name(text: str) -> str:
     'replay-orders_dead'
     """
     return re.sub(r"[^A-Za-z0-9_-]", "_", text)
+
+
+def shared_name_problem(topics: Iterable[str]) -> str | None:
+    """The mistake if two of *topics* would give a source or sink of theirs the same name.
+
+    >>> shared_name_problem(["orders.eu", "orders-eu"])
+    >>> (shared_name_problem(["orders.eu", "orders_eu"]) or "").partition(",")[0]
+    "the topics 'orders.eu' and 'orders_eu' would have the same id"
+    """
+    by_name: dict[str, str] = {}
+    for topic in topics:
+        other = by_name.setdefault(as_name(topic), topic)
+        if other != topic:
+            return (
+                f"the topics {other!r} and {topic!r} would have the same id, since a dot becomes an underscore there: "
+                f"give one of them a source or sink of its own"
+            )
+    return None
 
 
 def checkpoint_topic(pipeline: str) -> str:

@@ -14,6 +14,7 @@ from exactlyonce.pipeline.errors import ConfigError
 
 SECRET_CHARACTERS = 8
 """A shorter secret is masked only as a whole word: the rest of longer words would reveal it."""
+PASSWORD_WRITTEN = "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
 
 
 class Secret(str):

@@ -29,7 +29,21 @@ if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 ON_BROKER = "exactlyonce_broker"
+SCHEMA_WARNINGS = (
+    "read_text is deprecated:DeprecationWarning:kafka.protocol.schemas.load_json",
+    "open_text is deprecated:DeprecationWarning:importlib.resources._legacy",
+)
+"""The warnings of Python 3.11 and 3.12 about how kafka-python reads its schemas. The second one is about read_text
+itself, so another caller of that still has the first."""
 IMAGE_DEFAULT = "exactlyonce-kafka:4.3.1"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+    """Before a conftest.py imports our clients."""
+    for warning in SCHEMA_WARNINGS:
+        early_config.addinivalue_line("filterwarnings", f"ignore:{warning}")
+    return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:

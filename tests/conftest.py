@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from bytecode import Bytecode
 from hypothesis import HealthCheck, settings
 from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
@@ -40,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config))
+    config.pluginmanager.register(Bytecode(config))
     config.pluginmanager.register(OneBroker())
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
     settings.register_profile(
@@ -249,3 +251,54 @@ def image() -> Callable[[str], str]:
 def kafka_image(image: Callable[[str], str]) -> str:
     """The image that the plugin's fixtures start in a container."""
     return image("kafka")
+
+
+@pytest.fixture(scope="session")
+def database_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """`database_server("postgres")`, or "mariadb" or "redis", which is started when it is first asked for."""
+    servers: dict[str, Any] = {}
+
+    def started(name: str) -> Any:
+        if name not in servers:
+            servers[name] = {"postgres": postgres, "mariadb": mariadb, "redis": redis}[name]()
+        return servers[name]
+
+    def postgres() -> Any:
+        pytest.importorskip("psycopg")
+        from postgres_server import PostgresServer
+
+        server = PostgresServer()
+        server.start()
+        return server
+
+    def mariadb() -> Any:
+        pytest.importorskip("pymysql")
+        from mariadb_server import MariaDB, required
+
+        required()
+        server = MariaDB()
+        server.start()
+        return server
+
+    def redis() -> Any:
+        pytest.importorskip("redis")
+        from redis_server import RedisServer, skip_without_a_server
+
+        skip_without_a_server()
+        return RedisServer(tmp_path_factory.mktemp("redis"))
+
+    yield started
+    for server in servers.values():
+        server.remove()
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def shop(
+    request: pytest.FixtureRequest, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """An empty database, to which the variable SHOP_DSN leads."""
+    from shop import Server
+
+    server = Server(request.param, database_server(request.param), monkeypatch)
+    yield server
+    server.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from generate import COMMAND_LINE, command_line, settings
+from generate import COMMAND_LINE, METRICS_PAGE, command_line, metrics, settings
 from generate import SETTINGS as SETTINGS_PAGE
 
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
@@ -65,7 +65,9 @@ def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "written"), [(COMMAND_LINE, command_line), (SETTINGS_PAGE, settings)], ids=["cli", "settings"]
+    ("page", "written"),
+    [(COMMAND_LINE, command_line), (SETTINGS_PAGE, settings), (METRICS_PAGE, metrics)],
+    ids=["cli", "settings", "metrics"],
 )
 def test_the_pages_are_those_that_are_generated(page: Path, written: Callable[[str], str]) -> None:
     assert written(page.read_text()) == page.read_text(), "run: .venv/bin/python docs/generate.py"

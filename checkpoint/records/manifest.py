@@ -108,6 +108,8 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """The offsets of the last few of these, in order."""
     ended: bool = False
     """Whether it was read to its end; never of a topic."""
+    cursor: str = ""
+    """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
 
     @property
     def in_topic(self) -> bool:

@@ -39,7 +39,7 @@ examples:
       --kafka sasl.password=env:KAFKA_PASSWORD
   exactlyonce run orders:pipeline --from-savepoint /backups/order-totals-42-1f2e3d4c
   exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
-  exactlyonce run orders:pipeline --standby
+  exactlyonce run orders:pipeline --standby --ui 127.0.0.1:8080 --metrics 127.0.0.1:9100
 
 In a terminal, a line on stderr shows the progress. Otherwise each checkpoint is a line of
 JSON there; while nothing is read, one a minute. Durations T are written 500ms, 1.5s, 10m
@@ -59,6 +59,7 @@ def add(commands: Commands) -> None:
     add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
     add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
     add_cluster(parser)
+    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"])
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
     output.add_argument(

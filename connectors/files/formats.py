@@ -25,7 +25,7 @@ from exactlyonce.connectors.files.places import FoundFile
 from exactlyonce.connectors.splits import SplitDecoder
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec
-from exactlyonce.pipeline.errors import Halt, StorageUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
 CHUNK_BYTES = 1 << 18
@@ -202,23 +202,45 @@ class Csv(Rows):
 
     name, strict = "csv", False
 
-    def __init__(self, type_: Any, delimiter: str) -> None:
+    def __init__(self, type_: Any, delimiter: str, header: bool) -> None:
+        """*header*: whether the first line names the columns; else they are the fields in their order."""
         super().__init__(type_)
-        self._delimiter = delimiter
+        self._delimiter, self._header = delimiter, header
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if not isinstance(self._delimiter, str) or len(self._delimiter) != 1:
             yield f"delimiter={self._delimiter!r} must be one character"
+        if not self._header and not _fields(self.type):
+            yield f"value={schema.type_name(self.type)} has no fields for the columns of header=False: give a Struct"
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "delimiter": self._delimiter}
+        header = {} if self._header else {"header": False}
+        return {**super().describe(), "delimiter": self._delimiter, **header}
+
+    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+        """One part. Raises `ConfigError` if its first line lacks a field of the type."""
+        with whole(FileSplit(file.version, 0, WHOLE, file.name)):
+            columns, _ = self._rows(stream, file)
+        missing = [field.encode_name for field in _fields(self.type) if field.required]
+        missing = [name for name in missing if columns and name not in columns]
+        if missing:
+            raise ConfigError(
+                f"File {file.name!r}: its first line has the columns {', '.join(map(repr, columns))}, and "
+                f"{schema.type_name(self.type)} needs {', '.join(map(repr, missing))}. Set delimiter=, which is "
+                f"{self._delimiter!r}; or header=False, if the first line is a row; or correct the type or the file."
+            )
+        return super().parts(file, stream, bytes_max)
+
+    def _rows(self, stream: BinaryIO, file: FoundFile) -> tuple[list[str], Iterator[list[str]]]:
+        """The columns, and the rows after the line that may name them."""
+        text = io.TextIOWrapper(uncompressed(stream, file.name), encoding="utf-8-sig", newline="")
+        rows = (row for row in csv.reader(text, delimiter=self._delimiter, strict=True) if row)
+        return next(rows, []) if self._header else [field.encode_name for field in _fields(self.type)], rows
 
     def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         with whole(split):
-            text = io.TextIOWrapper(uncompressed(stream, file.name), encoding="utf-8-sig", newline="")
-            rows = (row for row in csv.reader(text, delimiter=self._delimiter, strict=True) if row)
-            header = next(rows, [])
+            header, rows = self._rows(stream, file)
             if len(set(header)) < len(header):
                 raise ValueError(f"two columns of its first line have one name: {', '.join(header)}")
             empty = _empty_cells(self.type)
@@ -230,7 +252,7 @@ class Csv(Rows):
 def _named(header: list[str], row: list[str], empty: dict[str, bool]) -> dict[str, Any] | str:
     """The cells of *row* by column; a text, which converts to no type with fields, if there are more or less."""
     if len(row) != len(header):
-        return f"it has {len(row)} cells, and the first line has {len(header)}"
+        return f"it has {len(row)} cells, and there are {len(header)} columns"
     cells: dict[str, Any] = dict(zip(header, row, strict=True))
     if "" in row:
         for column in [column for column, cell in cells.items() if not cell and column in empty]:
@@ -241,10 +263,14 @@ def _named(header: list[str], row: list[str], empty: dict[str, bool]) -> dict[st
     return cells
 
 
+def _fields(type_: Any) -> Sequence[inspect.Field]:
+    return getattr(inspect.type_info(type_), "fields", ())
+
+
 def _empty_cells(type_: Any) -> dict[str, bool]:
     """The columns in which an empty cell is no text, and whether it is None there."""
     columns = {}
-    for field in getattr(inspect.type_info(type_), "fields", ()):
+    for field in _fields(type_):
         kinds = {type(kind) for kind in getattr(field.type, "types", (field.type,))}
         if not kinds & {inspect.StrType, inspect.AnyType}:
             columns[field.encode_name] = inspect.NoneType in kinds

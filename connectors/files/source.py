@@ -47,6 +47,7 @@ class FileSource(SplitSource[T]):
     - *format*: "jsonl", a value of JSON per line (or what the codec says), "csv" with the names of the columns in the
       first line, "parquet", or "avro". Names of "jsonl" and "csv" files that end in .gz or .zst are decompressed.
     - *delimiter*: between the cells of a row of "csv".
+    - *header*: whether the first line of "csv" names the columns; else they are the fields of *value* in their order.
     - *watch*: an interval, as "10s", in which new files are looked for while the pipeline runs. None: only at its
       start, and the source ends once all are read.
     - *forget_removed*: a file that was read and removed is left out of checkpoints, so that there may be any number in
@@ -78,6 +79,7 @@ class FileSource(SplitSource[T]):
         format: str = ...,
         files: str = ...,
         delimiter: str = ...,
+        header: bool = ...,
         watch: str | None = ...,
         forget_removed: bool = ...,
         split_bytes: int = ...,
@@ -95,6 +97,7 @@ class FileSource(SplitSource[T]):
         format: str = ...,
         files: str = ...,
         delimiter: str = ...,
+        header: bool = ...,
         watch: str | None = ...,
         forget_removed: bool = ...,
         split_bytes: int = ...,
@@ -110,6 +113,7 @@ class FileSource(SplitSource[T]):
         format: str = "jsonl",
         files: str = "*",
         delimiter: str = ",",
+        header: bool = True,
         watch: str | None = None,
         forget_removed: bool = False,
         split_bytes: int = SPLIT_BYTES,
@@ -122,7 +126,7 @@ class FileSource(SplitSource[T]):
         if isinstance(value, Codec) and format != "jsonl":
             raise GraphError(f"{where}: value= is a codec, and the rows of {format} have columns: give a type")
         try:
-            reading = _format(format, value, delimiter)
+            reading = _format(format, value, delimiter, header)
             reading.describe()
         except schema.UnsupportedType as error:
             raise GraphError(f"{where}: {error}") from None
@@ -151,6 +155,10 @@ class FileSource(SplitSource[T]):
     def place(self) -> str:
         url = self._folder().url
         return f"{url}#{self.name}" if self.name else url
+
+    @property
+    def looks_at(self) -> str:
+        return f"{self.place}: no file matches files={self.files!r}"
 
     @property
     def endless(self) -> bool:
@@ -205,10 +213,10 @@ class FileSource(SplitSource[T]):
         return {"source": "files", "path": self._folder().url, "files": self.files, **self._reading.describe()}
 
 
-def _format(name: str, value: Any, delimiter: str) -> FileFormat:
+def _format(name: str, value: Any, delimiter: str, header: bool) -> FileFormat:
     match name:
         case "csv":
-            return Csv(value, delimiter)
+            return Csv(value, delimiter, header)
         case "parquet":
             return Parquet(value)
         case "avro":
@@ -219,7 +227,7 @@ def _format(name: str, value: Any, delimiter: str) -> FileFormat:
 class NoFile:
     """The `OpenSplit` that only has a number; see `finding.NO_FILE`."""
 
-    time_ms, ended = 0, True
+    time_ms, ended, cursor = 0, True, None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -236,6 +244,8 @@ class NoFile:
 
 class OpenFile:
     """The `OpenSplit` of a file, or of a part of it."""
+
+    cursor = None
 
     def __init__(self, position: SourceOffset, place: Place, reading: FileFormat) -> None:
         self._position, self._place = position, place

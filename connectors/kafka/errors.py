@@ -26,6 +26,11 @@ from exactlyonce.pipeline.errors import (
 
 T = TypeVar("T")
 
+
+class RangeGone(Halt):
+    """Wanted offsets are no longer in the topic, or it was recreated."""
+
+
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 5, 1_000
 UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
 

@@ -21,9 +21,9 @@ from kafka.record.util import calc_crc32c
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.errors import Again, DamagedBatch, damage, refuse
+from exactlyonce.connectors.kafka.errors import Again, DamagedBatch, RangeGone, damage, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import READ_COMMITTED, READ_UNCOMMITTED, PartitionLeader, Request, Wire
-from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
+from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.pipeline.errors import Halt
 
 OFFSET_OUT_OF_RANGE = 1

@@ -15,10 +15,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.errors import Meaning, meaning_of, raise_unless_passing
+from exactlyonce.connectors.kafka.errors import Meaning, RangeGone, meaning_of, raise_unless_passing
 from exactlyonce.connectors.kafka.reader import epoch_of, exact_consumer, offset_of
 from exactlyonce.connectors.source import RangeContext
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
 WAIT_S = 0.02
 """The timeout of one call that fills a batch: a range that ends in a marker waits for it once."""
@@ -26,10 +26,6 @@ TIMEOUT_S = 60.0
 ASK_AFTER_S = 1.0
 """The silence before a check that the topic exists: a consumer waits permanently for a missing one."""
 ANSWER_TIMEOUT_S = 10.0
-
-
-class RangeGone(Halt):
-    """Wanted offsets are no longer in the topic, or it was recreated."""
 
 
 class RangeReader:

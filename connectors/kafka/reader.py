@@ -1,7 +1,8 @@
 """One source subtask: reads its partitions of a topic from exact offsets.
 
-Invariants: `offsets` are those of the first record not yet returned (never the consumer's position, which counts
-fetched records); partitions are assigned and sought, never subscribed; a removed offset is an error, never a reset.
+Invariants: all visible records before `offsets`, and none after, have been returned; at the end of a partition they
+have passed its markers and aborted records, too, so that nothing lags there; partitions are assigned and sought, never
+subscribed; a removed offset is an error, never a reset.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class KafkaReader:
     source: str
     topic: str
     offsets: dict[int, int]
-    """Sn by partition: the offset of the first record that `poll` has not returned."""
+    """Sn by partition: `poll` has returned the visible records before it."""
     targets: Mapping[int, int]
     """The offset by partition at which this source is finished; empty: never."""
     config: Mapping[str, str]
@@ -67,7 +68,7 @@ class KafkaReader:
     topic_id: str = field(kw_only=True)
     """Empty as long as no partition is read."""
     epochs: dict[int, int] = field(default_factory=dict)
-    """The leader epoch by partition of the last record returned, if known."""
+    """The leader epoch by partition of the last record, visible or not, before `offsets`, if known."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(partition, count) of the last batch, in order."""
     make: Callable[[Mapping[str, Any]], Consumer] = exact_consumer
@@ -76,6 +77,8 @@ class KafkaReader:
 
     def __post_init__(self) -> None:
         self._silence = Silence(self.topic, self.offsets.keys())
+        self._at_end: list[int] = []
+        """The partitions whose end the last `poll` has met."""
 
     def open(self) -> None:
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
@@ -118,8 +121,6 @@ class KafkaReader:
         messages = self._consumer.consume(records_max, timeout_s)
         if any(map(Message.error, messages)):
             messages = self._without_events(messages)
-        if not messages:
-            return messages
         end = 0
         for partition, count in _runs(list(map(_partition, messages))):
             end += count
@@ -128,7 +129,18 @@ class KafkaReader:
             self.epochs[partition] = epoch_of(messages[end - 1])
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
+        if self._at_end:
+            self._pass_invisible()
         return messages
+
+    def _pass_invisible(self) -> None:
+        """Go on after markers and aborted records at the ends of partitions, as the client has done."""
+        assert self._consumer is not None
+        for passed in self._consumer.position([TopicPartition(self.topic, partition) for partition in self._at_end]):
+            if passed.offset > self.offsets[passed.partition]:
+                self.offsets[passed.partition] = passed.offset
+                self.epochs[passed.partition] = -1 if passed.leader_epoch is None else passed.leader_epoch
+        self._at_end.clear()
 
     def _without_events(self, messages: list[Message]) -> list[Message]:
         kept = []
@@ -137,6 +149,7 @@ class KafkaReader:
             if error is None:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
+                self._at_end.append(_partition(message))
                 if offset_of(message) >= self.targets.get(_partition(message), 0):
                     self._unfinished.discard(_partition(message))
             else:
@@ -215,7 +228,7 @@ class KafkaReader:
         )
 
     def lag(self) -> int:
-        """The visible records not yet returned, as far as is known without a request."""
+        """The offsets up to the end, as far as it is known without a request; 0 at the end."""
         if self._consumer is None:
             return 0
         total = 0
@@ -241,6 +254,6 @@ def _runs(partitions: list[int]) -> Iterable[tuple[int, int]]:
     >>> list(_runs([3, 3, 1]))
     [(3, 2), (1, 1)]
     """
-    if partitions.count(partitions[0]) == len(partitions):
+    if partitions and partitions.count(partitions[0]) == len(partitions):
         return ((partitions[0], len(partitions)),)
     return ((partition, len(list(group))) for partition, group in groupby(partitions))

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from exactlyonce.connectors.registry import bytes_of, check_reading, opened
+from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
@@ -17,7 +17,7 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.names import topic_problem
+from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.source import Source
@@ -305,11 +305,12 @@ class KafkaDecoder:
     def __init__(self, source: KafkaSource[Any]) -> None:
         self._source = source
         self._value, self._key = source.value_of, source.key_of
+        self._values = all_bytes_of(source.value_codec, "value")
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
 
     def parts(self, records: Sequence[Any]) -> Sequence[Any]:
-        return records if self._source.metadata else list(map(self._value, records))
+        return records if self._source.metadata else self._values(records)
 
     def _record(self, message: Message) -> Record[Any]:
         return record_of(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
@@ -340,7 +341,7 @@ def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
         return "give one topic or more, each once"
     if len(topics) > 1 and isinstance(start, Mapping):
         return "start= gives offsets by partition, of one topic: read each of these by a source of its own"
-    return None
+    return shared_name_problem(map(str, topics))
 
 
 def _key_problem(key: Any, metadata: bool) -> str | None:

@@ -4,7 +4,7 @@
 `connectors` is imported.
 """
 
-from exactlyonce.connectors.registry.codec import bytes_of, check_reading, check_writing, opened
+from exactlyonce.connectors.registry.codec import all_bytes_of, bytes_of, check_reading, check_writing, opened
 from exactlyonce.connectors.registry.settings import problems
 
-__all__ = ["bytes_of", "check_reading", "check_writing", "opened", "problems"]
+__all__ = ["all_bytes_of", "bytes_of", "check_reading", "check_writing", "opened", "problems"]

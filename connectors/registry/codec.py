@@ -8,7 +8,7 @@ id is in a header is refused, and never read as if it began with an id.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exactlyonce.connectors.registry.client import RegistryClient, SchemaRefused, UnknownSchema
@@ -70,6 +70,14 @@ def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]
         return b"".join([id for name, id in headers if name == header and id]) + data
 
     return with_id
+
+
+def all_bytes_of(codec: Codec[Any], part: Part) -> Callable[[Sequence[Message]], list[bytes | None]]:
+    """`bytes_of` of each message of a batch: without a call of ours for each, unless one of them has headers."""
+    from confluent_kafka import Message
+
+    one, plain = bytes_of(codec, part), Message.value if part == "value" else Message.key
+    return lambda messages: list(map(one if any(map(Message.headers, messages)) else plain, messages))
 
 
 def check_reading(codec: Codec[Any]) -> None:

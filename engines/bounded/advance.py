@@ -94,13 +94,14 @@ def advance(
     submit: Submit,
     staging: str | Path,
     submit_small: Submit | None = None,
+    splittable: set[str] | None = None,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
     *connections* have recovered; *staging* is a folder that all units see, or a URL of HDFS or S3. *submit_small*, if
-    given, runs publications of little output. *final*: a clean end follows. Raises
-    `BrokerUnavailable` if the checkpoint was not decided: it never happened.
+    given, runs publications of little output. *splittable* is that of a `Computation`. *final*: a clean end follows.
+    Raises `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock, leader = SystemClock(), connections.leader
     physical = plan(loaded.pipeline.build(), options.parallelism)
@@ -108,7 +109,9 @@ def advance(
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as files:
         common = _common(loaded, options, connections, manifest, physical, files)
         client = options.client.as_text
-        receipts = compute(physical, common, client, ranges, submit)
+        may_split = bool(splittable)
+        receipts = compute(physical, common, client, ranges, submit, splittable=splittable)
+        computed_again = may_split and not splittable
         hit("advance-computed")
         connections.drive(leader.upkeep())  # a fenced driver opens no transactions
         opened_ms = clock.monotonic_ms()
@@ -140,7 +143,7 @@ def advance(
     )
     if publications:
         _abort_all_but(connections, {precommit.transactional_id for precommit in precommits})
-    units_failed = any(tries_before(receipt.label) for receipt in receipts)
+    units_failed = computed_again or any(tries_before(receipt.label) for receipt in receipts)
     if units_failed:
         connections.known_blocks.expect_own_orphans()
     publications_failed = any(tries_before(published.label) for published in publications)

@@ -24,6 +24,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
+from exactlyonce.engines.bounded.splits import splittable_tasks
 from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, require_topics, rest
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
@@ -205,6 +206,8 @@ class CatchUp:
     records: int | None = None
     """By `judge`, the offsets up to the stop offsets; None if a savepoint says where they begin."""
     _subtasks_max: int = 0
+    _splittable: set[str] = field(default_factory=set)
+    """See `Computation.splittable`."""
     _judged: list[str] = field(default_factory=list)
     """The notes of `judge`, which are not repeated."""
     _noted: set[str] = field(default_factory=set)
@@ -282,6 +285,7 @@ class CatchUp:
     def lead(self, submit: Submit, staging: str | Path) -> Summary:
         """Lead the pipeline until the stop offsets are reached or, when it follows, until it is stopped."""
         physical = self._plan()
+        self._splittable = splittable_tasks(physical)
         self.small_here = self.small_here and len(physical.tasks) * physical.parallelism <= SMALL_UNITS
         if self.small_here:
             self.progress.note(
@@ -376,7 +380,7 @@ class CatchUp:
             advanced = advance(
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk,
                 submit=partial(with_upkeep, in_process_keeping if here else submit), submit_small=publish,
-                staging=THIS_MACHINE if here else staging,
+                staging=THIS_MACHINE if here else staging, splittable=self._splittable,
                 final=not self.follow and not any(reading.length for reading in ranges),
             )  # fmt: skip
             summary.add(advanced)

@@ -1,8 +1,9 @@
 """The stages of a plan, as units: the receipts of one stage are the work of the next.
 
 Invariants: a stage runs once its whole input is written; a unit's files count only by its receipt; every subtask of
-every task runs, even without input, because it answers for its share of the state and of Sn. A stage is one staged
-file, and a unit is its place there: nobody reads the plan of all.
+every task runs, even without input, because it answers for its share of the state and of Sn. A subtask that runs as
+several units (`splits`) has one receipt. A stage is one staged file, and a unit is its place there: nobody reads the
+plan of all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from exactlyonce.engines.bounded.splits import merged, split
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
 from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFile, stage_messages
@@ -60,6 +62,8 @@ class Computation(NamedTuple):
     """Inputs are taken along these; None: by time."""
     left: Left | None = None
     """Records that are sent, and not taken."""
+    splittable: set[str] | None = None
+    """The tasks whose partitions several units may read; emptied where the outputs turn out not to permit it."""
 
 
 def compute(
@@ -70,12 +74,14 @@ def compute(
     submit: Submit,
     logs: Logs | None = None,
     left: Left | None = None,
+    splittable: set[str] | None = None,
 ) -> list[Receipt]:
     """Run the whole plan over *ranges*; return the receipts, stage by stage. See `Computation`.
 
     *client* are the client's settings.
     """
-    (receipts,) = compute_together([Computation(plan, common, ranges, logs, left)], client, submit)
+    computation = Computation(plan, common, ranges, logs, left, splittable)
+    (receipts,) = compute_together([computation], client, submit)
     return receipts
 
 
@@ -90,22 +96,43 @@ def compute_together(
     plans = (stages(computation.plan) for computation in computations)
     for number, levels in enumerate(zip_longest(*plans, fillvalue=[])):
         staged = [
-            _staged(computation, tasks, number, own)
+            _staged(computation, tasks, f"stage-{number}", own)
             for computation, tasks, own in zip(computations, levels, receipts, strict=True)
         ]
-        work = [
-            _encode(UnitPlace({**client}, file, receiver))
-            for file, units in staged
-            for receiver, _ in enumerate(units, STAGE + 1)
-        ]
-        names = ", ".join(dict.fromkeys(task.name for tasks in levels for task in tasks))
-        answers = iter(submit(f"{_described(computations)}, stage {names}", work))
-        for (_, units), own in zip(staged, receipts, strict=True):
-            done = [_decoder.decode(answer) for answer in islice(answers, len(units))]
-            acknowledged = [(receipt.ack.task, receipt.ack.subtask) for receipt in done]
-            require(acknowledged == [(unit.task, unit.subtask) for unit in units], "every unit has its receipt")
-            own += done
+        done = _done(staged, f"{_described(computations)}, stage {_names(levels)}", client, submit)
+        for place, (computation, tasks) in enumerate(zip(computations, levels, strict=True)):
+            units = zip(staged[place].units, done[place], strict=True)
+            if any(unit.split is not None and receipt.in_turn for unit, receipt in units):
+                assert computation.splittable is not None
+                computation.splittable.clear()
+                staged[place] = _staged(computation, tasks, f"stage-{number}-whole", receipts[place])
+                description = f"{_described(computations)}, stage {_names(levels)} without splits"
+                (done[place],) = _done(staged[place : place + 1], description, client, submit)
+            receipts[place] += merged(done[place])
     return receipts
+
+
+def _done(
+    staged: Sequence[_Staged], description: str, client: Mapping[str, str], submit: Submit
+) -> list[list[Receipt]]:
+    """The receipts of the units of each of *staged*, which run together."""
+    work = [
+        _encode(UnitPlace({**client}, stage.file, receiver))
+        for stage in staged
+        for receiver, _ in enumerate(stage.units, STAGE + 1)
+    ]
+    answers = iter(submit(description, work))
+    receipts = []
+    for stage in staged:
+        done = [_decoder.decode(answer) for answer in islice(answers, len(stage.units))]
+        acknowledged = [(receipt.ack.task, receipt.ack.subtask) for receipt in done]
+        require(acknowledged == [(unit.task, unit.subtask) for unit in stage.units], "every unit has its receipt")
+        receipts.append(done)
+    return receipts
+
+
+def _names(levels: Iterable[Iterable[Task]]) -> str:
+    return ", ".join(dict.fromkeys(task.name for tasks in levels for task in tasks))
 
 
 def _described(computations: Sequence[Computation]) -> str:
@@ -116,16 +143,21 @@ def _described(computations: Sequence[Computation]) -> str:
     return f"{first.base.pipeline}: checkpoints {first.checkpoint} to {last.checkpoint}"
 
 
-def _staged(
-    computation: Computation, tasks: Sequence[Task], number: int, before: Iterable[Receipt]
-) -> tuple[StagedFile, list[Unit]]:
-    """Stage a stage and its units. *before* has the receipts of the earlier stages."""
-    plan, common, ranges, logs, left = computation
+class _Staged(NamedTuple):
+    """A stage with its units, in a file."""
+
+    file: StagedFile
+    units: list[Unit]
+
+
+def _staged(computation: Computation, tasks: Sequence[Task], name: str, before: Iterable[Receipt]) -> _Staged:
+    """Stage a stage and its units as *name*. *before* has the receipts of the earlier stages."""
+    plan, common = computation.plan, computation.common
     edges = {edge.name for task in tasks for edge in plan.into(task)}
     sent = tuple(file for receipt in before for file in receipt.sent if file.edge in edges)
-    units = [unit for task in tasks for unit in _units(plan, task, ranges=ranges, logs=logs, left=left)]
+    units = [unit for task in tasks for unit in _units(computation, task)]
     stage = msgspec.structs.replace(common, sent=sent)
-    return stage_messages(f"{common.files}stage-{number}", [stage, *units]), units
+    return _Staged(stage_messages(f"{common.files}{name}", [stage, *units]), units)
 
 
 def outputs_by_sink(receipts: Iterable[Receipt]) -> dict[str, list[OutputFile]]:
@@ -136,19 +168,24 @@ def outputs_by_sink(receipts: Iterable[Receipt]) -> dict[str, list[OutputFile]]:
     return files
 
 
-def _units(
-    plan: Plan, task: Task, *, ranges: Sequence[Reading], logs: Logs | None, left: Left | None
-) -> Iterator[Unit]:
+def _units(computation: Computation, task: Task) -> Iterator[Unit]:
+    """The units of *task*, by subtask."""
+    logs, left, parallelism = computation.logs, computation.left, computation.plan.parallelism
     sources = {node.id for node in task.sources}
     reads = defaultdict[int, list[Reading]](list)
-    for reading in ranges:
+    for reading in computation.ranges:
         if reading.source in sources:
-            reads[reading.partition % plan.parallelism].append(reading)
-    for subtask in range(plan.parallelism):
-        yield Unit(
+            reads[reading.partition % parallelism].append(reading)
+    offsets = sum(reading.length for readings in reads.values() for reading in readings)
+    for subtask in range(parallelism):
+        unit = Unit(
             task=task.name,
             subtask=subtask,
             readings=tuple(reads[subtask]),
             order=None if logs is None else logs.get((task.name, subtask), ()),
             left={} if left is None else left.get((task.name, subtask), {}),
         )
+        if task.name in (computation.splittable or ()):
+            yield from split(unit, parallelism, offsets)
+        else:
+            yield unit

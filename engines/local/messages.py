@@ -137,8 +137,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     open_transactions: int
     first_record_ms: int
     """The wall clock of the first batch; 0 before it."""
-    lag: int
-    """Records up to the last stable offset that are not read."""
+    lags: dict[str, int]
+    """Records up to the last stable offset that are not read, by source."""
     going_round: int
     """Records that wait to come round a loop."""
     waiting: list[str]
@@ -151,6 +151,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The reasons why the flush of a sink would wait."""
     unwritten: dict[str, int] = {}
     """The records not written though their checkpoint is finalized, by sink."""
+    operators: dict[str, tuple[float, int]] = {}
+    """The seconds in each operator and the records that came to it."""
     busiest: str = ""
     """The operator that took most of the last seconds; empty: none took any."""
     busiest_ms: float = 0.0

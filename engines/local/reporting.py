@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TextIO
 
 from exactlyonce.checkpoint.coordinator import Coordinator
@@ -34,6 +34,12 @@ class Reporter:
 
     def live(self, figures: Mapping[str, Any]) -> None:
         """Report the figures now, about twice a second."""
+
+    def progress(self, progress: Progress) -> None:
+        """A worker has sent its figures since it started."""
+
+    def turned(self, state: str, rests_s: float = 0.0) -> None:
+        """The run has come round, in *state*, and now may rest for *rests_s*. Called at least every second but then."""
 
     def close(self) -> None:
         """The run is over."""
@@ -77,7 +83,7 @@ class TerminalReporter(Reporter):
             self._last = event
         elif not self._is_selected(event):
             return
-        elif event["event"] in ("note", "standby"):
+        elif event["event"] in ("note", "standby", "listening"):
             self._say(str(event["text"]))
         elif event["event"] == "started":
             self._say(f"{event['pipeline']}: incarnation {event['incarnation']}, from checkpoint {event['checkpoint']}")
@@ -115,14 +121,18 @@ class TerminalReporter(Reporter):
 
 
 class Report:
-    """Gathers the workers' figures for the reporter. *redact* removes secrets from a text; *dead_letters* are the ids
+    """Gathers the workers' figures for the reporters. *redact* removes secrets from a text; *dead_letters* are the ids
     of the sinks that dead letters go to."""
 
     def __init__(
-        self, pipeline: str, reporter: Reporter, redact: Callable[[str], str], dead_letters: Collection[str] = ()
+        self,
+        pipeline: str,
+        reporters: Sequence[Reporter],
+        redact: Callable[[str], str],
+        dead_letters: Collection[str] = (),
     ) -> None:
         self._pipeline = pipeline
-        self._reporter = reporter
+        self._reporters = reporters
         self._redact = redact
         self._letters = dict.fromkeys(dead_letters, 0)
         """The letters of finalized checkpoints, by sink."""
@@ -134,7 +144,9 @@ class Report:
         self._waiting_at = 0.0
 
     def _event(self, kind: str, /, **fields: Any) -> None:
-        self._reporter.event(events.event(kind, self._pipeline, **fields))
+        event = events.event(kind, self._pipeline, **fields)
+        for reporter in self._reporters:
+            reporter.event(event)
 
     def note(self, text: str) -> None:
         self._event("note", text=self._redact(text))
@@ -159,7 +171,14 @@ class Report:
 
     def acknowledged(self, message: Acknowledge) -> None:
         self._acks.setdefault(message.ack.checkpoint, []).append(message)
-        self.step("acknowledged", checkpoint=message.ack.checkpoint, worker=message.ack.subtask)
+        self.step(
+            "acknowledged",
+            checkpoint=message.ack.checkpoint,
+            worker=message.ack.subtask,
+            task=message.ack.task,
+            sync_ms=round(message.sync_ms, 1),
+            async_ms=round(message.async_ms, 1),
+        )
 
     def completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
         """A checkpoint is finalized."""
@@ -187,6 +206,8 @@ class Report:
         first = self._workers.get(progress.subtask) is None or not self._workers[progress.subtask].first_record_ms
         self._workers[progress.subtask] = progress
         self._gap_ms = max(self._gap_ms, progress.longest_gap_ms)
+        for reporter in self._reporters:
+            reporter.progress(progress)
         if first and progress.first_record_ms:
             self.step("first-record", worker=progress.subtask, first_record_ms=progress.first_record_ms)
         for note in progress.notes:
@@ -201,8 +222,9 @@ class Report:
         workers = self._workers.values()
         totals = {
             name: sum(getattr(worker, name) for worker in workers)
-            for name in ("records_in", "records_out", "skipped", "lag", "going_round", "open_transactions")
+            for name in ("records_in", "records_out", "skipped", "going_round", "open_transactions")
         }
+        totals["lag"] = sum(sum(worker.lags.values()) for worker in workers)
         return totals | ({"dead_letters": sum(self._letters.values())} if self._letters else {})
 
     def live(self, core: Coordinator) -> None:
@@ -215,7 +237,14 @@ class Report:
         before, count = self._previous
         self._previous = (now, figures["records_in"])
         rate = (figures["records_in"] - count) / (now - before) if now > before else 0.0
-        self._reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": core.state.value})
+        self.turned(core.state.value)
+        for reporter in self._reporters:
+            reporter.live({**figures, "records_per_s": max(0, round(rate)), "state": core.state.value})
+
+    def turned(self, state: str, rests_s: float = 0.0) -> None:
+        """The run has come round; see `Reporter.turned`."""
+        for reporter in self._reporters:
+            reporter.turned(state, rests_s)
 
     def ended(self, manifest: Manifest | None) -> None:
         """The run ended cleanly: transactions last reported as open are committed."""
@@ -223,4 +252,5 @@ class Report:
         self._event("ended", checkpoint=manifest.checkpoint if manifest else None, **figures)
 
     def close(self) -> None:
-        self._reporter.close()
+        for reporter in self._reporters:
+            reporter.close()

@@ -8,21 +8,26 @@ completed checkpoint counts as progress.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.engines import events
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
+from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
+from exactlyonce.engines.local.monitoring.metrics import Metrics
+from exactlyonce.engines.local.monitoring.page import Page
+from exactlyonce.engines.local.monitoring.serving import Paths, serving
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
-from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.plan import plan
+from exactlyonce.engines.options import RunOptions, listening_at
+from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
@@ -82,10 +87,10 @@ def run_loaded(
     refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
-    with handling_stop_signals(stop):
+    with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            report = Report(graph.pipeline_id, reporter, options.client.redact, graph.dead_letter_limits)
+            report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits)
             host = LocalHost(physical, loaded.reference, options, workers, report, succession)
             job = Job(physical, options, restart, host, report)
             stopper.attach(job)
@@ -107,8 +112,32 @@ def run_loaded(
                 if not recovered or delay_ms is None or options.inline:
                     raise
                 job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")
+                job.report.turned(WAITING, rests_s=delay_ms / 1000)
                 if stopper.asked.wait(delay_ms / 1000):
                     raise
+
+
+@contextmanager
+def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Iterator[Sequence[Reporter]]:
+    """*reporter*, and those whose figures are served meanwhile at the addresses of *options*."""
+    health = Health(options.checkpoint)
+    probes: Paths = {"/live": health.answer_live, "/ready": health.answer_ready}
+    reporters: list[Reporter] = [reporter, health]
+    served: dict[str, Paths] = {}
+    if options.metrics:
+        metrics = Metrics(physical.graph.pipeline_id)
+        reporters.append(metrics)
+        served[options.metrics] = {"/metrics": metrics.answer, **probes}
+    if options.ui:
+        page = Page(physical, health, SystemClock())
+        reporters.append(page)
+        served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
+    with ExitStack() as stack:
+        for address, paths in served.items():
+            stack.enter_context(serving(*listening_at(address), paths))
+            shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))
+            reporter.event(events.event("listening", physical.graph.pipeline_id, text=f"http://{address} has {shown}"))
+        yield reporters
 
 
 def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
@@ -128,6 +157,7 @@ def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
     threading.Thread(target=watch, name="standby", daemon=True).start()
     try:
         while not stopper.asked.wait(PAUSE_S):
+            job.report.turned(STANDBY)
             if turn.done():
                 turn.result()
                 if succession.reason:

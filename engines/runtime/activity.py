@@ -49,9 +49,13 @@ class Activity:
         self.breath: Callable[[], None] = lambda: None
         """Called between two chunks of a slow batch."""
         self._breathe_at = now + BREATH_INTERVAL_S
+        self.seconds: dict[str, float] = {}
+        """The time in each operator since the start."""
+        self.records: dict[str, int] = {}
+        """The records that have come to each."""
         self._began_s = now
-        self._seconds: dict[str, float] = {}
-        self._records: dict[str, int] = {}
+        self._before: tuple[dict[str, float], dict[str, int]] = {}, {}
+        """Both at the last `forget`."""
 
     def phase(self, name: str) -> None:
         """The thread begins work that is no operator's."""
@@ -65,8 +69,8 @@ class Activity:
 
     def leave(self, operator: str, entered_s: float, records: int) -> None:
         """The thread has done *records* in *operator*."""
-        self._seconds[operator] = self._seconds.get(operator, 0.0) + self.now_s() - entered_s
-        self._records[operator] = self._records.get(operator, 0) + records
+        self.seconds[operator] = self.seconds.get(operator, 0.0) + self.now_s() - entered_s
+        self.records[operator] = self.records.get(operator, 0) + records
 
     def breathe(self) -> None:
         """Breathe between two chunks, if the last breath or turn of the loop is long ago."""
@@ -82,11 +86,17 @@ class Activity:
 
     def costliest(self) -> Cost | None:
         """The operator that took most time since the last `forget`, if any took time."""
-        if not self._seconds:
+        seconds_before, records_before = self._before
+        seconds = {operator: total - seconds_before.get(operator, 0.0) for operator, total in self.seconds.items()}
+        operator = max(seconds, key=seconds.__getitem__, default="")
+        if not seconds.get(operator):
             return None
-        operator = max(self._seconds, key=self._seconds.__getitem__)
-        seconds, records = self._seconds[operator], self._records[operator]
-        return Cost(operator, 1000 * seconds / max(1, records), seconds / max(1e-9, self.now_s() - self._began_s))
+        records = self.records[operator] - records_before.get(operator, 0)
+        return Cost(
+            operator,
+            1000 * seconds[operator] / max(1, records),
+            seconds[operator] / max(1e-9, self.now_s() - self._began_s),
+        )
 
     def forget(self) -> None:
-        self._began_s, self._seconds, self._records = self.now_s(), {}, {}
+        self._began_s, self._before = self.now_s(), (dict(self.seconds), dict(self.records))

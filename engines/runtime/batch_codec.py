@@ -13,7 +13,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import facts_of, skip_option
+from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
@@ -29,6 +29,8 @@ class Coordinates(NamedTuple):
     topic_name: str
     partition_number: int
     offset_number: int
+    mark: str | None = None
+    """That of its split, as `SplitRecord.mark`; None: it is of a topic."""
 
     def topic(self) -> str:
         return self.topic_name
@@ -43,11 +45,19 @@ class Coordinates(NamedTuple):
 class Origins(Sequence[Coordinates]):
     """The coordinates of a frame's records, made on access, which is rare."""
 
-    __slots__ = ("_names", "_offsets", "_partitions", "_topics")
+    __slots__ = ("_marks", "_names", "_offsets", "_partitions", "_topics")
 
-    def __init__(self, names: list[str], topics: array[int], partitions: array[int], offsets: array[int]) -> None:
-        """*topics* are places in *names*."""
-        self._names, self._topics, self._partitions, self._offsets = names, topics, partitions, offsets
+    def __init__(
+        self,
+        names: list[str],
+        marks: list[str | None],
+        topics: array[int],
+        partitions: array[int],
+        offsets: array[int],
+    ) -> None:
+        """*topics* are places in *names* and *marks*."""
+        self._names, self._marks = names, marks
+        self._topics, self._partitions, self._offsets = topics, partitions, offsets
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -58,11 +68,13 @@ class Origins(Sequence[Coordinates]):
     def __getitem__(self, place: slice) -> Origins: ...
     def __getitem__(self, place: int | slice) -> Coordinates | Origins:
         if isinstance(place, slice):
-            return Origins(self._names, self._topics[place], self._partitions[place], self._offsets[place])
-        return Coordinates(self._names[self._topics[place]], self._partitions[place], self._offsets[place])
+            return Origins(self._names, self._marks, self._topics[place], self._partitions[place], self._offsets[place])
+        name, mark = self._names[self._topics[place]], self._marks[self._topics[place]]
+        return Coordinates(name, self._partitions[place], self._offsets[place], mark)
 
     def __iter__(self) -> Iterator[Coordinates]:
-        return map(Coordinates, map(self._names.__getitem__, self._topics), self._partitions, self._offsets)
+        names, marks = map(self._names.__getitem__, self._topics), map(self._marks.__getitem__, self._topics)
+        return map(Coordinates, names, self._partitions, self._offsets, marks)
 
 
 class BatchCodec:
@@ -123,7 +135,7 @@ class BatchCodec:
                     f"A record that was to be sent to another worker or round a loop is not a valid "
                     f"{type_name(self._type)}: {problem}. It stems from the record at {where}. The job has stopped "
                     f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
-                    f"declare another type by output=; or leave the record out: {skip_option(origin)}.",
+                    f"declare another type by output={or_skip(origin)}.",
                     **facts_of("", origin),
                 )
         return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
@@ -138,7 +150,8 @@ class OpenFrame:
         self._packed: list[bytes] = []
         self._keys: list[bytes] | None = None
         self._times: array[int] | None = None
-        self._names: dict[str, int] = {}
+        self._names: dict[str | tuple[str, str], int] = {}
+        """Places by topic, or by place and mark."""
         self._topics, self._partitions, self._offsets = array("H"), array("i"), array("q")
         self.size = 0
         """Bytes of its records and keys."""
@@ -156,8 +169,11 @@ class OpenFrame:
             self.size += sum(map(len, batch.keys))
         if batch.times is not None:
             self._times = (self._times or array("q")) + array("q", batch.times)
-        topics = [origin.topic() or "" for origin in batch.origins]
-        for name in sorted(set(topics)):
+        topics: list[Any] = [origin.topic() or "" for origin in batch.origins]
+        if topics and hasattr(batch.origins[0], "mark"):
+            marks = [getattr(origin, "mark", None) for origin in batch.origins]
+            topics = [name if mark is None else (name, mark) for name, mark in zip(topics, marks, strict=True)]
+        for name in sorted(set(topics), key=str):
             self._names.setdefault(name, len(self._names))
         self._topics += array("H", map(self._names.__getitem__, topics))
         self._partitions += array("i", [origin.partition() or 0 for origin in batch.origins])
@@ -166,8 +182,11 @@ class OpenFrame:
     def encode(self) -> bytes:
         records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))
         coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
-        times = () if self._times is None else (self._times.tobytes(),)
-        return _encode((records, self._keys, list(self._names), *coordinates, *times))
+        names = [(name, None) if isinstance(name, str) else name for name in self._names]
+        marks = [mark for _, mark in names]
+        times = b"" if self._times is None else self._times.tobytes()
+        rest = (times, marks) if any(mark is not None for mark in marks) else (times,) if times else ()
+        return _encode((records, self._keys, [name for name, _ in names], *coordinates, *rest))
 
 
 def records_in(frame: bytes) -> int:
@@ -220,11 +239,14 @@ class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
     offsets: bytes
     times: bytes = b""
     """Empty if its batches had none."""
+    marks: list[str | None] = []
+    """Those of `names`; empty if all are topics."""
 
     def batch(self) -> Batch:
         topics, partitions, offsets = array("H", self.topics), array("i", self.partitions), array("q", self.offsets)
         times = list(array("q", self.times)) if self.times else None
-        return Batch(self.records, Origins(self.names, topics, partitions, offsets), self.keys, times)
+        marks = self.marks or [None] * len(self.names)
+        return Batch(self.records, Origins(self.names, marks, topics, partitions, offsets), self.keys, times)
 
 
 def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[_Frame[Any]]:

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from exactlyonce.connectors.splits import SplitRecord
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
@@ -63,7 +62,7 @@ def record_error(subject: str, operator: str, origin: Origin | None, error: Base
         )
     return RecordError(
         f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again"
-        f"{_or_skip(origin)}.",
+        f"{or_skip(origin)}.",
         **facts_of(operator, origin),
     )
 
@@ -77,19 +76,18 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
     return RecordError(
         f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
-        f"before the sink, then run again{_or_skip(origin)}.",
+        f"before the sink, then run again{or_skip(origin)}.",
         **facts_of(sink, origin),
     )
 
 
-def skip_option(origin: Origin) -> str:
-    """The option that leaves out the record at *origin*."""
+def or_skip(origin: Origin | None) -> str:
+    """The advice to leave out the record at *origin*; empty where its number may be another's the next time."""
+    mark = getattr(origin, "mark", None)
+    if origin is None or mark == "":
+        return ""
     option = f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
-    return f"{option}@{origin.start.mark}" if isinstance(origin, SplitRecord) else option
-
-
-def _or_skip(origin: Origin | None) -> str:
-    return f"; or leave the record out: {skip_option(origin)}" if origin is not None else ""
+    return f"; or leave the record out: {option}" + (f"@{mark}" if mark else "")
 
 
 def _shown(origin: Origin | None) -> str:
@@ -455,7 +453,7 @@ def _not_as_declared(declared: Declared, origin: Origin, problem: str) -> Record
     return RecordError(
         f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
         f"{problem.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, "
-        f"or declare what it returns{_or_skip(origin)}."
+        f"or declare what it returns{or_skip(origin)}."
     )
 
 

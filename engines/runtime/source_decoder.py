@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.operators import facts_of, skip_option
+from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.dead_letters import DeadLetter
@@ -163,13 +163,13 @@ class SourceDecoder:
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
                 f"away, so on_error= does not leave it out. Fix the codec: let it raise ValueError for a bad record, "
-                f"and exactlyonce.Unavailable for an outage; or leave the record out: {skip_option(message)}."
+                f"and exactlyonce.Unavailable for an outage{or_skip(message)}."
             ) from error
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
                 f'the producer, or let the source keep such records elsewhere: on_error=DeadLetters("topic"), or skip '
-                f'them: on_error="skip"; or leave this one out: {skip_option(message)}.',
+                f'them: on_error="skip"{or_skip(message)}.',
                 **facts_of(self.id, message),
             ) from error
         if self._dead_letters is not None:

@@ -158,6 +158,13 @@ def is_connect(spark: SparkSession) -> bool:
     return "connect" in type(spark).__module__.split(".")
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether the program has stopped *spark*; PySpark's own calls then fail with an AttributeError."""
+    if is_connect(spark):
+        return bool(spark.is_stopped)  # type: ignore[attr-defined]  # of Connect's class
+    return spark.sparkContext._jsc is None
+
+
 def runs_here(spark: SparkSession) -> bool:
     """Whether all tasks run on this machine; those of a Connect server may be elsewhere."""
     return not is_connect(spark) and is_local(spark.conf.get("spark.master", "") or "")

@@ -32,6 +32,7 @@ from exactlyonce.engines.spark.session import (
     cores,
     in_short,
     is_sparks,
+    is_stopped,
     known_cause,
     refuse_speculation_in,
     runs_here,
@@ -76,6 +77,11 @@ def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
                 told = None if progress is None else partial(progress, stage)
                 rows = frame.collect() if told is None else _collect(spark, frame, tasks, len(work), told)
         except Exception as error:
+            if (is_sparks(error) or isinstance(error, AttributeError)) and is_stopped(spark):
+                raise StageFailed(
+                    f"The Spark session was stopped before {stage} was done. Nothing of its checkpoint is visible, and "
+                    f"nothing is lost: call again with a session that runs."
+                ) from None
             if not is_sparks(error):
                 raise
             failed = _stage_failed(stage, str(error))

@@ -93,6 +93,11 @@ class Inputs:
                 yield RecordPlace(place.topic, place.partition, place.offset)
                 continue
             id = sources[place.topic]
+            if not self.others[id].repeats:
+                raise ConfigError(
+                    f"--skip {place}: the number may be another row's in this run, since rows may have changed. "
+                    f"Correct the row and run again; or set on_error= of source {id!r}, which leaves such rows out."
+                )
             splits = {split.partition: split for split in manifest.offsets if split.source == id}
             found = self._found[id].get(place.partition)
             if isinstance(place, MarkedPlace):
@@ -151,6 +156,13 @@ class Inputs:
             added[id] = {split: start for split, start in starts.items() if (id, split) not in noted}
             added[id] |= {split: start for split, start in self._gone[id].items() if (id, split) in noted}
         return added
+
+    def without_splits(self, noted: Sequence[SourceOffset]) -> Iterator[str]:
+        """Where each source that reads no topic looks that had no split so far; *noted*: by the newest manifest."""
+        known = {offset.source for offset in noted}
+        for id, source in self.others.items():
+            if id not in known and not self._found[id]:
+                yield f"source {id}: there is nothing to read at {source.looks_at}"
 
     def find_splits(self, noted: Sequence[SourceOffset]) -> None:
         """Raise Halt if a split that was *noted* by the newest manifest has changed or is gone; find new ones."""
@@ -467,10 +479,13 @@ class PipelineTopics:
         """The answer, or `NotImplemented` if *request* is about something else."""
         match request:
             case ask.StartOffsets():
-                return self.inputs.start_offsets()
+                offsets = self.inputs.start_offsets()
+                self._note_empty(())
+                return offsets
             case ask.CheckContinuity(manifest):
                 check_operators(self._graph, manifest)
-                return self.inputs.check_continuity(manifest)
+                self.inputs.check_continuity(manifest)
+                return self._note_empty(manifest.offsets)
             case ask.LookAtInputs(newest):
                 return self._take_note(newest, self._topics.seen_by_each(self.inputs.described, APPEND_TIMEOUT_MS))
             case ask.LookAtTopics(newest):
@@ -487,6 +502,10 @@ class PipelineTopics:
             case ask.KnownOutputs():
                 return self.outputs.counted
         return NotImplemented
+
+    def _note_empty(self, noted: Sequence[SourceOffset]) -> None:
+        for empty in self.inputs.without_splits(noted):
+            self._note(empty)
 
     def _take_note(self, newest: Manifest, seen: Seen) -> None:
         before = self.inputs.described

@@ -13,7 +13,7 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
-from exactlyonce.sinks.lake.description import LakeSink, property_problems, writer_name
+from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
 from exactlyonce.sinks.lake.table import DELTA
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -77,7 +77,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
         app = ledger.application(context.pipeline, context.sink)
         place = TablePlace(self.place, self.storage_options)
-        lake = DeltaLake(place, columns_of(context.type), app, self.key, create=self.create)
+        lake = DeltaLake(place, columns_of(context.type), app, sink_name(context), self.key, create=self.create)
         return LakeCommitter(context, lake, DELTA, f"the transactions {app!r} of table {self.path}")
 
     def open_writer(self, context: WriterContext) -> Opened:
@@ -90,9 +90,11 @@ class DeltaSink(LakeSink[T], Generic[T]):
         with place.explained():
             table = place.load()
             rows = DeltaRows(columns_of(context.type), table, place.path)
-        folder, name = f"{context.pipeline}.{context.sink}", writer_name(context)
+        folder, writer = sink_name(context), writer_id(context)
         files = (
-            DeltaFiles(place, rows.partition_by, folder, name) if not self.key else DeltaChanges(place, folder, name)
+            DeltaFiles(place, rows.partition_by, folder, writer)
+            if not self.key
+            else DeltaChanges(place, folder, writer)
         )
         return Opened(LakeWriter(context.sink, context.subtask, DELTA, files, self.roll_bytes, context.note), rows)
 

@@ -29,16 +29,19 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 from deltalake.transaction import AddAction, Transaction
 
 from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.delta import ledger as ledgers
+from exactlyonce.sinks.delta import s3
 from exactlyonce.sinks.files.columns import Column
+from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.lake.columns import TableRows, matched
 from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each
+from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
 from exactlyonce.sinks.lake.table import Conflict, StagedInterval, changed, gone
 from exactlyonce.sinks.ledger import SinkLedger
 
@@ -56,8 +59,10 @@ FEATURES = {
 NOT_MERGED = {"appendOnly", "deletionVectors"}
 """Those of them that exclude merges by delta-rs."""
 _OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|generationExpression|invariants)")
-_AWAY = re.compile(r"timed? ?out|connect|dns|503|500|reset|refused|unavailable|No space", re.IGNORECASE)
-_DENIED = re.compile(r"permission denied|forbidden|403|401|access denied|credentials", re.IGNORECASE)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_CAUSE = "↳"
+_AWAY = re.compile(r"timed? ?out|connect|dns|\b50[03]\b|reset|refused|unavailable|No space", re.IGNORECASE)
+_DENIED = re.compile(r"permission ?denied|forbidden|\b40[13]\b|access denied|credentials", re.IGNORECASE)
 
 
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +82,8 @@ class StagedList(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     partition_by: tuple[str, ...]
     rows: int
+    parts: int = 0
+    """See `lake.staging`."""
 
 
 encode_body = msgspec.msgpack.Encoder().encode
@@ -95,7 +102,8 @@ class TablePlace:
     @property
     def options(self) -> dict[str, str]:
         """The storage options, with secrets looked up anew."""
-        return {**self._given, **self._secrets()}
+        limits = s3.LIMITS if s3.is_s3(self.path) else {}
+        return {**limits, **self._given, **self._secrets()}
 
     def _secrets(self) -> dict[str, str]:
         given = {name: value for name, value in self._given.items() if refers(value)}
@@ -109,15 +117,19 @@ class TablePlace:
         """The table, which was there at the check; `StoreUnavailable` if it is gone."""
         try:
             return self.find()
-        except TableNotFoundError:
+        except TableNotFoundError as error:
+            if _DENIED.search(str(error)):
+                raise
             raise self.away() from None
 
     @cached_property
     def files(self) -> Any:
-        """The table's folder, as a file system; pyarrow's around it gives it buffers, which it refuses.
+        """The table's folder, as a file system: pyarrow's for S3, as delta-rs' stops all threads during a request.
 
         It keeps the secrets of its connection, so another one is made after each error.
         """
+        if s3.is_s3(self.path):
+            return s3.file_system(self.path, self.options)
         return DeltaFileSystemHandler(self.path, self.options)
 
     def away(self) -> StoreUnavailable:
@@ -143,6 +155,25 @@ class TablePlace:
         content: bytes = self.files.open_input_file(path).read(size)
         return content
 
+    def get(self, path: str) -> bytes:
+        """The content of a file of the table."""
+        (info,) = self.files.get_file_info([path])
+        content: bytes = self.files.open_input_file(path).read(info.size) if info.size else b""
+        return content
+
+    def names_in(self, folder: str) -> list[str]:
+        """The names of the files in a folder; none if it is missing."""
+        if s3.is_s3(self.path):
+            found = self.files.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
+        else:
+            found = self.files.get_file_info_selector(folder, True, False)
+        return [info.base_name for info in found if info.type is pa_fs.FileType.File]
+
+    def remove(self, path: str) -> None:
+        """Remove a file, unless it is gone."""
+        with suppress(FileNotFoundError):
+            self.files.delete_file(path)
+
     def write(self, path: str, content: bytes) -> None:
         """Write a durable file."""
         self.require_table()
@@ -160,7 +191,9 @@ class TablePlace:
             yield
         except (StoreError, StoreUnavailable, ConfigError, Conflict):
             raise
-        except TableNotFoundError:
+        except TableNotFoundError as error:
+            if _DENIED.search(str(error)):
+                raise self._explained(error) from None
             raise StoreError(
                 f"There is no Delta table at {self.path}. Create it, set create=True, or correct the path."
             ) from None
@@ -171,14 +204,17 @@ class TablePlace:
             raise self._explained(error) from None
 
     def _text(self, error: BaseException) -> str:
-        lines = masked(str(error), self._secrets().values()).strip().splitlines() or [type(error).__name__]
-        return lines[0].rstrip(".")
+        """The first line, and delta-rs' causes of it, without their colours."""
+        text = _COLOURS.sub("", masked(str(error), self._secrets().values()))
+        first, *others = [line.strip() for line in text.strip().splitlines()] or [type(error).__name__]
+        causes = [line.removeprefix(_CAUSE).strip() for line in others if line.startswith(_CAUSE)]
+        return ": ".join([first, *causes]).rstrip(".")
 
     def _explained(self, error: Exception) -> StoreError | StoreUnavailable:
         where, text = f"Delta table {self.path}", self._text(error)
         if isinstance(error, DeltaProtocolError):
             return refusals.refused(where, text, "Write it with another program, or make a table without the feature.")
-        if isinstance(error, PermissionError) or _DENIED.search(text):
+        if isinstance(error, PermissionError) or _DENIED.search(str(error)):
             return refusals.refused(where, text, "Give this user the right to read and write the table's folder.")
         if isinstance(error, OSError) or _AWAY.search(text):
             return refusals.passing(where, "its folder cannot be read or written", text)
@@ -234,13 +270,14 @@ def columns_of_table(table: DeltaTable) -> Any:
 
 
 class DeltaLake:
-    """See `Lake`. *app*: the name of the ledger; *key*: columns by which rows are replaced, or none to append."""
+    """See `Lake`. *app*: the name of the ledger; *folder*: that of the sink's staged files; *key*: columns by which
+    rows are replaced, or none to append."""
 
     def __init__(
-        self, place: TablePlace, columns: Sequence[Column], app: str, key: Sequence[str], *, create: bool
+        self, place: TablePlace, columns: Sequence[Column], app: str, folder: str, key: Sequence[str], *, create: bool
     ) -> None:
         self.place, self.columns, self.app, self.key = place, columns, app, key
-        self._create = create
+        self.folder, self._create = folder, create
         self._table: DeltaTable | None = None
 
     def check(self) -> None:
@@ -286,7 +323,7 @@ class LoadedDelta:
         self.ledger = ledgers.read(lake.app, table.transaction_version)
 
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
-        """See `LoadedTable`. Data files keep their places; the lists of them are removed."""
+        """See `LoadedTable`. Data files keep their places."""
         lake, table, bodies = self._lake, self._table, [decode_body(body) for body in staged]
         with lake.place.explained():
             properties = CommitProperties(
@@ -299,15 +336,28 @@ class LoadedDelta:
                 require(table, lake.columns, lake.place.path, lake.key)
             for body, files in listed:
                 self._require_whole(body, files)
-            done = [body.path for body in bodies]
             if lake.key and bodies:
-                done += [file.path for _, files in listed for file in files]
                 self._merge([file for _, files in listed for file in files], properties)
             else:
                 self._add([file for _, files in listed for file in files], properties)
-            for path in done:
-                with suppress(OSError):
-                    lake.place.files.delete_file(path)
+
+    def forget(self, staged: Sequence[bytes]) -> None:
+        place, suffix = self._lake.place, "parquet" if self._lake.key else BEGUN
+        with place.explained():
+            for body in map(decode_body, staged):
+                for path in (*parts_of(body.path, body.parts, suffix), body.path):
+                    place.remove(path)
+
+    def sweep(self, incarnation: int, attempt: int) -> None:
+        """See `LoadedTable`. Files that delta-rs has written for a merge are VACUUM's."""
+        folder, place = f"{STAGED}/{self._lake.folder}", self._lake.place
+        with place.explained():
+            for name in left_over(place.names_in(folder), incarnation, attempt):
+                path = f"{folder}/{name}"
+                if name.endswith(BEGUN):
+                    for file in decode_begun(place.get(path)):
+                        place.remove(file)
+                place.remove(path)
 
     def _add(self, files: Sequence[StagedFile], properties: CommitProperties) -> None:
         """Commit *files* as they are."""
@@ -362,10 +412,11 @@ class DeltaRows(TableRows):
 
 
 class DeltaFiles:
-    """See `StagedFiles`. *name* is in the name of each file, and unique."""
+    """See `StagedFiles`. *folder* is that of the sink's staged files."""
 
-    def __init__(self, place: TablePlace, partition_by: Sequence[str], folder: str, name: str) -> None:
-        self._place, self._partition_by, self._folder, self._name = place, tuple(partition_by), folder, name
+    def __init__(self, place: TablePlace, partition_by: Sequence[str], folder: str, writer: WriterId) -> None:
+        self._place, self._partition_by, self._name = place, tuple(partition_by), f"{folder}-{writer}"
+        self._staged = StagedNames(f"{STAGED}/{folder}", writer)
         self._files: list[StagedFile] = []
         self._number = 0
 
@@ -375,12 +426,13 @@ class DeltaFiles:
 
     def write(self, rows: Any) -> None:
         with self._place.explained():
-            for values, part in _partitioned(rows, self._partition_by):
-                self._files.append(self._written(values, part))
+            parts = list(_partitioned(rows, self._partition_by))
+            paths = [self._path() for _ in parts]
+            self._place.write(self._staged.part(BEGUN), encode_begun(paths))
+            for path, (values, part) in zip(paths, parts, strict=True):
+                self._files.append(self._written(path, values, part))
 
-    def _written(self, partition: dict[str, str | None], rows: Any) -> StagedFile:
-        self._number += 1
-        path = self._path()
+    def _written(self, path: str, partition: dict[str, str | None], rows: Any) -> StagedFile:
         output, collected = pa.BufferOutputStream(), list[Any]()
         with pq.ParquetWriter(output, rows.schema, metadata_collector=collected) as writer:
             writer.write_table(rows)
@@ -392,16 +444,17 @@ class DeltaFiles:
         )  # fmt: skip
 
     def _path(self) -> str:
+        self._number += 1
         return f"part-{self._name}-{self._number}.parquet"
 
     def cut(self, checkpoint: int) -> StagedInterval:
         """See `StagedFiles`."""
         files, self._files = self._files, []
-        path, listing = f"{STAGED}/{self._folder}/{self._name}-{checkpoint}.json", encode_files(files)
+        (path, parts), listing = self._staged.end("json"), encode_files(files)
         with self._place.explained():
             self._place.write(path, listing)
         rows = sum(file.rows for file in files)
-        body = StagedList(path=path, size=len(listing), partition_by=self._partition_by, rows=rows)
+        body = StagedList(path=path, size=len(listing), partition_by=self._partition_by, rows=rows, parts=parts)
         return StagedInterval(encode_body(body), rows)
 
     def close(self) -> None:
@@ -411,11 +464,12 @@ class DeltaFiles:
 class DeltaChanges(DeltaFiles):
     """Files of rows to be merged, in their order; they are never the table's."""
 
-    def __init__(self, place: TablePlace, folder: str, name: str) -> None:
-        super().__init__(place, (), folder, name)
+    def __init__(self, place: TablePlace, folder: str, writer: WriterId) -> None:
+        super().__init__(place, (), folder, writer)
 
-    def _path(self) -> str:
-        return f"{STAGED}/{self._folder}/{self._name}-{self._number}.parquet"
+    def write(self, rows: Any) -> None:
+        with self._place.explained():
+            self._files.append(self._written(self._staged.part("parquet"), {}, rows))
 
 
 def _partitioned(rows: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:

@@ -32,9 +32,12 @@ def drop_older(place: Place, incarnation: int, attempt: int) -> None:
     """Drop the files of older attempts than that one, none of which is to be published. Files of other programs
     stay."""
     writers = ((WriterId.parsed(name), name) for name in place.names_in(STAGED))
-    place.drop_staged(
-        [name for writer, name in writers if writer and (writer.incarnation, writer.attempt) < (incarnation, attempt)]
-    )
+    place.drop_staged([name for writer, name in writers if writer and is_older(writer, incarnation, attempt)])
+
+
+def is_older(writer: WriterId, incarnation: int, attempt: int) -> bool:
+    """Whether *writer* is of an older attempt than that one."""
+    return (writer.incarnation, writer.attempt) < (incarnation, attempt)
 
 
 @dataclass(frozen=True, kw_only=True)

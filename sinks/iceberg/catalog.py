@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyiceberg import exceptions as iceberg
 from pyiceberg.catalog import Catalog, load_catalog
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.table import Conflict
 
@@ -35,6 +35,7 @@ _REMEDIES: Mapping[type[Exception], str] = {
     iceberg.NotInstalledError: "Install what it names beside exactlyonce",
 }
 _MISSING_TABLES = re.compile(r"no such table|does not exist|doesn't exist|UndefinedTable")
+_NO_FILE = "unable to open database file"
 _LOGIN = re.compile(r"password|authentication|permission denied|role .* does not exist|database .* does not exist")
 
 
@@ -74,8 +75,9 @@ class OpenCatalog:
             catalog.close()
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Turn errors of pyiceberg and the libraries below it into ours."""
+    def explained(self, *, starting: bool = False) -> Iterator[None]:
+        """Turn errors of pyiceberg and the libraries below it into ours. *starting*: at the start of a run a file of
+        SQLite that cannot be opened is an error, too."""
         try:
             yield
         except iceberg.CommitFailedException as error:
@@ -83,7 +85,7 @@ class OpenCatalog:
         except (StoreError, StoreUnavailable, ConfigError, Conflict):
             raise
         except Exception as error:
-            explained = self._explained(error)
+            explained = self._explained(error, starting)
             if explained is None:
                 raise
             self.close()  # a lost connection is not used again
@@ -93,7 +95,7 @@ class OpenCatalog:
         lines = masked(str(error), self._secrets).strip().splitlines() or [type(error).__name__]
         return lines[0].rstrip(".")
 
-    def _explained(self, error: Exception) -> StoreError | StoreUnavailable | None:
+    def _explained(self, error: Exception, starting: bool) -> StoreError | StoreUnavailable | None:
         where, text = f"The catalog of table {self._table}", self._text(error)
         for kind, remedy in _REMEDIES.items():
             if isinstance(error, kind):
@@ -102,6 +104,10 @@ class OpenCatalog:
             return refusals.passing(where, "it has not answered as it should", text)
         origin = type(error).__module__.partition(".")[0]
         if origin == "sqlalchemy":
+            if starting and _NO_FILE in text:
+                return refusals.refused(
+                    where, text, "Make or mount the folder of its file, or correct uri in catalog=."
+                )
             return self._of_database(where, text, error)
         if origin in ("requests", "urllib3"):
             return refusals.unreachable(where, text)

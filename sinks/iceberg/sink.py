@@ -11,7 +11,7 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
-from exactlyonce.sinks.lake.description import LakeSink, property_problems, writer_name
+from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
 from exactlyonce.sinks.lake.table import ICEBERG
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -75,7 +75,8 @@ class IcebergSink(LakeSink[T], Generic[T]):
 
         ledger = ledger_property(context.pipeline, context.sink)
         catalog = OpenCatalog(self.catalog, self.table)
-        lake = IcebergLake(catalog, self.table, columns_of(context.type), ledger, self.key, create=self.create)
+        columns, folder = columns_of(context.type), sink_name(context)
+        lake = IcebergLake(catalog, self.table, columns, ledger, folder, self.key, create=self.create)
         return LakeCommitter(context, lake, ICEBERG, f"the property {ledger} of table {self.table}")
 
     def open_writer(self, context: WriterContext) -> Opened:
@@ -87,11 +88,15 @@ class IcebergSink(LakeSink[T], Generic[T]):
             from exactlyonce.sinks.lake.writer import LakeWriter
 
         catalog = OpenCatalog(self.catalog, self.table)
-        with catalog.explained():
-            table = catalog.get().load_table(self.table)
         kind = IcebergChanges if self.key else IcebergFiles
-        files = kind(catalog, table, writer_name(context))
-        rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
+        try:
+            with catalog.explained():
+                table = catalog.get().load_table(self.table)
+            files = kind(catalog, table, sink_name(context), writer_id(context))
+            rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
+        except BaseException:
+            catalog.close()
+            raise
         return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes, context.note), rows)
 
     def _needing(self) -> Any:

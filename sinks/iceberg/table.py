@@ -10,34 +10,45 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from pyiceberg import exceptions as iceberg
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
-from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    ArrowScan,
+    PyArrowFileIO,
+    _determine_partitions,
+    bin_pack_arrow_table,
+    pyarrow_to_schema,
+    schema_to_pyarrow,
+    write_file,
+)  # fmt: skip
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile, write_manifest
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table, TableProperties
+from pyiceberg.table import FileScanTask, Table, TableProperties, WriteTask
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.sorting import NullOrder, SortDirection
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.files.columns import Column
+from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
 from exactlyonce.sinks.lake.columns import matched
 from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each, without
+from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
 from exactlyonce.sinks.lake.table import StagedInterval, changed, gone
 from exactlyonce.sinks.ledger import SinkLedger
 
@@ -66,6 +77,8 @@ class StagedManifest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     size: int
     spec_id: int
     rows: int
+    parts: int = 0
+    """See `lake.staging`."""
 
 
 encode_body = msgspec.msgpack.Encoder().encode
@@ -73,19 +86,19 @@ decode_body = msgspec.msgpack.Decoder(StagedManifest | StagedChanges).decode
 
 
 class IcebergLake:
-    """See `Lake`. *identifier*: "namespace.table"."""
+    """See `Lake`. *identifier*: "namespace.table"; *folder*: the sink's name, as that of its folder."""
 
     def __init__(
-        self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, key: Sequence[str],
-        *, create: bool,
+        self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, folder: str,
+        key: Sequence[str], *, create: bool,
     ) -> None:  # fmt: skip
         self.catalog, self.identifier, self._columns = catalog, identifier, columns
-        self.ledger_property, self.key = ledger, key
+        self.ledger_property, self.folder, self.key = ledger, folder, key
         self._create = create
 
     def check(self) -> None:
         """See `Lake`; also writes a file into the table's folder, and removes it."""
-        with self.catalog.explained():
+        with self.catalog.explained(starting=True):
             try:
                 table = self.catalog.get(create=self._create).load_table(self.identifier)
             except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
@@ -99,7 +112,7 @@ class IcebergLake:
             table.io.delete(place)
 
     def inspect(self) -> None:
-        with self.catalog.explained():
+        with self.catalog.explained(starting=True):
             try:
                 self.require(self.catalog.get().load_table(self.identifier))
             except (iceberg.NoSuchTableError, iceberg.NoSuchNamespaceError):
@@ -109,9 +122,10 @@ class IcebergLake:
         namespace = self.identifier.rpartition(".")[0]
         try:
             names = sorted(".".join(name) for name in self.catalog.get().list_tables(namespace))
+            found = f"has {', '.join(names[:10])}" if names else "is empty"
+            there = f"Namespace {namespace!r} {found}"
         except iceberg.NoSuchNamespaceError:
-            names = []
-        there = f"Namespace {namespace!r} has {', '.join(names[:10])}" if names else f"Namespace {namespace!r} is empty"
+            there = f"It has no namespace {namespace!r} either"
         return (
             f"Catalog {self.catalog.name!r} has no table {self.identifier}. {there}. Create the table, set "
             f"create=True, or correct the name of the table, or `name` in catalog=."
@@ -161,6 +175,21 @@ def _locations(table: Table) -> Any:
     return load_location_provider(table.metadata.location, table.metadata.properties)
 
 
+def _folder(table: Table, sink: str) -> str:
+    """The folder of staged files of *sink*, beside the metadata."""
+    return str(_locations(table).new_metadata_location(f"exactlyonce/{sink}"))
+
+
+def _names_in(table: Table, folder: str) -> list[str]:
+    """The names of the files in *folder*; none if it is missing, or the file system of the catalog cannot list."""
+    io = table.io
+    if not isinstance(io, PyArrowFileIO):
+        return []
+    scheme, host, path = io.parse_location(folder, io.properties)
+    listed = io.fs_by_scheme(scheme, host).get_file_info(pa_fs.FileSelector(path, allow_not_found=True))
+    return [info.base_name for info in listed if info.is_file]
+
+
 class LoadedIceberg:
     """See `LoadedTable`."""
 
@@ -173,17 +202,18 @@ class LoadedIceberg:
         return SinkLedger.decode(self._table.properties.get(self._lake.ledger_property))
 
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
-        """See `LoadedTable`. Data files keep their places; the manifests that list them are removed."""
+        """See `LoadedTable`. Data files keep their places."""
         table, bodies = self._table, [decode_body(body) for body in staged]
         with self._lake.catalog.explained():
             if bodies:
                 self._lake.require(table)
-            added, replaced = self._files(bodies), list[DataFile]()
+            written = WrittenFiles(table, secrets.token_hex(8))
+            added, replaced = self._files(bodies, written), list[DataFile]()
             changes = [body for body in bodies if isinstance(body, StagedChanges)]
             if changes:
-                added, replaced = self._changed(changes)
+                added, replaced = self._changed(changes, written)
             summary = {"exactlyonce.ledger": self._lake.ledger_property, "exactlyonce.checkpoint": str(checkpoint)}
-            with table.transaction() as transaction:
+            with written.removed_on_conflict(), table.transaction() as transaction:
                 transaction.set_properties({self._lake.ledger_property: ledger.encode().decode()})
                 update: Any = transaction.update_snapshot(summary)
                 with update.overwrite() if replaced else update.fast_append() as snapshot:
@@ -191,12 +221,35 @@ class LoadedIceberg:
                         snapshot.delete_data_file(file)
                     for file in added:
                         snapshot.append_data_file(file)
-            for body in bodies:
-                for path in body.sizes if isinstance(body, StagedChanges) else (body.path,):
-                    with suppress(OSError):
-                        table.io.delete(path)
 
-    def _files(self, bodies: Sequence[StagedManifest | StagedChanges]) -> list[DataFile]:
+    def forget(self, staged: Sequence[bytes]) -> None:
+        with self._lake.catalog.explained():
+            for body in map(decode_body, staged):
+                if isinstance(body, StagedChanges):
+                    paths = list(body.sizes)
+                else:
+                    paths = [*parts_of(body.path, body.parts, BEGUN), body.path]
+                for path in paths:
+                    self._remove(path)
+
+    def sweep(self, incarnation: int, attempt: int) -> None:
+        """See `LoadedTable`. Files that a leader has written anew, and not committed, are remove_orphan_files'."""
+        folder = _folder(self._table, self._lake.folder)
+        with self._lake.catalog.explained():
+            for name in left_over(_names_in(self._table, folder), incarnation, attempt):
+                path = f"{folder}/{name}"
+                if name.endswith(BEGUN):
+                    with self._table.io.new_input(path).open() as begun:
+                        files = decode_begun(begun.read())
+                    for file in files:
+                        self._remove(file)
+                self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._table.io.delete(path)
+
+    def _files(self, bodies: Sequence[StagedManifest | StagedChanges], written: WrittenFiles) -> list[DataFile]:
         """The staged files to add, all of which are there, in the table's present partitions."""
         spec_id = self._table.metadata.default_spec_id
         files: list[DataFile] = []
@@ -207,7 +260,7 @@ class LoadedIceberg:
             self._require_whole(body, listed)
             schema = self._staged_schema(body)
             fits = body.spec_id == spec_id and self._has_columns_of(schema)
-            files += listed if fits else self._written_anew(listed, schema)
+            files += listed if fits else self._written_anew(listed, schema, written)
         return files
 
     def _staged_schema(self, body: StagedManifest) -> Schema:
@@ -232,14 +285,13 @@ class LoadedIceberg:
         with ThreadPoolExecutor(LOOKED_AT_ONCE) as pool:
             list(pool.map(lambda file: _require_size(self._table, file.file_path, file.file_size_in_bytes), files))
 
-    def _changed(self, bodies: Sequence[StagedChanges]) -> tuple[list[DataFile], list[DataFile]]:
+    def _changed(self, bodies: Sequence[StagedChanges], written: WrittenFiles) -> tuple[list[DataFile], list[DataFile]]:
         """The files to add, and those that they replace: all with a row whose key is in *bodies*."""
         table, key = self._table, self._lake.key
         for body in bodies:
             for path, size in body.sizes.items():
                 _require_size(table, path, size)
         changes = last_of_each(pa.concat_tables([self._read(path) for body in bodies for path in body.sizes]), key)
-        written = WrittenFiles(table, secrets.token_hex(8))
         added, replaced = written.write(changes), list[DataFile]()
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
         for task in table.scan(row_filter=_bounds(changes, key)).plan_files():
@@ -250,10 +302,9 @@ class LoadedIceberg:
                 added += written.write(kept) if kept.num_rows else []
         return added, replaced
 
-    def _written_anew(self, files: Iterable[DataFile], staged: Schema) -> list[DataFile]:
+    def _written_anew(self, files: Iterable[DataFile], staged: Schema, written: WrittenFiles) -> list[DataFile]:
         """The rows of *files*, written as *staged*, in new ones with the table's present columns and partitions."""
-        table = self._table
-        written, new = WrittenFiles(table, secrets.token_hex(8)), list[DataFile]()
+        table, new = self._table, list[DataFile]()
         scan = ArrowScan(table.metadata, table.io, staged, AlwaysTrue())
         for file in files:
             new += written.write(self._fitting(scan.to_table([FileScanTask(file)]), file.file_path))
@@ -328,20 +379,54 @@ def _sync(table: Table, addresses: Iterable[str]) -> None:
 
 
 class WrittenFiles:
-    """Durable data files of a table, as it was when it was loaded. *name* is in their names, and unique."""
+    """Durable data files of a table, as it was when it was loaded. *name* is in their names, and unique; *announce*
+    hears of their paths before they are written."""
 
-    def __init__(self, table: Table, name: str) -> None:
-        self._table, self._name = table, name
+    def __init__(self, table: Table, name: str, announce: Callable[[list[str]], None] = lambda paths: None) -> None:
+        self._table, self._name, self._announce = table, name, announce
         self._number = count(1)
+        self._paths: list[str] = []
 
     def write(self, rows: Any) -> list[DataFile]:
         """One file for each partition, or more where it is larger than `write.target-file-size-bytes`."""
-        table = self._table
-        unique: Any = self._name  # pyiceberg, too, makes it a part of names alone
-        rows = _sorted(table, rows)
-        files = list(_dataframe_to_data_files(table.metadata, rows, table.io, write_uuid=unique, counter=self._number))
-        _sync(table, [file.file_path for file in files])
+        table, locations = self._table, _locations(self._table)
+        tasks = list(self._tasks(_sorted(table, rows)))
+        paths = [
+            locations.new_data_location(task.generate_data_file_filename("parquet"), task.partition_key)
+            for task in tasks
+        ]
+        self._announce(paths)
+        self._paths += paths
+        files = list(write_file(table.io, table.metadata, iter(tasks)))
+        _sync(table, paths)
         return files
+
+    def _tasks(self, rows: Any) -> Iterator[WriteTask]:
+        """One for each file, as pyiceberg makes them."""
+        metadata = self._table.metadata
+        unique: Any = self._name  # pyiceberg, too, makes it a part of names alone
+        size = int(metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
+                                           TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT))  # fmt: skip
+        spec, own = metadata.spec(), metadata.schema()
+        schema = pyarrow_to_schema(rows.schema, own.name_mapping, format_version=metadata.format_version)
+        partitions: list[tuple[Any, Any]] = [(None, rows)]
+        if not spec.is_unpartitioned():
+            parts = _determine_partitions(spec=spec, schema=own, arrow_table=rows)
+            partitions = [(part.partition_key, part.arrow_table_partition) for part in parts]
+        for key, part in partitions:
+            for batches in bin_pack_arrow_table(part, size):
+                yield WriteTask(unique, next(self._number), schema, batches, partition_key=key)
+
+    @contextmanager
+    def removed_on_conflict(self) -> Iterator[None]:
+        """Remove the files if a commit of them is refused within: they are in no snapshot, and will not be."""
+        try:
+            yield
+        except iceberg.CommitFailedException:
+            for path in self._paths:
+                with suppress(OSError):
+                    self._table.io.delete(path)
+            raise
 
 
 def _sorted(table: Table, rows: Any) -> Any:
@@ -369,10 +454,17 @@ def _sorted(table: Table, rows: Any) -> Any:
 class IcebergFiles:
     """See `StagedFiles`."""
 
-    def __init__(self, catalog: OpenCatalog, table: Table, name: str) -> None:
-        self._catalog, self._table, self._name = catalog, table, name
-        self._written = WrittenFiles(table, name)
+    def __init__(self, catalog: OpenCatalog, table: Table, folder: str, writer: WriterId) -> None:
+        self._catalog, self._table = catalog, table
+        self._staged = StagedNames(_folder(table, folder), writer)
+        self._written = WrittenFiles(table, f"{folder}-{writer}", self._announce)
         self._files: list[DataFile] = []
+
+    def _announce(self, paths: list[str]) -> None:
+        begun = self._staged.part(BEGUN)
+        with self._table.io.new_output(begun).create() as file:
+            file.write(encode_begun(paths))
+        _sync(self._table, [begun])
 
     def require_table(self) -> None:
         with self._catalog.explained():
@@ -388,7 +480,7 @@ class IcebergFiles:
         self.require_table()
         files, self._files = self._files, []
         metadata, io = self._table.metadata, self._table.io
-        path = _locations(self._table).new_metadata_location(f"exactlyonce-{self._name}-{checkpoint}.avro")
+        path, parts = self._staged.end("avro")
         with (
             self._catalog.explained(),
             write_manifest(
@@ -402,7 +494,7 @@ class IcebergFiles:
             size = len(io.new_input(path))
         self.require_table()
         rows = sum(file.record_count for file in files)
-        body = StagedManifest(path=path, size=size, spec_id=metadata.default_spec_id, rows=rows)
+        body = StagedManifest(path=path, size=size, spec_id=metadata.default_spec_id, rows=rows, parts=parts)
         return StagedInterval(encode_body(body), rows)
 
     def close(self) -> None:
@@ -412,10 +504,11 @@ class IcebergFiles:
 class IcebergChanges:
     """See `StagedFiles`: rows that replace others wait in files beside the table's metadata."""
 
-    def __init__(self, catalog: OpenCatalog, table: Table, name: str) -> None:
-        self._catalog, self._table, self._name = catalog, table, name
+    def __init__(self, catalog: OpenCatalog, table: Table, folder: str, writer: WriterId) -> None:
+        self._catalog, self._table = catalog, table
+        self._staged = StagedNames(_folder(table, folder), writer)
         self._sizes: dict[str, int] = {}
-        self._rows = self._number = 0
+        self._rows = 0
 
     def require_table(self) -> None:
         with self._catalog.explained():
@@ -423,8 +516,7 @@ class IcebergChanges:
 
     def write(self, rows: Any) -> None:
         self.require_table()
-        self._number += 1
-        path = _locations(self._table).new_metadata_location(f"exactlyonce-{self._name}-{self._number}.parquet")
+        path = self._staged.part("parquet")
         with self._catalog.explained():
             with self._table.io.new_output(path).create() as file:
                 pq.write_table(rows, file)
@@ -437,6 +529,7 @@ class IcebergChanges:
         self.require_table()
         sizes, rows = self._sizes, self._rows
         self._sizes, self._rows = {}, 0
+        self._staged.end("")
         return StagedInterval(encode_body(StagedChanges(sizes=sizes, rows=rows)), rows)
 
     def close(self) -> None:

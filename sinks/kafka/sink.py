@@ -20,7 +20,7 @@ from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.names import topic_problem
+from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.sink import Routes, Sink, mapped
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.values import codec_problems, holds_records, value_type
@@ -185,7 +185,7 @@ def _topics_problem(topic: object, topics: Any) -> str | None:
         return f"the topic is {topic!r}, and must be a name, or a function that gives one of topics="
     if not topics or len({*topics}) < len(topics):
         return "the topic is a function: declare all topics that it may give, each once, as topics=[...]"
-    return None
+    return shared_name_problem(map(str, topics))
 
 
 def gives_times(sink: object) -> bool:
@@ -196,6 +196,11 @@ def gives_times(sink: object) -> bool:
 def gives_partitions(sink: object) -> bool:
     """Whether *sink* is a `KafkaSink` with ``partition=``."""
     return isinstance(sink, KafkaSink) and sink.partition is not None
+
+
+def gives_keys(sink: object, type_: Any) -> bool:
+    """Whether *sink* is a `KafkaSink` whose outputs may have keys if its stream has this type."""
+    return isinstance(sink, KafkaSink) and (sink.key is not None or holds_records(type_))
 
 
 def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks.committer import CommitterContext, StoreView
-from exactlyonce.sinks.lake.table import Conflict, Lake
+from exactlyonce.sinks.lake.table import Conflict, Lake, LoadedTable
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 
 ATTEMPTS_MAX = 20
@@ -39,7 +39,8 @@ class LakeCommitter:
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Committer`. It is a commit of the table, which every commit of an older incarnation conflicts with."""
         pipeline, sink = self.context.pipeline, self.context.sink
-        return self._changed(lambda ledger: _Change(ledger.fenced(pipeline, sink, incarnation, origin))).checkpoints
+        ledger, _ = self._changed(lambda ledger: _Change(ledger.fenced(pipeline, sink, incarnation, origin)))
+        return ledger.checkpoints
 
     def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
         """See `Committer`."""
@@ -54,30 +55,34 @@ class LakeCommitter:
                     due.append(committable)
             return _Change(ledger, due)
 
-        self._changed(change)
+        _, table = self._changed(change)
+        table.forget([committable.body for committable in committables if committable.records])
         return bool(due)
 
-    def _changed(self, change: Callable[[SinkLedger], _Change]) -> SinkLedger:
-        """The ledger after *change*, committed unless it is the same."""
+    def _changed(self, change: Callable[[SinkLedger], _Change]) -> tuple[SinkLedger, LoadedTable]:
+        """The ledger after *change*, committed unless it is the same, and the table as it was before."""
         for _ in range(ATTEMPTS_MAX):
             table = self.lake.load()
             before = table.ledger
             after, committables = change(before)
             if after == before:
-                return after
+                return after, table
             staged = [committable.body for committable in committables if committable.records]
             try:
                 table.commit(after, staged, max((one.checkpoint for one in committables), default=0))
             except Conflict:
                 continue
-            return after
+            return after, table
         raise StoreUnavailable(
             f"Other writers of the table were faster {ATTEMPTS_MAX} times in a row. Let them commit less often. "
             f"Nothing is lost: it is asked again."
         )
 
     def clean(self, incarnation: int, attempt: int) -> None:
-        """Nothing: files that no snapshot has are removed by age, together with those of other programs."""
+        """See `Committer`. No commit will name what is removed, as for the files of a `FileSink`."""
+        table = self.lake.load()
+        if table.ledger.incarnation <= incarnation:
+            table.sweep(incarnation, attempt)
 
     def look(self) -> StoreView:
         """See `Inspectable`."""

@@ -13,7 +13,9 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.sql.table import description_problems, row_problems
 from exactlyonce.sinks.writer import WriterContext
 
@@ -88,9 +90,11 @@ def property_problems(argument: str, properties: Mapping[str, str]) -> Iterator[
             yield f"{argument}[{name!r}] has a secret written out: put it into a variable, 'env:NAME', or into a file"
 
 
-def writer_name(context: WriterContext) -> str:
-    """A part of the names of a writer's files, unique."""
-    return (
-        f"{context.pipeline}.{context.sink}-{context.incarnation}-{context.attempt}-{context.subtask}-"
-        f"{secrets.token_hex(8)}"
-    )
+def sink_name(context: WriterContext | CommitterContext) -> str:
+    """The name of a sink's folder of staged files; no name of a pipeline or sink has a dot in it."""
+    return f"{context.pipeline}.{context.sink}"
+
+
+def writer_id(context: WriterContext) -> WriterId:
+    """A new writer, in the names of its files."""
+    return WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8))

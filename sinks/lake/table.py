@@ -51,6 +51,12 @@ class LoadedTable(Protocol):
         file is gone, or the table cannot take the rows any more; `StoreUnavailable` if the outcome is unknown.
         """
 
+    def forget(self, staged: Sequence[bytes]) -> None:
+        """Remove what waits beside the table of these bodies of committables, all of which are committed."""
+
+    def sweep(self, incarnation: int, attempt: int) -> None:
+        """Remove the files of attempts of the sink before that one, none of which was or will be committed."""
+
 
 class Lake(Protocol):
     """The table of one sink of one pipeline. Made without effect; every call loads the table anew.

@@ -21,8 +21,8 @@ from uuid import UUID
 
 import msgspec
 
+from exactlyonce.connectors.mysql.session import quoted
 from exactlyonce.pipeline.codec import require_finite
-from exactlyonce.sinks.mysql.session import quoted
 from exactlyonce.sinks.mysql.table import MySQLColumn
 from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField
 

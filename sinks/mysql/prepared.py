@@ -10,9 +10,9 @@ import re
 from hashlib import sha256
 from typing import Any
 
+from exactlyonce.connectors.mysql.refusals import UnknownTransaction
+from exactlyonce.connectors.mysql.session import quoted
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
-from exactlyonce.sinks.mysql.refusals import UnknownTransaction
-from exactlyonce.sinks.mysql.session import quoted
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.mysql.store import TEXT, MySQLStore
 from exactlyonce.sinks.mysql.table import ENGINE, MySQLOwnTable, MySQLTable

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from exactlyonce.connectors.mysql.address import MySQLAddress
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference, look_up
-from exactlyonce.sinks.mysql.address import MySQLAddress
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.sink import PASSWORD_WRITTEN, TableSink
+from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.store import Store
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from exactlyonce.connectors.mysql.session import TIMEOUT_S, MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.sinks.mysql.literals import (
     ROW_END,
@@ -15,7 +16,6 @@ from exactlyonce.sinks.mysql.literals import (
     mark_of,
     values_template,
 )
-from exactlyonce.sinks.mysql.session import TIMEOUT_S, MySQLSession, quoted
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.mysql.table import (
     ENGINE,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.mysql.session import MySQLSession, quoted
 from exactlyonce.sinks.sql.fields import FieldKind, RowField
 from exactlyonce.sinks.sql.table import TableColumn
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from psycopg import sql
 
+from exactlyonce.connectors.postgres.connection import PostgresConnection
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.sinks.postgres.column_types import PostgresColumn, created_type
-from exactlyonce.sinks.postgres.connection import PostgresConnection
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 

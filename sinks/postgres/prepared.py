@@ -6,9 +6,9 @@ from typing import Any
 
 from psycopg import sql
 
+from exactlyonce.connectors.postgres.refusals import NoSuchObject
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.catalogue import PostgresOwnTable, Target
-from exactlyonce.sinks.postgres.refusals import NoSuchObject
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.prepared.store import TABLE, TransactionName

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from exactlyonce.connectors.postgres.dsn import has_password
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.sink import PASSWORD_WRITTEN, TableSink
+from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -20,8 +21,6 @@ T = TypeVar("T")
 _IDENTIFIER_BYTES_MAX = 63
 _ANSWER_TIMEOUT_MS_MAX = 24 * 3600 * 1000
 """The system waits for no longer than 24 days at a time."""
-_PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
-"""Also one with a / that is not escaped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ class PostgresSink(TableSink[T], Generic[T]):
             yield str(error).rstrip(".")
 
     def dsn_problems(self) -> Iterator[str]:
-        if _PASSWORD.search(self.dsn):
+        if has_password(self.dsn):
             yield PASSWORD_WRITTEN
 
     def name_problems(self) -> Iterator[str]:

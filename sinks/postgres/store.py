@@ -11,14 +11,14 @@ from typing import Any
 
 from psycopg import sql
 
+from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+from exactlyonce.connectors.postgres.refusals import LockHeld
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.catalogue import PostgresOwnTable, Target
 from exactlyonce.sinks.postgres.column_types import PostgresColumn, column_text, meaning, type_problem
-from exactlyonce.sinks.postgres.connection import Limits, PostgresConnection
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
-from exactlyonce.sinks.postgres.refusals import LockHeld
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql import ledger
 from exactlyonce.sinks.sql.fields import RowField

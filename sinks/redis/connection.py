@@ -17,9 +17,9 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
 from redis.retry import Retry
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks import refusals
 from exactlyonce.sinks.redis.rows import argument
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX, Script
 from exactlyonce.sinks.redis.sink import url_problem

@@ -21,7 +21,6 @@ from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
 WRITE_AHEAD = "write_ahead"
-PASSWORD_WRITTEN = "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
 
 
 class TableSink(WriteAheadSink[T]):

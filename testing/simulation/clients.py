@@ -341,6 +341,9 @@ class SimulatedConsumer:
     def __init__(self, process: Process, topic: str) -> None:
         self.process, self.world, self.topic = process, process.world, topic
         self._positions: dict[int, int] = {}
+        """After the fetched records, by partition."""
+        self._consumed: dict[int, TopicPartition] = {}
+        """After the consumed records, by partition."""
         self._messages: deque[Message] = deque()
         self._ended: dict[int, int] = {}
         self._fetching = False
@@ -397,7 +400,20 @@ class SimulatedConsumer:
         count = min(len(self._messages), records_max, self.world.rng.randint(1, 6))
         messages = [self._messages.popleft() for _ in range(count)]
         self.world.consumed(messages)
+        for message in messages:
+            self._pass(message)
         return messages
+
+    def _pass(self, message: Message) -> None:
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            assert partition is not None
+            assert offset is not None
+            after = offset + 1 if error is None else offset
+            self._consumed[partition] = TopicPartition(self.topic, partition, after)
+
+    def position(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        return [self._consumed[place.partition] for place in places]
 
     def get_watermark_offsets(self, place: TopicPartition, **_: Any) -> tuple[int, int]:
         return 0, self.world.end_of(place.topic, place.partition)

@@ -74,7 +74,7 @@ class SimulatedJob(Job):
             parallelism=coordinator.plan.parallelism,
             until="latest",
         )
-        report = Report(self.world.graph.pipeline_id, EventReporter(self._told), str)
+        report = Report(self.world.graph.pipeline_id, [EventReporter(self._told)], str)
         super().__init__(coordinator.plan, options, ExponentialDelay(20, 200), coordinator, report)
 
     def _told(self, event: Mapping[str, Any]) -> None:

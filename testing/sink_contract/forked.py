@@ -43,7 +43,9 @@ class Forked:
         """The next line: that it is in the middle, or what the action returned or raised."""
         line = b""
         while not line.endswith(b"\n"):
-            if not select.select([self._readable], [], [], LIMIT_S)[0]:
+            waiting = select.poll()  # select() knows only the first 1,024 descriptors of a process
+            waiting.register(self._readable, select.POLLIN)
+            if not waiting.poll(1000 * LIMIT_S):
                 raise TimeoutError(f"A process of the test has not ended within {LIMIT_S} s.")
             got = os.read(self._readable, 1)
             if not got:

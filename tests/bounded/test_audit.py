@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.replay.reproduce import agree, counts
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.unit import lane_audit, visible_lanes
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -133,6 +135,56 @@ def test_records_where_no_checkpoint_has_written_are_said(fed: Fed, tmp_path: Pa
     assert report.findings == []
     assert report.unjudged == [
         f"{out}[{free}] has records, and no judged checkpoint has written there: they were not read"
+    ]
+
+
+def test_output_that_goes_during_an_audit(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the scan of a partition and its reading, or before a lane is read again, or as a whole topic."""
+    out, copies = f"{fed.name}-out", f"{fed.name}-copies"
+    fed.kafka.create_topic(out, 2)
+    fed.kafka.create_topic(copies, 1)
+    fed.feed(500)
+    pipeline = load_pipeline("flawed_pipelines", "flawed", fed.name)
+    monkeypatch.setenv(FLAWED, "1")
+    catch_up(fed, pipeline, 2, tmp_path)
+    monkeypatch.setenv(FLAWED, "0")
+    planted = ["changed", "doubled", "missing", "reordered"]
+
+    def audited_while_losing(module: ModuleType, lossy: str) -> AuditReport:
+        """The report, and the log of *lossy* loses the first record of each partition before *module* reads it."""
+        read, lost = module.visible_runs, set[int]()
+
+        def runs(config: ClientConfig, topic: str, partition: int, start: int, *rest: Any) -> Any:
+            if topic == lossy and partition not in lost:
+                lost.add(partition)
+                fed.kafka.delete_records(topic, {partition: start + 1})
+            return read(config, topic, partition, start, *rest)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "visible_runs", runs)
+            report = audited(pipeline, fed.config, tmp_path)
+        assert lost
+        return report
+
+    report = audited_while_losing(visible_lanes, copies)
+    assert sorted(each.finding.kind for each in report.findings) == planted
+    assert report.unjudged == [
+        f"{copies}[0] holds {len(fed.all) - 1} of {len(fed.all)} records of checkpoint 1, sink copies: retention or "
+        f"compaction has removed the others"
+    ]
+    admin = fed.kafka.admin()
+    admin.delete_topics([copies])[copies].result(LIMIT_S)
+    report = audited(pipeline, fed.config, tmp_path)
+    assert sorted(each.finding.kind for each in report.findings) == planted
+    (unjudged,) = report.unjudged
+    assert unjudged.startswith(f"the output in topic {copies}: ")
+    differing = {each.finding.partition for each in report.findings}
+    report = audited_while_losing(lane_audit, out)
+    assert (report.findings, report.checkpoints) == ([], [1])
+    assert report.unjudged[1:] == [
+        f"{out}[{partition}]: records of checkpoint 1, sink out were not compared: retention or compaction has removed "
+        f"some during the audit"
+        for partition in sorted(differing, key=str)
     ]
 
 

@@ -51,7 +51,8 @@ def arrived(
         keys.extend(taken.keys or [])
 
     with closing(StagedFiles()) as files:
-        lane = ChannelLane("by>totals:0", files.frames(file, receiver), BatchCodec(type_), push)
+        frames = files.frames(file, receiver)
+        lane = ChannelLane("by>totals:0", [] if frames is None else [frames], BatchCodec(type_), push)
         take_by_time([lane], None, BatchTime())
     return records, origins, keys
 
@@ -114,7 +115,7 @@ def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
 
     codec, taken = BatchCodec(int), list[int]()
     frame = codec.encode(batch(list(range(20_000))))
-    lane = ChannelLane("by>totals:0", None, codec, lambda each: taken.extend(each.records), [frame])
+    lane = ChannelLane("by>totals:0", [], codec, lambda each: taken.extend(each.records), [frame])
     lane.take(1)
     assert lane._rest is not None
     lane._rest.records = Counting(lane._rest.records)

@@ -111,7 +111,7 @@ def test_json(history: History) -> None:
     assert (second["checkpoint"], second["state"], second["finalized_at_ms"]) == (42, "decided", None)
     assert (first["duration_ms"], first["written_bytes"], first["state_bytes"]) == (113, 2_000, 1_500_000)
     offset = {"source": "in", "topic": "orders", "topic_id": "id", "partition": 1, "offset": 410, "leader_epoch": -1}
-    assert first["offsets"][1] == offset | {"skipped": 0, "skipped_at": [], "ended": False}
+    assert first["offsets"][1] == offset | {"skipped": 0, "skipped_at": [], "ended": False, "cursor": ""}
     assert [(each["fate"], each["records"]) for each in first["committables"]] == [("committed", 30), ("repaired", 5)]
     written = {"topic": "totals", "partition": 1, "first_offset": 100, "count": 20}
     assert first["committables"][0]["written"][1] == written

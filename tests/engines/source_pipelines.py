@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from pipelines import Order, copied, summed
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource
+from exactlyonce import Pipeline, Stream
+from exactlyonce.connectors import (
+    FileSource,
+    GeneratorSource,
+    IterableSource,
+    KafkaSource,
+    MySQLTableSource,
+    PostgresTableSource,
+)
 
 
 def files(name: str, folder: str, watch: str = "", forget: str = "") -> Pipeline:
@@ -15,6 +27,20 @@ def files(name: str, folder: str, watch: str = "", forget: str = "") -> Pipeline
     orders = pipeline.source("orders", source)
     copied(orders, name)
     summed(orders, name)
+    return pipeline
+
+
+def files_checked(name: str, folder: str) -> Pipeline:
+    """The orders of a folder to NAME-copies, by a function behind a shuffle that refuses order 3."""
+
+    def check(count: int | None, order: Order) -> tuple[int, Order]:
+        if order.id == 3:
+            raise ValueError("order 3")
+        return 0, order
+
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", FileSource(folder, value=Order))
+    copied(orders.key_by(lambda order: order.customer).stateful_map("check", check), name)
     return pipeline
 
 
@@ -53,6 +79,37 @@ def generated(name: str, count: str, rate: str = "", splits: str = "1") -> Pipel
 def listed(name: str, count: str = "100") -> Pipeline:
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", IterableSource([order_of(number) for number in range(int(count))], value=Order))
+    copied(orders, name)
+    summed(orders, name)
+    return pipeline
+
+
+def table(name: str, kind: str, folder: str, one: str = "") -> Pipeline:
+    """The orders of table `orders`, slowly until *folder* has a file `open`."""
+    pipeline = Pipeline(name)
+    kinds: dict[str, Any] = {"postgres": PostgresTableSource, "mariadb": MySQLTableSource}
+    source = kinds[kind]("orders", dsn="env:SHOP_DSN", key="id", value=Order, one_snapshot=bool(one))
+    orders: Stream[Order] = pipeline.source("orders", source).map(_slow_until(Path(folder) / "open"), id="slow")
+    copied(orders, name)
+    summed(orders, name)
+    return pipeline
+
+
+def _slow_until(opened: Path) -> Callable[[Order], Order]:
+    def slow(order: Order) -> Order:
+        if not opened.exists():
+            time.sleep(0.003)
+        return order
+
+    return slow
+
+
+def table_and_topic(name: str) -> Pipeline:
+    """The orders of table `orders`, which end, and those of topic NAME-in, which go on."""
+    pipeline = Pipeline(name)
+    table = PostgresTableSource[Order]("orders", dsn="env:SHOP_DSN", key="id", value=Order)
+    old = pipeline.source("old", table)
+    orders = old.union(pipeline.source("new", KafkaSource(f"{name}-in", value=Order)))
     copied(orders, name)
     summed(orders, name)
     return pipeline

@@ -42,7 +42,7 @@ def test_a_takeover_says_by_whom() -> None:
 
 def test_a_standby_says_for_whom_it_waits() -> None:
     told = list[Mapping[str, Any]]()
-    report = Report("p", EventReporter(told.append), str)
+    report = Report("p", [EventReporter(told.append)], str)
     report.awaits(Awaited(NEWEST, None))
     report.awaits(Awaited(NEWEST, 4_000))
     standby, note = told

@@ -72,7 +72,7 @@ def test_a_skip_finds_its_split_by_the_mark() -> None:
     known, new = SourceOffset("in", "file:/in", "a", 0, 7), SourceOffset("in", "file:/in", "b", 1, 0)
     nobody: Any = None
     finder = SimpleNamespace(find=lambda _: [new], close=lambda: None)
-    source: Any = SimpleNamespace(place="file:/in", finder=lambda _: finder)
+    source: Any = SimpleNamespace(repeats=True, place="file:/in", finder=lambda _: finder)
     inputs = Inputs(nobody, {}, {}, {}, {"in": source})
     newest = blank_manifest(checkpoint=5, offsets=(known,))
     inputs.find_splits(newest.offsets)

@@ -168,6 +168,23 @@ def test_a_source_that_goes_further(target: str, rest: tuple[str, ...], job_of: 
     halted(job.start("--param", "count=40", *options), "Source 'orders' must go on at", "records")
 
 
+def test_a_pattern_that_matches_nothing(files_of: Any) -> None:
+    """The run ends, and says so; it is no error, since files may come."""
+    job, folder = files_of("files", "--inline")
+    assert f"source orders: there is nothing to read at file:{folder.path}: no file matches" in job.finish().said
+
+
+def test_a_record_behind_a_shuffle_is_left_out(files_of: Any) -> None:
+    """The option that the error names has the mark of the record's file."""
+    job, folder = files_of("files_checked", "--parallelism", "2")
+    folder.add("1.jsonl", 10)
+    option = re.search(r"--skip (\S+:0:3@\w+)", job.finish(code=BAD_RECORD).said)
+    assert option is not None
+    job.finish("--skip", option.group(1))
+    del job.fed[3]
+    job.assert_copies()
+
+
 def test_two_sources_of_one_folder(files_of: Any) -> None:
     """A record that is left out is one of the source that the error names."""
     job, folder = files_of("two_of_one", "--inline")

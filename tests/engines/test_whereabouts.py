@@ -31,8 +31,8 @@ from exactlyonce.sinks import KafkaSink
 def progress(subtask: int = 0, busiest: str = "", busiest_ms: float = 0.0, busiest_share: float = 0.0) -> Progress:
     return Progress(
         subtask=subtask, records_in=0, records_out=0, skipped=0, longest_gap_ms=0.0, open_transactions=0,
-        first_record_ms=0, lag=0, going_round=0, waiting=[], full=[], notes=[], busiest=busiest, busiest_ms=busiest_ms,
-        busiest_share=busiest_share,
+        first_record_ms=0, lags={}, going_round=0, waiting=[], full=[], notes=[], busiest=busiest,
+        busiest_ms=busiest_ms, busiest_share=busiest_share,
     )  # fmt: skip
 
 

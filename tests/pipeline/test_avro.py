@@ -196,3 +196,116 @@ def test_a_schema_in_the_terms_of_others() -> None:
     }  # fmt: skip
     fields = [{"name": name, "type": type_} for name, type_ in types.items()]
     assert as_plain_schema({"type": "record", "name": "Order", "fields": fields}) == plain
+
+
+class Reading(msgspec.Struct):
+    """A plain record, with each kind of field."""
+
+    number: int
+    place: str
+    raw: bytes
+    on: bool
+    level: float
+    note: str | None = None
+    count: int | None = None
+
+
+class Labelled(msgspec.Struct, kw_only=True, rename="camel"):
+    small_number: int
+    label: str = ""
+
+
+class Checked(msgspec.Struct):
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number == 13:
+            raise ValueError("13 is no number")
+
+
+LONGS = (
+    st.integers(-(2**63), 2**63 - 1)
+    | st.integers(-300, 300)
+    | st.sampled_from([2**k + d for k in range(6, 63) for d in (-1, 0, 1)])
+)
+READINGS = st.builds(
+    Reading, LONGS, st.text() | st.text(min_size=70, max_size=90), st.binary(), st.booleans(),
+    st.floats(allow_nan=False), st.none() | st.text(), st.none() | LONGS,
+)  # fmt: skip
+
+
+def by_fastavro(codec: AvroCodec[Any], data: bytes) -> Any:
+    """The value, or the kind of the error."""
+    source = BytesIO(data)
+    try:
+        value = msgspec.convert(fastavro.schemaless_reader(source, fastavro.parse_schema(codec.schema)), codec.type)
+    except Exception:
+        return ValueError
+    return ValueError if source.read(1) else value
+
+
+def decoded(codec: AvroCodec[Any], data: bytes) -> Any:
+    try:
+        return codec.decode(data)
+    except ValueError:
+        return ValueError
+
+
+@given(READINGS, st.data())
+def test_plain_records_are_as_fastavro_has_them(reading: Reading, data: st.DataObject) -> None:
+    """Whole bytes, cut ones, and ones with a byte of another value."""
+    codec = AvroCodec(Reading)
+    written = BytesIO()
+    fastavro.schemaless_writer(
+        written, fastavro.parse_schema(codec.schema), msgspec.to_builtins(reading, builtin_types=(bytes,))
+    )
+    assert codec.encode(reading) == codec.encode_strictly(reading) == written.getvalue()
+    assert codec.decode(written.getvalue()) == reading
+    changed = bytearray(written.getvalue())
+    changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    assert decoded(codec, bytes(changed)) == by_fastavro(codec, bytes(changed))
+    cut = written.getvalue()[: data.draw(st.integers(0, len(changed) - 1))]
+    assert decoded(codec, cut) == by_fastavro(codec, cut)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_as_fastavro_reads_them(data: bytes) -> None:
+    codec = AvroCodec(Reading)
+    assert decoded(codec, data) == by_fastavro(codec, data)
+
+
+def test_a_plain_record_needs_no_fastavro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the tests above would compare fastavro with itself."""
+    codecs: list[AvroCodec[Any]] = [
+        AvroCodec(Reading),
+        AvroCodec(Reading, schema_id=7),
+        AvroCodec(Labelled),
+        AvroCodec(Checked),
+    ]
+    values = [
+        Reading(1, "é", b"x", True, 0.5),
+        Reading(2, "", b"", False, -1.0, "n", 3),
+        Labelled(small_number=5),
+        Checked(6),
+    ]
+    for name in ("schemaless_reader", "schemaless_writer"):
+        monkeypatch.setattr(fastavro, name, lambda *arguments, **options: pytest.fail("fastavro was asked"))
+    for codec, value in zip(codecs, values, strict=True):
+        assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Reading(2**63, "", b"", True, 0.0), Reading("1", "", b"", True, 0.0),  # type: ignore[arg-type]  # on purpose
+        Reading(1, "\ud800", b"", True, 0.0), Reading(1, None, b"", True, 0.0),  # type: ignore[arg-type]  # on purpose
+    ],
+)  # fmt: skip
+def test_a_plain_record_that_does_not_fit_is_refused(wrong: Reading) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        AvroCodec(Reading).encode(wrong)
+
+
+def test_checks_of_a_record_hold() -> None:
+    with pytest.raises(msgspec.ValidationError, match="13 is no number"):
+        AvroCodec(Checked).decode(b"\x1a")

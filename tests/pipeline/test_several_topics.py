@@ -67,6 +67,11 @@ def test_record_topic_tells_the_topics_apart() -> None:
 
 MISTAKES: dict[str, tuple[Any, str]] = {
     "no topic": (lambda: KafkaSource([], value=int), "give one topic or more, each once"),
+    "shared id": (
+        lambda: KafkaSource(["a.b", "a_b"], value=int),
+        "topics 'a.b' and 'a_b' would have the same id, since a dot becomes an underscore",
+    ),
+    "shared id of a sink": (lambda: KafkaSink(lambda order: "a.b", topics=["a.b", "a_b"]), "would have the same id"),
     "twice": (lambda: KafkaSource(["a", "a"], value=int), "give one topic or more, each once"),
     "offsets": (lambda: KafkaSource(["a", "b"], value=int, start={0: 1}), r"start= gives offsets .* source of its own"),
     "no topics": (lambda: KafkaSink(lambda order: "a"), r"declare all topics that it may give, each once, as topics="),
@@ -82,6 +87,8 @@ def test_mistakes_say_what_to_do(mistake: str) -> None:
         make()
 
 
-def test_two_topics_with_one_name_of_an_operator_are_refused() -> None:
-    with pytest.raises(GraphError, match="id 'out-a_b' is taken"):
-        copies(["a.b", "a_b"]).build()
+def test_a_pattern_is_no_topic() -> None:
+    pipeline = Pipeline("patterns")
+    pipeline.source("in", KafkaSource("orders-.*", value=int)).sink("out", KafkaSink("all-orders"))
+    with pytest.raises(GraphError, match=r"topic 'orders-\.\*' must be .*: a pattern is not taken, list the topics"):
+        pipeline.build()

@@ -33,6 +33,7 @@ from exactlyonce.checkpoint import block_storage as storage
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
@@ -249,7 +250,7 @@ def _begin_anew(real: Any, self: KafkaWriter, outputs: Any) -> Any:
     keys = repeat(None) if outputs.keys is None else outputs.keys
     for value, key in zip(outputs.values, keys):  # noqa: B905 - keys may be endless
         try:
-            self._current.producer.produce(self.topic, value, key)
+            self._current.producer.produce(self.topic, value, key, ANY_PARTITION)
         except BufferError:
             return False
         self._current.records += 1

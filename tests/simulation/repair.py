@@ -198,12 +198,12 @@ class ReplayEnds:
         for sender in range(self.replay.plan.parallelism):
             name = f"{edge.name}:{sender}"
             sent = self.replay.frames[edge.name, sender, self.subtask]
-            self.channels[name] = ordering.ChannelLane(name, None, codec, push, [*sent])
+            self.channels[name] = ordering.ChannelLane(name, [], codec, push, [*sent])
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         for frame in reversed(frames):
             edge = edges[frame.edge]
-            lane = ordering.ChannelLane(frame.channel, None, edge.codec, edge.push)
+            lane = ordering.ChannelLane(frame.channel, [], edge.codec, edge.push)
             self.channels.setdefault(frame.channel, lane).before.insert(0, frame.frame)
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:

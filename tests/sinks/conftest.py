@@ -1,4 +1,4 @@
-"""The servers of databases: one of each for all tests of sinks that run in a process."""
+"""Fixtures of the tests of sinks: durable paths, and a thread beside the test."""
 
 from __future__ import annotations
 
@@ -8,45 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def database_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
-    """`database_server("postgres")`, or "mariadb" or "redis", which is started when it is first asked for."""
-    servers: dict[str, Any] = {}
-
-    def started(name: str) -> Any:
-        if name not in servers:
-            servers[name] = {"postgres": postgres, "mariadb": mariadb, "redis": redis}[name]()
-        return servers[name]
-
-    def postgres() -> Any:
-        pytest.importorskip("psycopg")
-        from postgres_server import PostgresServer
-
-        server = PostgresServer()
-        server.start()
-        return server
-
-    def mariadb() -> Any:
-        pytest.importorskip("pymysql")
-        from mariadb_server import MariaDB, required
-
-        required()
-        server = MariaDB()
-        server.start()
-        return server
-
-    def redis() -> Any:
-        pytest.importorskip("redis")
-        from redis_server import RedisServer, skip_without_a_server
-
-        skip_without_a_server()
-        return RedisServer(tmp_path_factory.mktemp("redis"))
-
-    yield started
-    for server in servers.values():
-        server.remove()
 
 
 @pytest.fixture

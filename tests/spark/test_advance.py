@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from auditing import audited
 from bounded import HERE, Fed, catch_up, exported_and_reset, load_pipeline, run_local
 from drivers import Driver
+from running import orders
 
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
+from exactlyonce.engines.bounded.splits import SPLIT_OFFSETS_MIN
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
@@ -128,6 +131,27 @@ def test_tasks_that_fail_are_tried_again(
     fed.assert_output()
     fed.assert_nothing_left()
     assert_finished(fed, tmp_path)
+
+
+def test_a_split_whose_task_is_killed(kafka: Any, fed: Fed, tmp_path: Path) -> None:
+    """Two units read one partition; one of them dies and is repeated. Output, state and checkpoint are exact."""
+    source = f"{fed.name}-wide"
+    kafka.create_topic(source, 1)
+    kafka.produce(source, orders(2 * SPLIT_OFFSETS_MIN))
+    words = ["-m", "exactlyonce.cli.main", "backfill", "bounded_pipelines:wide", "--json", "--on", "spark"]
+    words += ["--param", f"name={fed.name}", "--param", f"source={source}", "--master", "local[2,3]"]
+    words += ["--bootstrap-servers", kafka.bootstrap_servers, "--staging", str(tmp_path / "staging")]
+    with Driver(tmp_path, "unit-computed=kill", *words, cwd=HERE) as driver:
+        driver.end()
+    assert (tmp_path / "fired" / "unit-computed").exists()
+    manifest = fed.history().latest
+    assert manifest is not None
+    (log,) = (log for log in manifest.order_logs if log.task == "orders")
+    assert len(log.blocks) == 2, "both splits have noted what they took"
+    loaded = load_pipeline("bounded_pipelines", "wide", fed.name, source=source)
+    report = audited(loaded, fed.config, tmp_path)
+    assert (report.records_in, report.findings) == (2 * SPLIT_OFFSETS_MIN, [])
+    fed.assert_nothing_left()
 
 
 @pytest.mark.parametrize(

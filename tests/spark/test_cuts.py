@@ -17,7 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import LaterOutput
+from exactlyonce.engines.spark.source.ranges import LaterOutput, split
 from exactlyonce.engines.spark.source.reading import RangesReader
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -41,7 +41,6 @@ def ids(fed: Fed, *topics: str, **options: Any) -> Counter[int]:
     return Counter(json.loads(row["value"])["id"] for row in rows(direct(fed.kafka, names, **options)))
 
 
-@pytest.mark.skip(reason="on a busy machine one read lacked two records; the cause is not known (docs/design/cuts.md)")
 def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     """Workers write the output of the next checkpoint beside that of the last one; chunks write whole partitions."""
     fed.feed(400)
@@ -137,7 +136,8 @@ def test_a_savepoint_whose_successors_have_expired(fed: Fed, tmp_path: Path) -> 
 
 
 def test_the_next_checkpoint_is_open(kafka: KafkaCluster, topic_name: str) -> None:
-    """Readers are held back by it: what lies behind its first record is read once it has ended, without its own."""
+    """Readers are held back by it: records after its first one are read once it has ended, without its own, in as many
+    tasks as one likes."""
     topic = kafka.create_topic(topic_name)
     kafka.produce(topic, ["before"])
     first, later, second = (transaction(kafka, name, topic, [name] * 3) for name in ("first", "later", "second"))
@@ -155,8 +155,10 @@ def test_the_next_checkpoint_is_open(kafka: KafkaCluster, topic_name: str) -> No
     assert planned.value.end == 4, "the stable end"
     log_end = max(writers) + 1
     own = frozenset({writers[4]})
-    wanted = planned.value.__class__(topic, planned.value.topic_id, 0, 0, log_end, later=LaterOutput(4, own))
+    wanted = planned.value.__class__(topic, planned.value.topic_id, 0, 0, log_end, later=LaterOutput(4, own, log_end))
     later.commit_transaction(LIMIT_S)
     transaction(kafka, "last", topic, ["last"]).commit_transaction(LIMIT_S)
-    values = [row["value"] for batch in reader.read(type(planned)(wanted)) for row in batch.to_pylist()]
-    assert values == [b"before", *[b"first"] * 3, *[b"second"] * 3, b"not of any transaction"]
+    for partitions_min in (1, 2, 3, log_end):  # a part may end between the records of a transaction and its marker
+        parts = [type(planned)(part) for part in split([wanted], partitions_min)]
+        values = [row["value"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        assert values == [b"before", *[b"first"] * 3, *[b"second"] * 3, b"not of any transaction"], partitions_min

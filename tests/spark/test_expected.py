@@ -95,6 +95,11 @@ def test_topics_and_stores_are_compared_with_it(
     ):
         pass
     with (
+        pytest.raises(ConfigError, match=r"Checkpoint 3 of .* was not taken yet: the newest is 2"),
+        expected(spark, pipeline, "out", last=3, **given),
+    ):
+        pass
+    with (
         pytest.raises(ConfigError, match="Say whose output is meant, by sink: one of out, files"),
         expected(spark, pipeline, **given),
     ):

@@ -14,7 +14,7 @@ from settled import await_readable
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.range_reader import RangeGone
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.ranges import contents_of, resolve, subscribed

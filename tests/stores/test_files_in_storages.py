@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 RIG = Path(__file__).parent / "rig"
 ROWS = int(os.environ.get("EXACTLYONCE_ROWS", "300000"))
+KILLS = 6
 AWAY_S = 60.0
 FAILPOINTS = (
     *("worker-barrier", "worker-frozen", "worker-flushed", "worker-acknowledged", "coordinator-checked"),
@@ -143,8 +144,8 @@ def test_a_server_that_is_killed_and_away_for_a_minute(filed: Filed) -> None:
 def test_rows_come_once_through_kills(filed: Filed) -> None:
     """Some hundred thousand rows, through kills of coordinators and workers: none missing, none doubled."""
     dice = random.Random(7)
-    filed.feed(ROWS)
-    for _ in range(6):
+    for _ in range(KILLS):
+        filed.feed(ROWS // KILLS)
         incarnation = filed.start("--parallelism", str(dice.choice([1, 2, 3])), "--checkpoint-interval", "1s")
         workers = incarnation.await_step("deployed")["workers"]
         incarnation.await_checkpoint()

@@ -26,13 +26,13 @@ from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.sinks.postgres import store as postgres_store
-from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker

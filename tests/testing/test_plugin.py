@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -24,6 +25,28 @@ def test_the_plugin_imports_no_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_no_warning_of_kafka_python_is_shown(tmp_path: Path) -> None:
+    """Tests that import our clients, or whose conftest.py does, have no warning in their summary."""
+    (tmp_path / "conftest.py").write_text("import exactlyonce.connectors.kafka.topics\n")
+    test = tmp_path / "test_imports.py"
+    test.write_text("def test_imports():\n    import exactlyonce.connectors.kafka.transactions\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    done = subprocess.run([*command, str(test)], capture_output=True, text=True, cwd=tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "warning" not in done.stdout
 
 
 @pytest.mark.broker

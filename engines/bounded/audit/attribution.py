@@ -114,8 +114,16 @@ class VisibleRecords:
         file = stage_messages(f"{files}partitions", [common, *partitions])
         settings = client.as_text
         work = [_encode(PartitionPlace(settings, file, number)) for number, _ in enumerate(partitions, COMMON + 1)]
+        unread: dict[str, str] = {}
         for answer in submit(f"{self._graph.pipeline_id}: audit, read the output", work):
-            self._add(_partition_decoder.decode(answer))
+            visible = _partition_decoder.decode(answer)
+            if visible.unread:
+                unread.setdefault(visible.topic, visible.unread)
+                for claim in self.claims[visible.topic, visible.partition]:
+                    self.removed[claim.owner].add(visible.partition)
+            else:
+                self._add(visible)
+        self._unjudged += (f"the output in topic {topic}: {why}" for topic, why in unread.items())
         self._leave_out_times({visible.topic for visible in self.partitions if visible.timed_by_broker})
 
     def _add(self, visible: VisiblePartition) -> None:

@@ -429,7 +429,7 @@ class Audit:
             for topic in sorted(topics):
                 try:
                     starts, ends = answers.start_offsets(topic), answers.end_offsets(topic, committed=True)
-                except TopicError:  # it is gone, and no claim is in it: reading one would have ended the audit
+                except TopicError:  # it is gone; if there are claims in it, that is reported
                     continue
                 places = {
                     partition: (start, ends[partition])

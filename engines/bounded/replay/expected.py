@@ -90,9 +90,14 @@ def _chosen(loaded: Loaded, sink: str | None) -> str:
 
 
 def _intervals(history: History, first: int | None, last: int | None) -> Iterator[CheckpointInterval]:
-    """The intervals of committed checkpoints, oldest first; ConfigError if there is none, or *first* cannot be."""
+    """The intervals of committed checkpoints, oldest first; ConfigError without one, or without *first* or *last*."""
     if first is not None:
         interval_of(history, first)
+    if last is not None and last > history.checkpoint_latest:
+        raise ConfigError(
+            f"Checkpoint {last} of {history.pipeline} was not taken yet: the newest is {history.checkpoint_latest}. "
+            f"Name that one, or leave last out."
+        )
     found = False
     for number, manifest in sorted(history.manifests.items()):
         wanted = (first is None or number >= first) and (last is None or number <= last)

@@ -114,6 +114,7 @@ def _run_task(assembly: Assembly, began_ms: int) -> Receipt:
         ended_ms=SystemClock().now_ms(),
         label=assembly.label,
         notes=tuple(notes),
+        in_turn=any(distribution.keyless for distribution in assembly.distributions),
     )
 
 
@@ -177,6 +178,7 @@ class Assembly:
         self.channels: dict[str, ChannelLane] = {}
         self.sendings: list[Sending] = []
         self.stagings: list[Staging] = []
+        self.distributions: list[ByPartition] = []
         self.decoders: list[SourceDecoder] = []
         self._sent = _sent_to(unit.subtask, stage, files, {edge.name for edge in plan.into(task)})
         self._config = ClientConfig(client)
@@ -227,7 +229,7 @@ class Assembly:
 
     def read(self, node: Node, push: Push) -> None:
         source, unit, stage = cast("Readable", node.source), self.unit, self.stage
-        base = [noted for noted in stage.base.offsets if noted.source == node.id]
+        base = [] if unit.split else [noted for noted in stage.base.offsets if noted.source == node.id]
         letters = self.operators.dead_letters.get(node.id)
         decoder = SourceDecoder(node.id, source, _drop_note, base, skips=stage.skips, dead_letters=letters)
         self.decoders.append(decoder)
@@ -250,12 +252,12 @@ class Assembly:
     def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
         for sender in range(self.plan.parallelism):
             name = f"{edge.name}:{sender}"
-            self.channels[name] = ChannelLane(name, self._sent.get((edge.name, sender)), codec, push)
+            self.channels[name] = ChannelLane(name, self._sent.get((edge.name, sender), []), codec, push)
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         for frame in frames:  # at another parallelism the base had other channels
             edge = edges[frame.edge]
-            lane = self.channels.setdefault(frame.channel, ChannelLane(frame.channel, None, edge.codec, edge.push))
+            lane = self.channels.setdefault(frame.channel, ChannelLane(frame.channel, [], edge.codec, edge.push))
             lane.before.append(frame.frame)
 
     def touched_groups(self, node: Node) -> Collection[int] | None:
@@ -263,7 +265,8 @@ class Assembly:
         edges = {edge.name for edge in self.plan.shuffles if edge.consumer == node.id}
         if len(edges) < len(node.inputs) or self._assembler.in_flight:
             return None
-        return {group for (edge, _), frames in self._sent.items() if edge in edges for group in frames.entry.groups}
+        sent = (frames for (edge, _), files in self._sent.items() if edge in edges for frames in files)
+        return {group for frames in sent for group in frames.entry.groups}
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
         receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
@@ -290,6 +293,7 @@ class Assembly:
             elif self.stage.by_partition:
                 receivers = self.stage.output_partitions[node.id]
                 distribution = ByPartition(partitioner(self._config.settings), receivers, self.unit.subtask)
+                self.distributions.append(distribution)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
@@ -326,10 +330,15 @@ class Assembly:
         return FrameWriter(f"{self.stage.files}{name}.{self.label}", receivers)
 
 
-def _sent_to(subtask: int, stage: Stage, files: StagedFiles, edges: Collection[str]) -> dict[tuple[str, int], Frames]:
-    """The frames that were sent to *subtask*, by edge and sender."""
-    found = {(sent.edge, sent.sender): files.frames(sent.file, subtask) for sent in stage.sent if sent.edge in edges}
-    return {place: frames for place, frames in found.items() if frames is not None}
+def _sent_to(
+    subtask: int, stage: Stage, files: StagedFiles, edges: Collection[str]
+) -> dict[tuple[str, int], list[Frames]]:
+    """The frames that were sent to *subtask*, by edge and sender, in order: each split of a sender has a file."""
+    found: dict[tuple[str, int], list[Frames]] = {}
+    for sent in stage.sent:
+        if sent.edge in edges and (frames := files.frames(sent.file, subtask)) is not None:
+            found.setdefault((sent.edge, sent.sender), []).append(frames)
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The audit of a lane: its outputs, computed again, against the visible records. A unit of an audit.
 
 Invariants: a lane is compared by digests, and record by record, in memory, only where these differ or the client has
-distributed records at random; what may be wrong without a fault of the pipeline is no finding, and is named.
+distributed records at random; what may be wrong without a fault of the pipeline is no finding, and is named; a finding
+is believed only if the log still has all records afterwards.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import closing
 import msgspec
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.visible import VisibleRecord, scan, visible_record, visible_runs
@@ -28,8 +30,9 @@ from exactlyonce.engines.bounded.unit.findings import (
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of, flat
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles
-from exactlyonce.engines.bounded.unit.visible_lanes import SeenLane, SinkLane, readers_config
+from exactlyonce.engines.bounded.unit.visible_lanes import SeenLane, SinkLane, lost_since, readers_config
 from exactlyonce.pipeline.dead_letters import compared
+from exactlyonce.pipeline.errors import TopicError
 
 
 class LaneAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +94,38 @@ def audit_lane(place: bytes, attempt_label: str) -> bytes:
         lane = _lane_decoder.decode(files.message(work.file, work.receiver))
         outputs = _outputs_decoder.decode(files.message(lane.outputs, 0))
     with KEPT.collector.collecting_rarely():
-        return _encode(_Audit(ClientConfig(work.client), lane, outputs).audited())
+        return _encode(_audited(ClientConfig(work.client), lane, outputs))
+
+
+def _audited(client: ClientConfig, lane: LaneAudit, outputs: Sequence[OutputFile]) -> AuditedLane:
+    """The audit of *lane*, without partitions that have lost records since they were read first."""
+    try:
+        answer = _Audit(client, lane, outputs).audited()
+    except (RangeGone, TopicError):
+        if not (lost := _lost(client, lane)):
+            raise
+    else:
+        if not answer.findings or not (lost := _lost(client, lane)):
+            return answer
+    left = msgspec.structs.replace(lane, removed=lane.removed | set(lost))
+    answer = _audited(client, left, outputs)
+    return msgspec.structs.replace(answer, unjudged=(*lost.values(), *answer.unjudged))
+
+
+def _lost(client: ClientConfig, lane: LaneAudit) -> dict[int, str]:
+    """The partitions that have lost records of *lane*, each with a sentence on that."""
+    lost = {}
+    for seen in lane.seen:
+        if seen.partition in lane.removed or not seen.writers:
+            continue
+        place = lane.topic, seen.partition
+        subject = f"{lane.topic}[{seen.partition}]: records of {lane.name} were not compared"
+        try:
+            if lost_since(client, lane.pipeline, place, seen.start, seen.writers):
+                lost[seen.partition] = f"{subject}: retention or compaction has removed some during the audit"
+        except TopicError as error:
+            lost[seen.partition] = f"{subject}: {error}"
+    return lost
 
 
 def lane_name(owner: SinkLane, *, by_partition: bool) -> str:

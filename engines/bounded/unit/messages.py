@@ -72,7 +72,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One subtask of one task, over exactly the named inputs: the own part of a unit."""
+    """One subtask of one task, or a split of it, over exactly the named inputs: the own part of a unit."""
 
     task: str
     subtask: int
@@ -82,6 +82,8 @@ class Unit(msgspec.Struct, frozen=True):
     """Order logs to follow; None: by time."""
     left: dict[str, int]
     """By channel, the number of sent records that were in flight at the end: they are not taken."""
+    split: int | None = None
+    """Its number among the splits of its only partition; None: it reads all of its ranges."""
 
 
 STAGE = 0
@@ -108,6 +110,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     ended_ms: int
     label: str
     notes: tuple[str, ...] = ()
+    in_turn: bool = False
+    """Whether outputs went to partitions in turn, which depend on all outputs before."""
 
     @property
     def skipped_count(self) -> int:

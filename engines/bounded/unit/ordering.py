@@ -113,7 +113,8 @@ class ChannelLane:
     """The records from one subtask of the stage before. The order log counts its records."""
 
     name: str
-    sent: Frames | None
+    sent: Sequence[Frames]
+    """In order: those of each split of the sender."""
     codec: BatchCodec
     push: Push
     before: list[bytes] = field(default_factory=list)
@@ -144,9 +145,10 @@ class ChannelLane:
     def _advance(self) -> bool:
         if self._read is None:
             if self._frames is None:
-                sent = iter(()) if self.sent is None else self.sent.timed()
-                self._frames = chain(((0, partial(bytes, frame)) for frame in self.before), sent)
-            self._time_ms, self._read = next(self._frames, (self._time_ms, None))
+                before = ((0, partial(bytes, frame)) for frame in self.before)
+                self._frames = chain(before, chain.from_iterable(frames.timed() for frames in self.sent))
+            time_ms, self._read = next(self._frames, (0, None))
+            self._time_ms = max(self._time_ms, time_ms)  # a split does not know the times before it
         return self._read is not None
 
 

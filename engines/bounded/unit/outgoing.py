@@ -141,7 +141,7 @@ class ByPartition:
 
     def __init__(self, partition_of: Partitioner, partitions: int, subtask: int) -> None:
         self._partition_of, self._partitions, self._subtask = partition_of, partitions, subtask
-        self._keyless = 0
+        self.keyless = 0
         """The outputs so far that went to partitions in turn."""
 
     def places(self, outputs: Outputs) -> Sequence[int]:
@@ -153,8 +153,8 @@ class ByPartition:
         return [self._next() if place is None else place for place in places]
 
     def _next(self) -> int:
-        place = (self._subtask + self._keyless // KEYLESS_RUN) % self._partitions
-        self._keyless += 1
+        place = (self._subtask + self.keyless // KEYLESS_RUN) % self._partitions
+        self.keyless += 1
         return place
 
 

@@ -1,12 +1,12 @@
 """The visible records of one partition, attributed to the lanes of checkpoints: a unit of an audit.
 
 Invariants: the header of a batch identifies its writer, its contents never do; a lane is kept as a digest, whatever its
-size; records are attributed to a claim only if the log holds all of it.
+size; records are attributed to a claim only if the log holds all of it, also after they were read.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import compress
@@ -17,6 +17,7 @@ import msgspec
 from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.topics import Topics
@@ -25,6 +26,7 @@ from exactlyonce.engines.bounded.unit.digests import Digest, RecordDigest
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.staging import StagedFile, StagedFiles
 from exactlyonce.pipeline.dead_letters import compared
+from exactlyonce.pipeline.errors import TopicError
 
 FOREIGN_SHOWN = 100
 """Foreign records kept of a partition; more are counted."""
@@ -114,22 +116,24 @@ class VisiblePartition(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     partition: int
-    start: int
-    found: dict[Writer, int]
+    unread: str = ""
+    """The reason why its topic cannot be read, if so; then it has nothing else."""
+    start: int = 0
+    found: dict[Writer, int] = {}
     """The number of records in the log of each claimed transaction, visible or not."""
-    behind: tuple[Writer, ...]
+    behind: tuple[Writer, ...] = ()
     """The claimed transactions with records that readers cannot reach, because a transaction before them is open."""
-    ends: dict[Writer, int]
+    ends: dict[Writer, int] = {}
     """The offset after the last record of each transaction that is there as a whole."""
-    lanes: tuple[SeenLane, ...]
+    lanes: tuple[SeenLane, ...] = ()
     """Those with a transaction that is there as a whole."""
-    records: int
+    records: int = 0
     """The number of records in `lanes`."""
-    timed_by_broker: bool
+    timed_by_broker: bool = False
     """Whether a batch has the time of its append."""
-    foreign: tuple[VisibleRecord, ...]
+    foreign: tuple[VisibleRecord, ...] = ()
     """The first records of no known writer."""
-    foreign_more: int
+    foreign_more: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -149,12 +153,29 @@ def read_partition(place: bytes, attempt_label: str) -> bytes:
         output = _output_decoder.decode(files.message(work.file, COMMON))
         claimed = _partition_decoder.decode(files.message(work.file, work.receiver))
     with KEPT.collector.collecting_rarely():
-        return _encode(_Reading(ClientConfig(work.client), output, claimed).read())
+        return _encode(_visible(ClientConfig(work.client), output, claimed))
+
+
+def _visible(client: ClientConfig, output: AuditedOutput, claimed: ClaimedPartition) -> VisiblePartition:
+    """The partition; it is read again while the log loses records under the reader."""
+    try:
+        while (visible := _Reading(client, output, claimed).read()) is None:
+            pass
+    except TopicError as error:
+        return VisiblePartition(topic=claimed.topic, partition=claimed.partition, unread=str(error))
+    return visible
 
 
 def readers_config(client: ClientConfig, pipeline: str) -> ClientConfig:
     """Readers ask for a group; the user may use the pipeline's."""
     return ClientConfig({"group.id": pipeline, **client.settings})
+
+
+def lost_since(client: ClientConfig, pipeline: str, place: Place, start: int, counts: Mapping[Writer, int]) -> bool:
+    """Whether the log of *place*, from *start* on, has fewer records of a writer than the *counts* of a scan before."""
+    with closing(Log(client, group=pipeline)) as log:
+        now = scan(log, *place, start, counts)
+    return any(now.counts[writer] < count for writer, count in counts.items())
 
 
 class _Lane:
@@ -170,10 +191,13 @@ class _Reading:
         self._client, self._output, self._claimed = client, output, claimed
         self._partition_of: Partitioner = partitioner(client.settings)
         self._lanes: defaultdict[SinkLane, _Lane] = defaultdict(_Lane)
+        self._read_of: Counter[Writer] = Counter()
+        """The number of visible records of each writer."""
         self._foreign: list[VisibleRecord] = []
         self._foreign_more = self._records = 0
 
-    def read(self) -> VisiblePartition:
+    def read(self) -> VisiblePartition | None:
+        """The visible records; None if the log has lost some of them meanwhile."""
         topic, partition, claims = self._claimed.topic, self._claimed.partition, self._claimed.claims
         with closing(Topics(self._client)) as topics, closing(Log(self._client, group=self._output.pipeline)) as log:
             first = topics.start_offsets(topic, [partition])[partition]
@@ -191,8 +215,16 @@ class _Reading:
         for claim in whole.values():
             self._lanes[claim.owner]  # one without visible records, too, is there as a whole
         config = readers_config(self._client, self._output.pipeline)
-        for writer, messages in visible_runs(config, topic, partition, start, end, scanned):
-            self._take(writer, whole.get(writer), messages)
+        try:
+            for writer, messages in visible_runs(config, topic, partition, start, end, scanned):
+                self._take(writer, whole.get(writer), messages)
+        except RangeGone:
+            if not lost_since(self._client, self._output.pipeline, (topic, partition), start, scanned.counts):
+                raise
+            return None
+        unseen = {writer: claim.records for writer, claim in whole.items() if self._read_of[writer] < claim.records}
+        if unseen and lost_since(self._client, self._output.pipeline, (topic, partition), start, unseen):
+            return None
         return VisiblePartition(
             topic=topic,
             partition=partition,
@@ -216,6 +248,7 @@ class _Reading:
     def _take(self, writer: Writer, claim: Claim | None, messages: Sequence[Message]) -> None:
         if claim is not None:
             self._records += len(messages)
+            self._read_of[writer] += len(messages)
             self._attribute(claim, self._lanes[claim.owner], messages)
         elif writer not in self._output.known:
             kept = messages[: FOREIGN_SHOWN - len(self._foreign)]

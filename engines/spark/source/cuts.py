@@ -77,11 +77,14 @@ class Cut:
         return replace(wanted, end=max(wanted.start, end))
 
     def _output(self, wanted: Range, log_end: int, later: Sequence[Claim]) -> Range:
-        """*wanted* with the writers after the cut: there is none before their first record and the stable end."""
+        """*wanted*, to the end of the log, with the writers after the cut.
+
+        They have no record before their first one, and before the stable end.
+        """
         own = [claim for claim in later if claim.place == (wanted.topic, wanted.partition)]
         first = min([wanted.end, *(claim.first_offset for claim in own)])
         writers = frozenset(claim.writer for claim in own)
-        return replace(wanted, end=max(log_end, wanted.start), later=LaterOutput(first, writers))
+        return replace(wanted, end=max(log_end, wanted.start), later=LaterOutput(first, writers, log_end))
 
     def _later_claims(self) -> list[Claim]:
         """The transactions of all later checkpoints."""

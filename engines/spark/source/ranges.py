@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from exactlyonce.connectors.kafka.range_reader import RangeGone
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.engines.spark.source.read_options import Bound, ReadOptions
 from exactlyonce.pipeline.errors import ConfigError, TopicError
@@ -27,6 +27,8 @@ class LaterOutput:
     """No record of it, and of no open transaction, is before this offset."""
     writers: frozenset[tuple[int, int]]
     """Producer id and epoch of each of its transactions."""
+    log_end: int
+    """All markers of the checkpoint are before this offset, also those of records in other parts of the range."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
+from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import scan_to_cut, visible_runs
 from exactlyonce.engines.spark.source.cuts import Cut
@@ -120,7 +121,7 @@ def _batches_to_cut(
         return
     config = options.client()
     with closing(Log(config)) as log:
-        cut = scan_to_cut(log, wanted.topic, wanted.partition, later.first, wanted.end, later.writers)
+        cut = scan_to_cut(log, wanted.topic, wanted.partition, later.first, later.log_end, later.writers)
     start, end = max(wanted.start, later.first), min(wanted.end, cut.end)
     for writer, messages in visible_runs(config, wanted.topic, wanted.partition, start, end, cut.scanned):
         if writer in cut.writers:

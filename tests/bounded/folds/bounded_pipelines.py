@@ -5,7 +5,7 @@ import os
 import msgspec
 from pipelines import LATE, Order, Total, Unopened, add, copied, everything, reading, reading_two, split, summed
 
-from exactlyonce import Pipeline
+from exactlyonce import DeadLetters, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.context import Context
 from exactlyonce.sinks import KafkaSink
@@ -105,6 +105,36 @@ def chained(state: int | None, order: Order) -> tuple[int, Total]:
     """A number that tells in which order the orders of a customer came."""
     number = ((state or 0) * 31 + order.id) % (1 << 61)
     return number, Total(order.id, order.customer, number)
+
+
+def unless_refused(order: Order) -> Order:
+    if order.total % 13 == 0:
+        raise ValueError("refused")
+    return order
+
+
+def customer_of(order: Order) -> str | None:
+    return order.customer
+
+
+def some_customer_of(order: Order) -> str | None:
+    return order.customer if order.id % 7 else None
+
+
+def wide(name: str, source: str, keys: str = "all", on_error: str = "skip") -> Pipeline:
+    """One source, for splits of its partitions: copies and dead letters in its task, and a chain after a shuffle.
+
+    *keys*: the copies that have one, all, some or none. *on_error*: that of the source, "skip" or "letters".
+    """
+    letters, key = DeadLetters(f"{name}-letters"), {"all": customer_of, "some": some_customer_of, "none": None}[keys]
+    pipeline = Pipeline(name)
+    read = KafkaSource(source, value=Order, on_error=letters if on_error == "letters" else "skip")
+    orders = pipeline.source("orders", read)
+    good = orders.map(unless_refused, id="refusing", on_error=letters)
+    good.sink("copies", KafkaSink(f"{name}-copies", key=key))
+    chains = good.key_by(lambda order: order.customer).stateful_map("chain", chained)
+    chains.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    return pipeline
 
 
 def rejoined(name: str) -> Pipeline:

@@ -193,6 +193,24 @@ def test_cells(folder: Callable[..., Path]) -> None:
     assert [read(source, msgspec.structs.replace(start, offset=skip)) for skip in (0, 2)] == [rows, rows[2:]]
 
 
+def test_no_header(folder: Callable[..., Path]) -> None:
+    """The columns are the fields, in their order."""
+    path = folder("a")
+    (path / "a").write_text("1|a|2.5\n2||\n")
+    source = FileSource(path, value=Row, format="csv", delimiter="|", header=False)
+    (start,) = found(source)
+    rows = [Row(1, "a", 2.5), Row(2, "")]
+    assert [read(source, msgspec.structs.replace(start, offset=skip)) for skip in (0, 1)] == [rows, rows[1:]]
+
+
+def test_a_first_line_that_does_not_fit(folder: Callable[..., Path]) -> None:
+    """It is an error once the file is found, before a record is read."""
+    path = folder("a")
+    (path / "a").write_text("id;name\n1;a\n")
+    with pytest.raises(ConfigError, match=r"File 'a': its first line has the columns 'id;name', .* Set delimiter="):
+        found(FileSource(path, value=Name, format="csv"))
+
+
 def test_empty_lines_are_no_rows(folder: Callable[..., Path]) -> None:
     path = folder("a")
     (path / "a").write_text('name\na\n\n""\nb\n')
@@ -204,7 +222,7 @@ CASES: list[tuple[str, bytes, type[ExactlyOnceError], str]] = [
     ("csv", b"id,id\n1,2\n", Halt, "two columns of its first line have one name"),
     ("csv", b"id\n\xff\n", Halt, "'a' cannot be read to its end: UnicodeDecodeError"),
     ("csv", b'id\n"1', Halt, "unexpected end of data"),
-    ("csv", b"id,name\n1\n", ExactlyOnceError, "the row is not Row: it has 1 cells, and the first line has 2"),
+    ("csv", b"id,name\n1\n", ExactlyOnceError, "the row is not Row: it has 1 cells, and there are 2 columns"),
     ("csv", b"id\nx\n", ExactlyOnceError, r"the row is not Row: Expected `int`"),
     ("parquet", b"PAR1", Halt, "'a' cannot be read to its end: ArrowInvalid"),
     ("avro", b"Obj\x01", Halt, "'a' cannot be read to its end"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.range_reader import RangeGone, RangeReader
+from exactlyonce.connectors.kafka.errors import RangeGone
+from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +13,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks import DeltaSink
 from exactlyonce.testing.sink_contract import SinkContract
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("deltalake", reason="DELTA NOT TESTED: it needs the extra `delta`")
 from deltalake import DeltaTable, write_deltalake
@@ -73,3 +77,56 @@ class TestDeltaUpsert(TestDeltaSink):
     """Rows replace those with their key."""
 
     keyed = True
+
+
+class TestOnS3(TestDeltaSink):
+    """A bucket, whose puts compare: a commit is a file that must not exist."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of a folder
+    secret = "secret-canary"
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.path = s3, f"{s3.url}/lake-{secrets.token_hex(4)}/orders"
+        monkeypatch.setenv("LAKE_KEY", s3.env["AWS_ACCESS_KEY_ID"])
+        monkeypatch.setenv("LAKE_SECRET", s3.env["AWS_SECRET_ACCESS_KEY"])
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+            monkeypatch.delenv(name)
+        self.options = {
+            "AWS_ENDPOINT_URL": s3.env["AWS_ENDPOINT_URL"], "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "env:LAKE_KEY", "AWS_SECRET_ACCESS_KEY": "env:LAKE_SECRET",
+        }  # fmt: skip
+
+    def sink(self) -> DeltaSink[Order]:
+        return DeltaSink(self.path, create=True, storage_options=self.options)
+
+    def table(self) -> DeltaTable:
+        secrets = {
+            name: os.environ[value.removeprefix("env:")] for name, value in self.options.items() if "env:" in value
+        }
+        return DeltaTable(self.path, storage_options={**self.options, **secrets})
+
+    def read(self) -> list[Order]:
+        return [Order(**row) for row in pa.table(self.table().to_pyarrow_table()).to_pylist()]
+
+    def clean_up(self) -> None:
+        table = self.table()
+        rows = pa.table({"number": [-1], "version": [-1]}).cast(pa.schema(table.schema().to_arrow()))
+        write_deltalake(table, rows, mode="append")
+        table.delete("number = -1")
+        table.create_checkpoint()
+
+    def test_a_store_that_is_away(self) -> None:
+        leader = self.leader(1)
+        staged = self.staged([(0, 0)], 1)
+        with self.server.away():
+            for committer in (leader, self.committer()):
+                with pytest.raises(StoreUnavailable):
+                    committer.commit([staged], 1, ORIGIN)
+        assert leader.commit([staged], 1, ORIGIN)
+        assert self.read() == [Order(0, 0)]
+
+    test_secrets_show_nowhere = SinkContract.test_secrets_show_nowhere
+
+    def unavailable(self) -> Any:
+        return self.server.away()

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 import pytest
-from lake_hands import commit
+from lake_hands import assert_swept, commit, without_rights
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks import DeltaSink
@@ -219,8 +220,8 @@ def test_staged_files_are_durable(table: Any, totals: Any, synced: list[str]) ->
     """Files, and the names of their folders."""
     table.create(TOTALS)
     table.staged(totals(1), 1)
-    files = [path for path in table.folder.rglob("*totals.out-*") if path.is_file()]
-    assert len(files) == 2
+    files = [*table.folder.glob("_exactlyonce/totals.out/*"), *table.folder.glob("part-totals.out-*")]
+    assert len(files) == 3
     assert {str(path) for file in files for path in (file, file.parent)} | {str(table.folder)} <= set(synced)
 
 
@@ -369,4 +370,27 @@ def test_a_table_that_does_not_fit(table: Any, bad: Callable[[Any], None]) -> No
     bad(table)
     kind = ConfigError if bad is no_variable else StoreError
     with pytest.raises(kind, match=re.escape(BAD_TABLES[bad])):
+        table.committer().check()
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_files_that_were_never_committed_are_removed(table: Any, totals: Any, mode: str) -> None:
+    table.create(TOTALS)
+    table.options |= {"mode": mode, "key": ("customer",) if mode == "upsert" else ()}
+    assert_swept(table, totals, lambda: set(map(Path, table.handle().file_uris())))
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_folder_without_rights(table: Any, create: bool) -> None:
+    """The table is there, or could not be made: the error says so, and does not ask for create=True."""
+    table.create(TOTALS)
+    table.options["create"] = create
+    committer = table.committer()
+    with without_rights(table.folder), pytest.raises(StoreError, match=r"refuses: .*Give this user the right"):
+        committer.check()
+
+
+def test_a_folder_where_no_table_may_be_made(table: Any) -> None:
+    table.options["create"] = True
+    with without_rights(table.folder.parent), pytest.raises(StoreError, match=r"refuses: .*Give this user the right"):
         table.committer().check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pytest
 from iceberg_rest import RestCatalog
 
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
 from exactlyonce.testing.sink_contract import SinkContract
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
 
@@ -80,6 +83,20 @@ class TestOnSQLite(IcebergContract):
     """The catalog lies beside the tables."""
 
     test_secrets_show_nowhere: Any = None  # there are none
+
+    def test_a_store_that_is_away(self) -> None:
+        """A run waits for its disk; a start says that the file of the catalog cannot be opened."""
+        leader = self.leader(1)
+        staged = self.staged([(0, 0)], 1)
+        with self.unavailable():
+            for committer in (leader, self.committer()):
+                with pytest.raises(StoreUnavailable):
+                    committer.commit([staged], 1, ORIGIN)
+                with pytest.raises(StoreUnavailable):
+                    committer.fence(1, ORIGIN)
+                with pytest.raises(StoreError, match="Make or mount the folder"):
+                    committer.check()
+        assert leader.commit([staged], 1, ORIGIN)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -146,6 +163,36 @@ class TestOnREST(IcebergContract):
             yield
         finally:
             self.rest.start()
+
+
+class TestOnS3(IcebergContract):
+    """The warehouse is a bucket, and the catalog a file of SQLite."""
+
+    test_a_store_that_was_restored: Any = None  # the rules are those of a folder
+    secret = "secret-canary"
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.warehouse = s3, f"{s3.url}/lake-{secrets.token_hex(4)}"
+        monkeypatch.setenv("LAKE_KEY", s3.env["AWS_ACCESS_KEY_ID"])
+        monkeypatch.setenv("LAKE_SECRET", s3.env["AWS_SECRET_ACCESS_KEY"])
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+            monkeypatch.delenv(name)
+
+    def sink(self) -> IcebergSink[Order]:
+        secrets = {"s3.access-key-id": "env:LAKE_KEY", "s3.secret-access-key": "env:LAKE_SECRET"}
+        return IcebergSink("shop.orders", catalog={**self.properties, **secrets}, create=True)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {
+            "type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": self.warehouse,
+            "s3.endpoint": self.server.env["AWS_ENDPOINT_URL"], "s3.region": "us-east-1", "s3.access-key-id": "key",
+            "s3.secret-access-key": self.secret,
+        }  # fmt: skip
+
+    def unavailable(self) -> Any:
+        return self.server.away()
 
 
 class TestOnPostgres(IcebergContract):

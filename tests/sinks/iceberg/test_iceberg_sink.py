@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lake_hands import commit
+from lake_hands import assert_swept, commit
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
+from exactlyonce.sinks.lake import keyed
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
@@ -24,6 +26,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import DoubleType, IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from exactlyonce.sinks.iceberg import table as iceberg_table
 
 TOTALS = pa.schema([pa.field("customer", pa.string(), nullable=False), pa.field("cents", pa.int64(), nullable=False)])
 
@@ -46,7 +50,7 @@ def test_all_subtasks_of_a_checkpoint_are_one_snapshot(lake: Any, totals: Any) -
     assert len(table.snapshots()) == before + 1
     assert table.current_snapshot().summary["exactlyonce.checkpoint"] == "7"
     assert [cents for _, cents in lake.rows()] == [1, 2, 3]
-    assert list(lake.folder.rglob("exactlyonce-*.avro")) == [], "lists of staged files are removed"
+    assert list(lake.folder.rglob("exactlyonce/*/*")) == [], "lists of staged files are removed"
 
 
 def test_partitions_and_sort_order_of_the_table(lake: Any) -> None:
@@ -101,7 +105,7 @@ def test_rows_replaced_by_key(lake: Any) -> None:
     rows = sorted((row["id"], row["at"].day, row["tag"]) for row in table.scan().to_arrow().to_pylist())
     assert rows == [(0, 1, "294"), (0, 2, "297"), (1, 1, "298"), (1, 2, "y"), (1, 3, "new"), (2, 1, "296"), (2, 2, "z")]
     assert untouched < {file.file.file_path for file in table.scan().plan_files()}
-    assert list(lake.folder.rglob("exactlyonce-*")) == []
+    assert list(lake.folder.rglob("exactlyonce/*/*")) == []
 
 
 def test_an_upsert_that_another_writer_overtakes(lake: Any, totals: Any) -> None:
@@ -292,7 +296,7 @@ def test_a_column_that_is_dropped_halts(lake: Any, totals: Any) -> None:
         commit(committer, staged)
 
 
-@pytest.mark.parametrize("pattern", ["exactlyonce-totals*.avro", "*totals.out*.parquet"])
+@pytest.mark.parametrize("pattern", ["exactlyonce/*/*.avro", "data/*totals.out*.parquet"])
 def test_a_staged_file_that_another_program_removed_halts(lake: Any, totals: Any, pattern: str) -> None:
     """Nothing is committed, and the message says which file is gone; put back, it is committed."""
     lake.create(TOTALS)
@@ -318,8 +322,11 @@ def test_a_disk_that_is_not_mounted_at_a_barrier(lake: Any, totals: Any, mode: s
 
 @pytest.mark.parametrize(
     ("mode", "pattern"),
-    [("append", "exactlyonce-totals*.avro"), ("append", "*totals.out*.parquet"), ("upsert", "*totals.out*.parquet")],
-)
+    [
+        ("append", "exactlyonce/*/*.avro"), ("append", "data/*totals.out*.parquet"),
+        ("upsert", "exactlyonce/*/*.parquet"),
+    ],
+)  # fmt: skip
 def test_a_staged_file_that_is_cut_short_halts(lake: Any, totals: Any, mode: str, pattern: str) -> None:
     lake.create(TOTALS)
     lake.options |= MODES[mode]
@@ -339,8 +346,9 @@ def test_staged_files_are_durable(lake: Any, totals: Any, synced: list[str], mod
     lake.create(TOTALS)
     lake.options |= MODES[mode]
     lake.staged(totals(1), 1)
-    files = [path for path in lake.folder.rglob("*totals.out-*") if path.is_file()]
-    assert len(files) == (2 if mode == "append" else 1)
+    staged = list(lake.folder.rglob("exactlyonce/totals.out/*"))
+    files = [*staged, *lake.folder.rglob("data/*totals.out-*")]
+    assert len(files) == (3 if mode == "append" else 1)
     assert {str(path) for file in files for path in (file, file.parent, file.parent.parent)} <= set(synced)
 
 
@@ -471,6 +479,10 @@ def newer_format(lake: Any) -> None:
     path.write_text(path.read_text().replace('"format-version":2', '"format-version":3,"next-row-id":0'))
 
 
+def no_folder(lake: Any) -> None:
+    lake.options["catalog"] = {**lake.properties, "uri": f"sqlite:///{lake.folder}/missing/catalog.db"}
+
+
 def no_variable(lake: Any) -> None:
     lake.options["catalog"] = {**lake.properties, "uri": "env:NOT_THERE"}
 
@@ -481,7 +493,8 @@ def no_driver(lake: Any) -> None:
 
 BAD_TABLES: dict[Callable[[Any], None], str] = {
     no_table: "has no table shop.totals. Namespace 'shop' has shop.others. Create the table, set create=True",
-    no_namespace: "Namespace 'shop' is empty",
+    no_namespace: "It has no namespace 'shop' either",
+    no_folder: "Make or mount the folder of its file, or correct uri in catalog=",
     no_catalog: "The database has no catalog in it",
     anothers_catalog: "Catalog 'production' has no table shop.totals",
     missing_column: "it has no column 'cents', but customer: add the column, or leave the field out",
@@ -531,3 +544,62 @@ def test_a_double_is_no_int(lake: Any) -> None:
     lake.create(Schema(NestedField(1, "customer", StringType()), NestedField(2, "cents", DoubleType())))
     with pytest.raises(StoreError, match="its column 'cents' is double, and the field is int"):
         lake.committer().check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_files_that_were_never_committed_are_removed(lake: Any, totals: Any, mode: str) -> None:
+    with lake.create(TOTALS).update_spec() as spec:
+        spec.add_identity("customer")
+    lake.options |= MODES[mode]
+    assert_swept(lake, totals, lambda: live_files(lake))
+
+
+def live_files(lake: Any) -> set[Path]:
+    return {
+        lake.folder / file.file.file_path.partition(f"{lake.folder}/")[2] for file in lake.table().scan().plan_files()
+    }
+
+
+def test_files_of_an_overtaken_upsert_are_removed(lake: Any, totals: Any) -> None:
+    """The leader has written them for a snapshot that was refused."""
+    lake.create(TOTALS)
+    lake.options |= MODES["upsert"]
+    committer = lake.led()
+    commit(committer, lake.staged(totals(1), 1))
+    staged = lake.staged(totals(2), 2, previous=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iceberg_table, "without", overtaken_by(lake, totals(3)))
+        commit(committer, staged)
+    live = live_files(lake)
+    assert lake.rows() == [("ann", 2)]
+    written = set(lake.folder.rglob("data/*.parquet"))
+    assert len(written - live) == 2, "the two that the upsert and the other writer have replaced"
+
+
+def overtaken_by(lake: Any, rows: Any) -> Any:
+    """Lets another writer append *rows*, once, while the leader writes files."""
+    without, left = keyed.without, [rows]
+
+    def overtaken(*arguments: Any) -> Any:
+        if left:
+            schema = lake.table().schema().as_arrow()
+            lake.table().append(pa.Table.from_pylist([msgspec.structs.asdict(row) for row in left.pop()], schema))
+        return without(*arguments)
+
+    return overtaken
+
+
+def test_a_writer_that_does_not_fit_closes_its_catalog(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    closed, close = list[Any](), SqlCatalog.close
+    lake.create(pa.schema([pa.field("customer", pa.string())]))
+
+    def closing(catalog: Any) -> None:
+        closed.append(catalog)
+        close(catalog)
+
+    monkeypatch.setattr(SqlCatalog, "close", closing)
+    with pytest.raises(StoreError, match="it has no column 'cents'"):
+        lake.opened()
+    assert len(closed) == 1

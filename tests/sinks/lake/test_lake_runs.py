@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 ROWS = int(os.environ.get("EXACTLYONCE_ROWS", "300000"))
+KILLS = 8
 STEPS = [
     "worker-barrier", "worker-flushed", "worker-acknowledged", "coordinator-checked", "coordinator-decided",
     "store-committing", "store-committed", "coordinator-finalized",
@@ -120,9 +121,9 @@ def test_the_folder_is_away_for_a_minute(job: LakeJob) -> None:
 def test_many_rows_through_kills(job: LakeJob) -> None:
     """Workers and coordinators are killed at random instants, with another width each time: 0 missing, 0 doubled."""
     dice = random.Random(11)
-    job.feed(ROWS)
     quick = QUICK[:1]
-    for number in range(8):
+    for number in range(KILLS):
+        job.feed(ROWS // KILLS)
         incarnation = job.start("--parallelism", str(dice.choice([1, 2, 3])), *quick, "1s")
         workers = incarnation.await_step("deployed")["workers"]
         incarnation.await_step(dice.choice(["triggered", "acknowledged", "decided", "finalized"]))

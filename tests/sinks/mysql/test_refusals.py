@@ -15,10 +15,10 @@ import pytest
 import refusing
 from table_keys import key_of
 
+from exactlyonce.connectors.mysql.address import MySQLAddress
+from exactlyonce.connectors.mysql.refusals import as_ours
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, UserError
 from exactlyonce.sinks.ledger import LedgerEntry
-from exactlyonce.sinks.mysql.address import MySQLAddress
-from exactlyonce.sinks.mysql.refusals import as_ours
 
 Stores = Callable[..., Any]
 SECRET = "hunter2"

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from exactlyonce.connectors.mysql.address import MySQLAddress
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks import MySQLSink
-from exactlyonce.sinks.mysql.address import MySQLAddress
 
 SECRET = "hunter2"
 DSN = f"mysql://shop:{SECRET}@db:3306/shop"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 
+from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.pipeline.errors import StoreUnavailable
-from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.testing.cluster import LIMIT_S
 

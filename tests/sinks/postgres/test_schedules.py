@@ -13,8 +13,8 @@ from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from statement_proxy import Fate, StatementProxy
 from table_keys import key_of
 
+from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
-from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -10,9 +10,9 @@ from mariadb_server import DATABASE
 from postgres_server import PostgresServer
 from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total
 
+from exactlyonce.connectors.mysql.session import MySQLSession
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.mysql import prepared as mysql
-from exactlyonce.sinks.mysql.session import MySQLSession
 from exactlyonce.sinks.prepared.store import TABLE
 from exactlyonce.sinks.writer import SinkFailed
 

@@ -38,7 +38,7 @@ def store_of(store: str) -> Store:
     options: dict[str, Any] = {"mode": "upsert", "key": ("subtask", "checkpoint", "number")} if mode else {}
     if name == "mariadb":
         return MySQLSink[Applied]("applied", dsn="env:APPLIED_AT", create=True, **options).store(Applied)
-    from exactlyonce.sinks.postgres.connection import Limits
+    from exactlyonce.connectors.postgres.connection import Limits
     from exactlyonce.sinks.postgres.store import PostgresStore
 
     sink = PostgresSink[Applied]("applied", dsn="env:APPLIED_AT", create=True, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +17,8 @@ from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.writer import Opened, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
+
+NOBODY = 65534
 
 
 class Total(msgspec.Struct):
@@ -30,6 +34,8 @@ class Clients:
 
 
 class Hands:
+    folder: Path
+
     def __init__(self) -> None:
         self.type: Any = Total
         self.options: dict[str, Any] = {}
@@ -96,3 +102,54 @@ class Hands:
 
 def commit(committer: Committer, *committables: StoreCommittable) -> bool:
     return committer.commit(list(committables), 1, ORIGIN)
+
+
+def assert_swept(hands: Hands, totals: Callable[..., list[Total]], live: Callable[[], set[Path]]) -> None:
+    """Files of attempts that never committed are removed, and nothing else: committed ones, which the next snapshot
+    replaces, those of this attempt, of another pipeline, and of other programs. *live*: the table's data files."""
+    hands.options["roll_bytes"] = 1
+    committer = hands.led(1)
+    commit(committer, hands.staged(totals(1), 1))
+    committed = live()
+    decided = hands.staged(totals(2), 2, previous=1)
+    before = files_below(hands.folder)
+    hands.staged(totals(3), 3, previous=2)
+    cut_off = hands.opened()
+    cut_off.writer.write(cut_off.encoder.encode(totals(4)))
+    until(lambda: cut_off.writer.poll() or len(files_below(hands.folder) - before) > 3)
+    other = hands.committer("others")
+    other.fence(1, ORIGIN)
+    committer.clean(1, 1)
+    assert commit(committer, decided), "nothing of this attempt was removed"
+    foreign = hands.folder / "data" / "part-1.parquet"
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(b"of another program")
+
+    other.clean(9, 9)
+    seen = files_below(hands.folder)
+    hands.committer().clean(1, 2)
+    removed = seen - files_below(hands.folder)
+    assert removed, "of the third interval, and of the one that was cut off"
+    assert not removed & (committed | live() | {foreign})
+    assert [path for path in files_below(hands.folder) if "totals.out" in path.parts] == []
+    rest = {path for path in files_below(hands.folder) if path.suffix == ".parquet" and "totals.out" in path.name}
+    assert rest <= committed | live()
+
+
+@contextmanager
+def without_rights(folder: Path) -> Iterator[None]:
+    """This process may not look into *folder* meanwhile: root becomes another user, whose folder it is not."""
+    mode = folder.stat().st_mode
+    folder.chmod(0o700 if os.geteuid() == 0 else 0)
+    uid = os.geteuid()
+    if uid == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(uid)
+        folder.chmod(mode)
+
+
+def files_below(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}

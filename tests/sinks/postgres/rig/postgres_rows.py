@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from postgres_server import PostgresServer
 
+from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.sinks import PostgresSink
 from exactlyonce.sinks.ledger import LedgerEntry
-from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 
 ORIGIN = "topic-1"

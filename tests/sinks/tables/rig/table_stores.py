@@ -13,10 +13,10 @@ from statement_proxy import StatementProxy
 from table_keys import key_of
 from waiting import until
 
+from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.mysql.store import MySQLStore
-from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store

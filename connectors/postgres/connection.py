@@ -20,10 +20,10 @@ import psycopg
 from psycopg import conninfo, pq, sql
 from psycopg.abc import PQGen
 
+from exactlyonce.connectors.postgres.refusals import Refusals, is_misread
+from exactlyonce.connectors.refusals import silent
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
 from exactlyonce.pipeline.secrets import look_up
-from exactlyonce.sinks.postgres.refusals import Refusals, is_misread
-from exactlyonce.sinks.refusals import silent
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -148,14 +148,23 @@ class PostgresConnection:
             require(answer == "PREPARE TRANSACTION", f"A transaction that raised nothing is prepared, not {answer}")
         self._within = False
 
-    def begin(self, name: str, idle_s: int, lock_s: float | None = None) -> None:
-        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*."""
+    def begin(
+        self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None,
+        reads: sql.Identifier | None = None,
+    ) -> None:  # fmt: skip
+        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*, if
+        that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
+
+        The table *reads* is locked for reading before there is a snapshot: one that was taken while another session
+        rewrites the table would show it empty.
+        """
         with self._translated() as connection:
             connection.answer_s = self._limits.answer
             lock_ms = round(1000 * (self._limits.lock if lock_s is None else lock_s))
             settings = sql.SQL(_BEGIN).format(
-                name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"), idle=sql.Literal(f"{idle_s}s")
-            )
+                mode=_mode(snapshot, reads, lock_ms), name=sql.Literal(name), lock=sql.Literal(f"{lock_ms}ms"),
+                idle=sql.Literal(f"{idle_s}s"),
+            )  # fmt: skip
             connection.execute(settings)
         self._within = True
 
@@ -216,6 +225,18 @@ class PostgresConnection:
         return connection
 
 
+def _mode(snapshot: str | None, reads: sql.Identifier | None, lock_ms: int) -> sql.Composable:
+    if snapshot is None:
+        return sql.SQL("READ COMMITTED READ WRITE")
+    parts: list[sql.Composable] = [sql.SQL("REPEATABLE READ READ ONLY")]
+    if reads is not None:
+        parts.append(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(lock_ms)))
+        parts.append(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(reads))
+    if snapshot:
+        parts.append(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    return sql.SQL("; ").join(parts)
+
+
 def _login_code(settings: str, limit_s: float) -> str:
     """The SQLSTATE of a refused login, or empty. Before a connection is made libpq shows it only in its trace, which is
     kept in memory because of the secrets in it."""
@@ -237,7 +258,7 @@ def _login_code(settings: str, limit_s: float) -> str:
 
 _TRACED_CODE = re.compile(rb'\tErrorResponse\t.*? C "(\w{5})"')
 _BEGIN = """
-BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+BEGIN ISOLATION LEVEL {mode};
 SELECT set_config('application_name', {name}, true), set_config('lock_timeout', {lock}, true),
     set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', {idle}, true),
     set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),

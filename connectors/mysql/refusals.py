@@ -6,9 +6,9 @@ import ssl
 
 import pymysql
 
+from exactlyonce.connectors import refusals
+from exactlyonce.connectors.mysql.address import MySQLAddress
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
-from exactlyonce.sinks import refusals
-from exactlyonce.sinks.mysql.address import MySQLAddress
 
 LOST = frozenset((0, 2006, 2013, 2055, 4031))
 """The connection is gone; 0 is the driver's own, for one that it has closed."""

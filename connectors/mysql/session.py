@@ -14,9 +14,9 @@ from typing import Any
 import pymysql
 from pymysql.constants import SERVER_STATUS
 
+from exactlyonce.connectors.mysql.address import MySQLAddress
+from exactlyonce.connectors.mysql.refusals import LOST, as_ours, number_of, timed_out
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.mysql.address import MySQLAddress
-from exactlyonce.sinks.mysql.refusals import LOST, as_ours, number_of, timed_out
 
 TIMEOUT_S = 30.0
 """The limit for an answer, after which the server counts as away."""

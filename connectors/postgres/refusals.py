@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import psycopg
 
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import is_reference, masked
-from exactlyonce.sinks import refusals
 
 _AGAIN = {
     "08": "the connection was lost",
@@ -88,7 +88,7 @@ class Refusals:
     """Converts errors of the driver to ours, for one connection string."""
 
     def __init__(self, dsn: str) -> None:
-        self.dsn_shown = f"dsn={dsn}" if is_reference(dsn) else "dsn as written in the sink"
+        self.dsn_shown = f"dsn={dsn}" if is_reference(dsn) else "the dsn as it is written"
         self.server = f"PostgreSQL ({self.dsn_shown})"
         self._secrets: set[str] = set()
 

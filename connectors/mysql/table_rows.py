@@ -1,0 +1,246 @@
+"""The rows of a table of MySQL or MariaDB, read by one session in one consistent snapshot.
+
+Invariant: the session has one transaction, REPEATABLE READ, and ends with it; nothing is read after that was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import inspect
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.mysql.session import MySQLSession, quoted
+from exactlyonce.connectors.mysql.table_source import MySQLTableSource
+from exactlyonce.connectors.tables import (
+    PAGE_ROWS,
+    Key,
+    Row,
+    TableSplit,
+    columns_of,
+    field_problems,
+    key_problems,
+)
+from exactlyonce.pipeline.errors import ConfigError
+
+ANSWER_S = 300
+"""The limit of one query: the first may have to wait for the disk."""
+IDLE_S = 24 * 3600
+"""The time that a session is kept while nothing is read from it."""
+_ENGINE = "InnoDB"
+_AS_TEXT, _AS_HEX = "CAST({} AS CHAR)", "HEX({})"
+_INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
+KEY_TYPES = {
+    **dict.fromkeys(_INTEGERS, "CAST(%s AS {})"),
+    "decimal": "CAST(%s AS {})",
+    **dict.fromkeys(("char", "varchar", "uuid"), "%s"),
+    "date": "CAST(%s AS DATE)",
+    **dict.fromkeys(("datetime", "timestamp"), "CAST(%s AS DATETIME(6))"),
+    **dict.fromkeys(("binary", "varbinary"), "UNHEX(%s)"),
+}
+"""By type of a key's column: the value that a text stands for, {} its type for CAST."""
+
+
+class KeyColumn(msgspec.Struct, frozen=True):
+    """A column of the key, as SQL."""
+
+    name: str
+    text: str
+    value: str
+    """The placeholder of a text."""
+
+
+class TableInServer(msgspec.Struct, frozen=True):
+    """The table that is read."""
+
+    key: tuple[KeyColumn, ...]
+    types: dict[str, str]
+    """By column: its type without its length."""
+
+
+def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTableRows:
+    """See `TableSource.open_rows`; a position above the first row was reached in a snapshot that is no more."""
+    if source.one_snapshot and position.cursor:
+        source.snapshot_gone(position)
+    session = MySQLSession(source.address, ANSWER_S)
+    try:
+        table = _found(session, source, position.source)
+        session.ask("SET SESSION wait_timeout = %s, net_write_timeout = %s", IDLE_S, IDLE_S)
+        session.ask("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        # The first page takes the snapshot, once it has the table's lock: an earlier one would be of before a reload
+        session.ask("START TRANSACTION READ ONLY")
+        return MySQLTableRows(session, source, table)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _found(session: MySQLSession, source: MySQLTableSource[Any], id: str) -> TableInServer:
+    """The table, looked at: ConfigError if it cannot be read by this key."""
+    of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
+    found = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", source.table)
+    if not found:
+        raise ConfigError(
+            f"Source {id!r}: there is no table {source.table} in the database of dsn= that its user may see. Create "
+            f"it, or correct the name."
+        )
+    rows = session.ask(
+        f"SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale "
+        f"FROM information_schema.columns {of_table} ORDER BY ordinal_position", source.table,
+    )  # fmt: skip
+    types = {name: _text(data_type).lower() for name, data_type, *_ in rows}
+    nullable = {name: nullable == "YES" for name, _, _, nullable, *_ in rows}
+    key = source.key_columns
+    wrong = [
+        *key_problems(key, types, nullable, KEY_TYPES),
+        *field_problems(columns_of(source.value), types),
+    ]
+    if found[0][1] != _ENGINE:
+        wrong.append(f"it is no table of {_ENGINE}, which alone has snapshots")
+    if not wrong and key not in _unique(session, of_table, source.table):
+        names = ", ".join(map(quoted, key))
+        wrong.append(
+            f"it has no unique index on ({', '.join(key)}), of whole columns and in this order: "
+            f"ALTER TABLE {quoted(source.table)} ADD UNIQUE ({names})"
+        )
+    if wrong:
+        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
+    casts = {
+        name: f"DECIMAL({digits},{scale})" if types[name] == "decimal"
+        else "UNSIGNED" if "unsigned" in _text(column) else "SIGNED"
+        for name, _, column, _, digits, scale in rows
+    }  # fmt: skip
+    columns = tuple(_key_column(name, types[name], casts[name]) for name in key)
+    return TableInServer(columns, types)
+
+
+def _key_column(name: str, type_: str, cast: str) -> KeyColumn:
+    text = _AS_HEX if "binary" in type_ else _AS_TEXT
+    return KeyColumn(_column(name), text.format(_column(name)), KEY_TYPES[type_].format(cast))
+
+
+def _unique(session: MySQLSession, of_table: str, table: str) -> list[tuple[str | None, ...]]:
+    """The columns of each unique index; None for a part of a column, or an expression."""
+    unique: dict[str, tuple[str | None, ...]] = {}
+    for index, column, part in session.ask(
+        "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+        f"{of_table} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
+    ):  # fmt: skip
+        unique[index] = (*unique.get(index, ()), column if part is None else None)
+    return list(unique.values())
+
+
+def _column(name: str) -> str:
+    """A column in a statement with values, where a % stands for one."""
+    return quoted(name).replace("%", "%%")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class MySQLTableFinder:
+    """The `SplitFinder` of a table, which is one split."""
+
+    def __init__(self, source_id: str, source: MySQLTableSource[Any]) -> None:
+        self._id, self._source = source_id, source
+
+    def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
+        if known:
+            return []
+        session = MySQLSession(self._source.address, ANSWER_S)
+        try:
+            _found(session, self._source, self._id)
+        finally:
+            session.close()
+        return [SourceOffset(self._id, self._source.place, str(TableSplit(self._source.table)), 0, 0)]
+
+    def close(self) -> None:
+        """Nothing is connected."""
+
+
+class MySQLTableRows:
+    """See `TableRows`."""
+
+    def __init__(self, session: MySQLSession, source: MySQLTableSource[Any], table: TableInServer) -> None:
+        self._session, self._key, self._table = session, table.key, quoted(source.table).replace("%", "%%")
+        fields = {name: field for name, field in columns_of(source.value).items() if name in table.types}
+        self._names = list(fields)
+        self._conversions = [_conversion(field, table.types[name]) for name, field in fields.items()]
+        ((time_ms,),) = session.ask("SELECT ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000)")
+        self.time_ms = int(time_ms)
+
+    def page(self, after: Key | None, through: Key | None) -> list[Row]:
+        self._session.require_transaction()
+        conditions, values = ["TRUE"], list[str]()
+        for bound, form in ((after, "{0} >= {1} AND ({2})"), (through, "{0} <= {1} AND NOT ({2})")):
+            if bound is not None:
+                above, more = self._above(bound)
+                conditions.append(form.format(self._key[0].name, self._key[0].value, above))
+                values += [bound[0], *more]
+        columns = ", ".join([*(column.text for column in self._key), *map(_column, self._names)])
+        order = ", ".join(column.name for column in self._key)
+        query = f"SELECT {columns} FROM {self._table} WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT %s"
+        width = len(self._key)
+        return [
+            Row(tuple(map(str, row[:width])), self._row(row[width:]))
+            for row in self._session.ask(query, *values, PAGE_ROWS)
+        ]
+
+    def _above(self, bound: Key) -> tuple[str, list[str]]:
+        """The condition of keys above *bound*, with its values. Servers find no index by the comparison of rows."""
+        alternatives, values = list[str](), list[str]()
+        for place, column in enumerate(self._key):
+            equal = [f"{before.name} = {before.value}" for before in self._key[:place]]
+            alternatives.append(" AND ".join([*equal, f"{column.name} > {column.value}"]))
+            values += bound[: place + 1]
+        return f"({') OR ('.join(alternatives)})", values
+
+    def _row(self, cells: Sequence[Any]) -> dict[str, Any]:
+        return {
+            name: cell if conversion is None or cell is None else conversion(cell)
+            for name, cell, conversion in zip(self._names, cells, self._conversions, strict=True)
+        }
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _conversion(field: inspect.Field, type_: str) -> Callable[[Any], Any] | None:
+    """The conversion of a column's values for a field, where the driver's do not fit."""
+    kinds = {type(kind) for kind in getattr(field.type, "types", (field.type,))} - {inspect.NoneType}
+    if inspect.TimeType in kinds and type_ == "time":
+        return _time
+    if inspect.UUIDType in kinds and type_ == "binary":
+        return _uuid
+    if kinds & _DOCUMENTS and inspect.StrType not in kinds and type_ in ("json", "text", "mediumtext", "longtext"):
+        return _document
+    return None
+
+
+_DOCUMENTS = {
+    inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType, inspect.DictType,
+    inspect.ListType, inspect.VarTupleType, inspect.TupleType, inspect.SetType, inspect.FrozenSetType, inspect.AnyType,
+}  # fmt: skip
+
+
+def _time(cell: Any) -> Any:
+    return (datetime.min + cell).time() if isinstance(cell, timedelta) and timedelta() <= cell < _DAY else cell
+
+
+_DAY = timedelta(days=1)
+
+
+def _uuid(cell: bytes) -> Any:
+    return UUID(bytes=cell) if len(cell) == 16 else cell
+
+
+def _document(cell: str) -> Any:
+    try:
+        return msgspec.json.decode(cell)
+    except msgspec.DecodeError:
+        return cell

@@ -1,0 +1,82 @@
+"""A table of MySQL or MariaDB as a source: the description. It opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.mysql.address import MySQLAddress
+from exactlyonce.connectors.source import OnError, SplitFinder
+from exactlyonce.connectors.tables import TableRows, TableSource
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, look_up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class MySQLTableSource(TableSource[T]):
+    """Reads the rows of a table once, as of one moment: ``MySQLTableSource("customers", dsn="env:SHOP_DSN", key="id",
+    value=Customer)``. It ends with the last of them.
+
+    One subtask reads the table: sessions of MySQL share a snapshot only if writers are locked out while they begin.
+
+    - *table*: in the database of the dsn; its engine must be InnoDB.
+    - *dsn*: the place of a URL ``mysql://user:password@host:3306/database``: ``env:NAME``, ``file:/path``. One without
+      a password may be written out.
+    - *key*: the column of a unique key that takes no NULL, or a tuple of them, in the order of the key's index.
+    - *value*: the type of a record, whose fields are columns: a Struct, a dataclass, a TypedDict.
+    - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
+      read as of a later moment: each key is read once, but not all as of one moment.
+    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
+    - *on_error*: as that of `KafkaSource`.
+    """
+
+    kind = "mysql"
+
+    table: str
+    _: KW_ONLY
+    dsn: str = field(repr=False)
+    key: str | tuple[str, ...]
+    value: Any
+    one_snapshot: bool = False
+    name: str = ""
+    on_error: OnError = "fail"
+
+    def address(self) -> MySQLAddress:
+        """The server's address, looked up now."""
+        return MySQLAddress.parse(look_up("dsn", self.dsn))
+
+    def finder(self, source: str) -> SplitFinder:
+        with self._needing_driver():
+            from exactlyonce.connectors.mysql.table_rows import MySQLTableFinder
+        return MySQLTableFinder(source, self)
+
+    def open_rows(self, position: SourceOffset) -> TableRows:
+        with self._needing_driver():
+            from exactlyonce.connectors.mysql.table_rows import open_rows
+        return open_rows(self, position)
+
+    def _needing_driver(self) -> AbstractContextManager[None]:
+        """Around imports of what needs PyMySQL: descriptions do without."""
+        return needing("mysql", "PyMySQL", f"MySQLTableSource({self.table!r})")
+
+    def _decode(self) -> Any:
+        return partial(msgspec.convert, type=self.value, strict=False)
+
+    def _as_json(self, part: Any) -> bytes:
+        return msgspec.json.encode(part, enc_hook=str)
+
+    def _dsn_problems(self) -> Iterator[str]:
+        try:
+            if MySQLAddress.parse(self.dsn).password:
+                yield PASSWORD_WRITTEN
+        except ConfigError as error:
+            yield str(error)

@@ -1,0 +1,79 @@
+"""A table of PostgreSQL as a source: the description. It opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, TypeVar
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.postgres.dsn import has_password
+from exactlyonce.connectors.source import OnError, SplitFinder
+from exactlyonce.connectors.tables import TableRows, TableSource
+from exactlyonce.pipeline.codec import codec_for
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN
+from exactlyonce.pipeline.sizes import is_count
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class PostgresTableSource(TableSource[T]):
+    """Reads the rows of a table once, as of one moment: ``PostgresTableSource("customers", dsn="env:SHOP_DSN",
+    key="id", value=Customer)``. It ends with the last of them.
+
+    - *table*: its name, or "schema.table".
+    - *dsn*: the place of a connection string of libpq: ``env:NAME`` or ``file:/path``. One without a password may be
+      written out.
+    - *key*: the column of a unique key that takes no NULL, or a tuple of them, in the order of the key's index.
+    - *value*: the type of a record, whose fields are columns: a Struct, a dataclass, a TypedDict.
+    - *splits*: the ranges of keys, at most, that a large table is read in, each by one subtask.
+    - *one_snapshot*: stop the pipeline where the run that began to read the table has ended before its last row.
+      Otherwise the next run reads the rest as of a later moment: each key is read once, but not all as of one moment.
+    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
+    - *on_error*: as that of `KafkaSource`.
+    """
+
+    kind = "postgres"
+
+    table: str
+    _: KW_ONLY
+    dsn: str = field(repr=False)
+    key: str | tuple[str, ...]
+    value: Any
+    splits: int = 8
+    one_snapshot: bool = False
+    name: str = ""
+    on_error: OnError = "fail"
+
+    def finder(self, source: str) -> SplitFinder:
+        with self._needing_driver():
+            from exactlyonce.connectors.postgres.table_rows import PostgresTableFinder
+        return PostgresTableFinder(source, self)
+
+    def open_rows(self, position: SourceOffset) -> TableRows:
+        with self._needing_driver():
+            from exactlyonce.connectors.postgres.table_rows import open_rows
+        return open_rows(self, position)
+
+    def _needing_driver(self) -> AbstractContextManager[None]:
+        """Around imports of what needs psycopg: descriptions do without."""
+        return needing("postgres", "psycopg", f"PostgresTableSource({self.table!r})")
+
+    def _decode(self) -> Any:
+        return codec_for(self.value).decode
+
+    def _as_json(self, part: Any) -> bytes:
+        row: str = part
+        return row.encode()
+
+    def _dsn_problems(self) -> Iterator[str]:
+        if has_password(self.dsn):
+            yield PASSWORD_WRITTEN
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not is_count(self.splits):
+            yield f"splits={self.splits!r} must be an integer from 1 on"

@@ -1,0 +1,241 @@
+"""Tables of a database as sources, whatever the database: each row once, by ranges of a unique key, in its order.
+
+Invariants: a position has the key of the last row that was read, as text, and reading goes on with the next larger key;
+only the database compares keys. All splits are read in one snapshot of the database, as long as that is there. Once it
+is gone, each split goes on in a later one. So a key is read once; its row is as of the moment of one of these.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import OnError, RangeContext
+from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.secrets import is_reference, reference_problem
+
+T_co = TypeVar("T_co", covariant=True)
+Key = tuple[str, ...]
+"""The values of the key's columns, as text."""
+PAGE_ROWS = 2_000
+"""The rows of one query."""
+_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
+
+
+class TableSplit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The identity of a split: the rows of one table with keys above *after*, up to *through*."""
+
+    table: str
+    """The identity of the table in its database."""
+    snapshot: str = ""
+    """The name of the exported snapshot; empty: each reader has its own."""
+    after: Key | None = None
+    """None: from the first row on."""
+    through: Key | None = None
+    """None: to the last row."""
+
+    def __str__(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def parse(cls, identity: str) -> TableSplit:
+        """The split of an identity.
+
+        >>> TableSplit.parse(str(TableSplit("16385", after=("7", "ann")))).after
+        ('7', 'ann')
+        """
+        return msgspec.json.decode(identity, type=cls)
+
+
+class Row(NamedTuple):
+    """A row as read."""
+
+    key: Key
+    part: Any
+    """The argument of the source's decoder."""
+
+
+class TableRows(Protocol):
+    """Reads the rows of a table in one snapshot, over one connection."""
+
+    @property
+    def time_ms(self) -> int:
+        """The time of the snapshot, by the server's clock, in ms since 1970."""
+
+    def page(self, after: Key | None, through: Key | None) -> Sequence[Row]:
+        """The next `PAGE_ROWS` rows in the order of their keys, above *after* and up to *through*; fewer: these are the
+        last."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class OpenTable:
+    """The `OpenSplit` of a range of keys."""
+
+    def __init__(self, position: SourceOffset, name: str, rows: TableRows) -> None:
+        self.name, self.time_ms = name, rows.time_ms
+        self.cursor: str = position.cursor
+        self._rows, self._through = rows, TableSplit.parse(position.topic_id).through
+        self._page: Sequence[Row] = ()
+        self._at = 0
+        self._fill(last_read(position))
+
+    def _fill(self, after: Key | None) -> None:
+        self._page, self._at = self._rows.page(after, self._through), 0
+
+    def read(self, records_max: int) -> list[Any]:
+        rows = self._page[self._at : self._at + records_max]
+        self._at += len(rows)
+        if rows:
+            key = rows[-1].key
+            self.cursor = msgspec.json.encode(key).decode()
+            if self._at == PAGE_ROWS:
+                self._fill(key)
+        return [row.part for row in rows]
+
+    @property
+    def ended(self) -> bool:
+        return self._at == len(self._page)
+
+    def buffered(self) -> int:
+        return len(self._page) - self._at
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def last_read(position: SourceOffset) -> Key | None:
+    """The key above which the split at *position* goes on."""
+    if position.cursor:
+        return msgspec.json.decode(position.cursor, type=Key)
+    return TableSplit.parse(position.topic_id).after
+
+
+def columns_of(type_: Any) -> dict[str, inspect.Field]:
+    """The columns that the fields of *type_* are read from; empty if it is no type of a row."""
+    info = inspect.type_info(type_)
+    if not isinstance(info, _RECORDS) or getattr(info, "array_like", False):
+        return {}
+    return {field.encode_name: field for field in info.fields}
+
+
+def key_problems(
+    key: Sequence[str], types: Mapping[str, str], nullable: Mapping[str, bool], taken: Mapping[str, str]
+) -> Iterator[str]:
+    """The reasons why the columns *key* are no key to read by; *types*: of the table's columns, the kinds of their
+    values, of which *taken* has those whose texts can be compared."""
+    for column in key:
+        if column not in types:
+            yield f"it has no column {column!r}, which key= names"
+        elif nullable[column]:
+            yield f"its column {column!r} of the key takes NULL, which no order has: make it NOT NULL, or name another"
+        elif types[column] not in taken:
+            yield f"its column {column!r} of the key is {types[column]}, and may be one of {', '.join(sorted(taken))}"
+
+
+def field_problems(columns: Mapping[str, inspect.Field], types: Mapping[str, str]) -> Iterator[str]:
+    """The fields of the record's type that the table lacks."""
+    for name, field in columns.items():
+        if name not in types and field.required:
+            yield f"it has no column {name!r}, which the record's type has, without a default"
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource(SplitSource[T_co]):
+    """The description of a table as a source."""
+
+    table: str
+    dsn: str
+    key: str | tuple[str, ...]
+    value: Any
+    one_snapshot: bool
+    name: str
+    on_error: OnError
+    kind = ""
+    """The database, as in the place of the source."""
+
+    @property
+    def type(self) -> Any:
+        return self.value
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}:{self.table}#{self.name}" if self.name else f"{self.kind}:{self.table}"
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    @property
+    def repeats(self) -> bool:
+        return False
+
+    @abstractmethod
+    def open_rows(self, position: SourceOffset) -> TableRows:
+        """Rows of the snapshot of *position*, or of a later one, unless `one_snapshot`."""
+
+    def open_split(self, position: SourceOffset) -> OpenTable:
+        return OpenTable(position, self.place, self.open_rows(position))
+
+    def open_range(self, context: RangeContext) -> SplitRange:
+        """Raise Halt: rows may have changed."""
+        raise Halt(
+            f"Source {context.start.source!r} reads the table {self.table}, whose rows may have changed since then, so "
+            f"what it has read cannot be computed again.",
+            operator=context.start.source,
+        )
+
+    def snapshot_gone(self, position: SourceOffset) -> NoReturn:
+        """Raise Halt: `one_snapshot` is demanded."""
+        raise Halt(
+            f"Source {position.source!r} cannot go on reading {self.table} as of one moment: the session that kept its "
+            f"snapshot has ended, and one_snapshot=True.\n"
+            f"  Choices: `exactlyonce reset` and read the table anew; or one_snapshot=False, and the rest of the rows "
+            f"are of a later moment.",
+            operator=position.source,
+        )
+
+    def decoder(self) -> SplitDecoder:
+        name = schema.type_name(self.value)
+        return SplitDecoder(self._decode(), self._as_json, lambda part, error: f"the row is not {name}: {error}")
+
+    @abstractmethod
+    def _decode(self) -> Any:
+        """The function that turns a row's part into a record."""
+
+    @abstractmethod
+    def _as_json(self, part: Any) -> bytes:
+        """A row's part, for dead letters."""
+
+    @abstractmethod
+    def _dsn_problems(self) -> Iterator[str]:
+        """The mistakes of a dsn that is written out."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not isinstance(self.table, str) or not self.table:
+            yield f"table={self.table!r} must be the name of a table"
+        if not isinstance(self.dsn, str) or not self.dsn:
+            yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
+        elif problem := reference_problem(self.dsn):
+            yield f"dsn={self.dsn!r}: {problem}"
+        elif not is_reference(self.dsn):
+            yield from self._dsn_problems()
+        if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
+            yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
+        if not columns_of(self.value):
+            yield f"value={schema.type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
+
+    def describe(self) -> dict[str, Any]:
+        """The table without its database; how many splits there are is noted in checkpoints."""
+        value = schema.describe(self.value)
+        return {"source": self.kind, "place": self.place, "key": list(self.key_columns), "value": value}

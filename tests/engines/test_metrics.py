@@ -1,0 +1,166 @@
+"""The figures of a run for Prometheus, and its two probes."""
+
+from __future__ import annotations
+
+import socket
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from run_figures import CHECKPOINT, progress
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.engines.local.monitoring.health import STANDBY, STUCK_S, WAITING, Health
+from exactlyonce.engines.local.monitoring.metrics import METRICS, Metrics
+from exactlyonce.engines.local.monitoring.serving import Asked, serving
+from exactlyonce.engines.options import listening_at
+from exactlyonce.pipeline.errors import ConfigError
+
+
+def scraped(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Each sample by its name and labels, without the pipeline's, by a parser that is not ours."""
+    answer = metrics.answer(Asked({}, ""))
+    assert answer.status == 200
+    samples = [sample for family in text_string_to_metric_families(answer.body.decode()) for sample in family.samples]
+    assert {sample.labels.pop("pipeline") for sample in samples} == {"totals"}
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def of(samples: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    return samples[f"exactlyonce_{name}", frozenset(labels.items())]
+
+
+def test_figures_of_workers_and_checkpoints() -> None:
+    metrics = Metrics("totals")
+    assert of(scraped(metrics), "checkpoints_completed_total") == 0, "an alert must see the first step from 0"
+    metrics.event({"event": "started", "incarnation": 3})
+    metrics.event({"event": "step", "step": "deployed"})
+    metrics.event({"event": "step", "step": "triggered"})
+    metrics.event(CHECKPOINT | {"dead_letters": 4})
+    metrics.progress(progress(0, 100, operators={"add": (0.25, 100)}))
+    metrics.progress(progress(1, 40, skipped=2))
+    metrics.turned("running")
+    samples = scraped(metrics)
+    assert (of(samples, "incarnation"), of(samples, "restarts_total")) == (3, 0)
+    assert of(samples, "job_state", state="running") == 1
+    assert of(samples, "job_state", state="deploying") == 0
+    assert of(samples, "checkpoints_triggered_total") == of(samples, "checkpoints_completed_total") == 1
+    assert of(samples, "checkpoint_duration_seconds_sum", phase="end_to_end") == pytest.approx(0.3)
+    assert of(samples, "checkpoint_duration_seconds_bucket", phase="async", le="0.05") == 1
+    assert of(samples, "last_checkpoint_timestamp_seconds") == 1_700_000_000.5
+    assert (of(samples, "records_committed_total"), of(samples, "dead_letters_total")) == (50, 4)
+    assert of(samples, "records_in_total", subtask="1") == 40
+    assert of(samples, "records_skipped_total", subtask="1") == 2
+    assert of(samples, "operator_busy_seconds_total", operator="add", subtask="0") == 0.25
+    assert of(samples, "pending_records", source="orders", subtask="0") == 9
+
+
+def test_counters_go_on_over_restarts() -> None:
+    metrics = Metrics("totals")
+    for incarnation in (1, 2):
+        metrics.event({"event": "started", "incarnation": incarnation})
+        metrics.event({"event": "step", "step": "deployed"})
+        for records in (10, 30):
+            metrics.progress(progress(0, records, operators={"add": (records / 10, records)}))
+        metrics.event(CHECKPOINT | {"dead_letters": 5})
+    samples = scraped(metrics)
+    assert of(samples, "records_in_total", subtask="0") == 60
+    assert of(samples, "operator_records_in_total", operator="add", subtask="0") == 60
+    assert of(samples, "operator_busy_seconds_total", operator="add", subtask="0") == 6
+    assert (of(samples, "restarts_total"), of(samples, "dead_letters_total")) == (1, 10)
+
+
+def test_every_metric_is_shown() -> None:
+    metrics = Metrics("totals")
+    metrics.event(CHECKPOINT)
+    metrics.progress(progress(0, 1, operators={"add": (1.0, 1)}, unwritten={"out": 1}))
+    names = {name for name, _ in scraped(metrics)}
+    expected = {f"{metric.name}_sum" if metric.kind == "histogram" else metric.name for metric in METRICS}
+    assert expected <= names
+    assert all(metric.name.endswith("_total") == (metric.kind == "counter") for metric in METRICS)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_live_and_ready() -> None:
+    clock = Clock()
+    health = Health(CheckpointSettings(interval_ms=1_000, timeout_ms=4_000), clock)
+    assert (health.liveness[0], health.readiness) == (True, (False, "recovering, for 0.0 s"))
+    health.turned("running", 0.0)
+    assert health.readiness == (True, "running; no checkpoint of this run is complete yet")
+    clock.now_s += 5.5
+    health.turned("running", 0.0)
+    assert health.readiness == (
+        False,
+        "running, but no checkpoint of this run is complete yet; one should be complete every 5 s at the latest",
+    )
+    health.event(CHECKPOINT)
+    clock.now_s += 2
+    assert health.readiness == (True, "running; checkpoint 7 is 2.0 s old")
+    assert health.wellness == health.readiness
+    clock.now_s += 2.9
+    assert (health.readiness.well, health.wellness.well) == (True, True)
+    health.turned("recovering", 0.0)
+    clock.now_s += 20
+    assert (health.liveness[0], health.readiness) == (True, (False, "recovering, for 20.0 s")), (
+        "a restore may take its time"
+    )
+    clock.now_s += STUCK_S - 19
+    assert health.liveness == (False, "stuck: recovering, and it has not come round for 31 s")
+    for state, rests_s in ((STANDBY, 0.0), (WAITING, 600.0)):
+        health.turned(state, rests_s)
+        clock.now_s += rests_s
+        assert (health.liveness[0], health.readiness[0]) == (True, False)
+    health.turned("running", 0.0)
+    assert health.readiness[0], "it counts from when it runs again"
+
+
+def test_a_checkpoint_is_late_before_it_has_timed_out() -> None:
+    clock = Clock()
+    health = Health(CheckpointSettings(), clock)
+    health.turned("running", 0.0)
+    health.event(CHECKPOINT)
+    for later_s, is_well in ((9.0, True), (2.0, False)):
+        clock.now_s += later_s
+        health.turned("running", 0.0)
+        assert (health.wellness.well, health.readiness.well) == (is_well, True)
+    health.event(CHECKPOINT | {"duration_ms": 20_000})
+    clock.now_s += 50
+    health.turned("running", 0.0)
+    assert health.wellness.well, "they take that long"
+
+
+def test_answers_over_http() -> None:
+    metrics, health = Metrics("totals"), Health(CheckpointSettings())
+    paths = {"/metrics": metrics.answer, "/live": health.answer_live, "/ready": health.answer_ready}
+    with serving("127.0.0.1", 0, paths) as port:
+        base = f"http://127.0.0.1:{port}"
+        with urlopen(f"{base}/metrics?from=somebody") as response:
+            assert b"exactlyonce_restarts_total" in response.read()
+        with urlopen(f"{base}/live") as response:
+            assert response.read().startswith(b"recovering")
+        stranger = Request(f"{base}/live", headers={"Host": f"evil.example.com:{port}"})
+        for asked, status in ((f"{base}/ready", 503), (base, 404), (stranger, 403)):
+            with pytest.raises(HTTPError) as refused:
+                urlopen(asked)
+            assert refused.value.code == status
+            refused.value.close()
+        taken = f"Nothing can listen on 127.0.0.1:{port}: Address already in use"
+        with pytest.raises(ConfigError, match=taken), serving("127.0.0.1", port, paths):
+            pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["9100", "host", "host:", ":9100", "host:port", "host:99999", "host:0", "http://host:9100"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="write HOST:PORT"):
+        listening_at(text)

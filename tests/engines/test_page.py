@@ -1,0 +1,148 @@
+"""The page of a run: what it gathers, and that a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_figures import CHECKPOINT, progress
+
+from exactlyonce import Pipeline
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.local.monitoring.health import Health
+from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, Page
+from exactlyonce.engines.local.monitoring.serving import Asked, serving
+from exactlyonce.engines.plan import plan
+from exactlyonce.sinks import KafkaSink
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Clock:
+    """Ten seconds later at each look."""
+
+    def __init__(self) -> None:
+        self._now_ms = 1_000_000
+
+    def now_ms(self) -> int:
+        self._now_ms += 10_000
+        return self._now_ms
+
+    monotonic_ms = now_ms
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health(CheckpointSettings())
+
+
+@pytest.fixture
+def page(health: Health) -> Page:
+    pipeline = Pipeline("totals")
+    words = pipeline.source("words", KafkaSource("words", value=str))
+    words.key_by(len, id="by-length").reduce("longest", max).sink("out", KafkaSink("out"))
+    page = Page(plan(pipeline.build(), 2), health, Clock())
+    page.event({"event": "started", "incarnation": 3})
+    page.event({"event": "step", "step": "deployed"})
+    page.live({"records_per_s": 100, "lag": 7})
+    return page
+
+
+def trigger(page: Page, *numbers: int) -> None:
+    for number in numbers:
+        page.event({"event": "step", "step": "triggered", "checkpoint": number, "at_ms": 1_000 * number})
+
+
+def complete(page: Page, number: int) -> None:
+    page.event(CHECKPOINT | {"checkpoint": number, "kind": "checkpoint"})
+
+
+def outcomes(page: Page) -> dict[int, str]:
+    return {each["id"]: each["outcome"] for each in page.state()["checkpoints"]}
+
+
+def detail(page: Page, number: object) -> Any:
+    answer = page.paths["/checkpoint.json"](Asked({"id": str(number)}, ""))
+    return json.loads(answer.body) if answer.status == 200 else answer.status
+
+
+def test_checkpoints(page: Page) -> None:
+    trigger(page, 1, 2)
+    ack = {"task": "words", "worker": 1, "at_ms": 1_050, "sync_ms": 0.5, "async_ms": 30.0}
+    page.event({"event": "step", "step": "acknowledged", "checkpoint": 1, **ack})
+    page.event({"event": "step", "step": "requests until visible", "checkpoint": 1, "at_ms": 1_200})
+    complete(page, 1)
+    reason = "checkpoint 2 took longer than 60000 ms; aborted, its output is carried on"
+    page.event({"event": "note", "at_ms": 2_500, "text": reason})
+    trigger(page, 3)
+    assert outcomes(page) == {1: "completed", 2: "aborted", 3: "running"}
+    assert (detail(page, 1)["acknowledged"], detail(page, 1)["visible_ms"]) == ([["words", 1, 1_050, 0.5, 30.0]], 1_200)
+    assert detail(page, 2)["notes"] == [reason]
+    page.event({"event": "step", "step": "deployed"})
+    assert outcomes(page)[3] == "aborted", "its workers are gone"
+    trigger(page, *range(4, 4 + CHECKPOINTS))
+    assert (len(outcomes(page)), min(outcomes(page))) == (CHECKPOINTS, 4)
+    assert [detail(page, wrong) for wrong in (1, "", "x", -1)] == [404] * 4
+
+
+def test_the_bottleneck_is_named(page: Page) -> None:
+    page.turned("running")
+    for records, busy_s in ((0, 0.0), (500, 9.0)):
+        page.progress(progress(0, records, operators={"longest": (busy_s, records), "out": (0.1, records)}))
+    state = page.state()
+    assert state["cause"] == "operator 'longest' takes 90% of a worker's time: it bounds the throughput"
+    nodes = {node["id"]: node for node in state["graph"]}
+    assert (nodes["longest"]["rate"], nodes["longest"]["busy"]) == (50, pytest.approx(0.9))
+    assert [read["shuffled"] for read in nodes["longest"]["reads"]] == [True]
+    page.progress(progress(1, 0, waiting=["store 'shop' is away"]))
+    assert page.state()["cause"] == "worker 1: store 'shop' is away", "a wait explains more than a cost"
+
+
+def test_what_is_wrong_comes_first(page: Page) -> None:
+    page.turned("recovering")
+    page.event(
+        {
+            "event": "note",
+            "at_ms": 1_000_000,
+            "text": "restarting from the last completed checkpoint: worker 1 was killed",
+        }
+    )
+    state = page.state()
+    assert (state["well"], state["sentence"].split(",")[0]) == (False, "recovering")
+    assert state["cause"].endswith("worker 1 was killed")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", [1300, 820, 400])
+def test_a_browser_shows_it(page: Page, health: Health, width: int, rendered: Callable[..., str]) -> None:
+    trigger(page, 1, 2)
+    complete(page, 1)
+    page.event({"event": "note", "at_ms": 1, "text": "<b>not bold</b>"})
+    health.turned("running")
+    page.progress(progress(0, 500, operators={"longest": (1.0, 500)}))
+    with serving("127.0.0.1", 0, page.paths) as port:
+        shown = rendered(f"http://127.0.0.1:{port}/#1", width)
+    assert "Well: running; no checkpoint of this run is complete yet." in shown
+    assert "&lt;b&gt;not bold&lt;/b&gt;" in shown
+    assert 'aria-label="checkpoint 1, completed"' in shown
+    assert "took 300 ms" in shown
+    assert "longest" in shown
+
+
+@pytest.fixture
+def rendered(tmp_path: Path) -> Callable[..., str]:
+    def render(url: str, width: int) -> str:
+        command = [
+            BROWSER or "", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+            f"--window-size={width},1000", "--virtual-time-budget=3000", "--dump-dom", url,
+        ]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    return render

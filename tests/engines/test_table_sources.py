@@ -1,0 +1,188 @@
+"""Tables as sources: each key once, whatever is killed and changed meanwhile; all of one moment if it goes well."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import audited
+from running import HERE, Job, Run, orders, visible, workers_of
+from shop import on_mariadb, on_postgres
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+ROOT = Path(__file__).parents[2]
+REFUSED, BAD_RECORD, HALTED = 2, 3, 6
+ROWS, RAISED = 2_400, 1_000
+"""The rows of a table, and how much their totals grow while it is read."""
+
+
+class Table:
+    """Table `orders` of the shop, and the job that reads it."""
+
+    def __init__(self, shop: Any, job: Job, opened: Path) -> None:
+        self.shop, self.job, self._opened = shop, job, opened
+        shop.sql("CREATE TABLE orders (id int PRIMARY KEY, customer varchar(20) NOT NULL, total int)")
+
+    def add(self, count: int) -> None:
+        more = orders(count, first=len(self.job.fed))
+        rows = [tuple(json.loads(value).values()) for _, value in more]
+        self.shop.sql("INSERT INTO orders VALUES " + ", ".join(f"({id}, '{c}', {total})" for id, c, total in rows))
+        self.job.fed += more
+
+    def begun(self) -> Run:
+        """A run that has read a part of the table, and committed some of that."""
+        run = self.job.start()
+        run.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] > 0)
+        return run
+
+    def change(self) -> None:
+        """Change all rows, and add some above them; from now on rows are read without delay."""
+        self.shop.sql(f"UPDATE orders SET total = total + {RAISED}")
+        self.shop.sql(f"INSERT INTO orders SELECT id + {ROWS}, customer, total FROM orders")
+        self._opened.touch()
+
+    def changed(self, count: int) -> list[bool]:
+        """Whether each row that readers see was read after the change, by key; all keys are there once."""
+        found = [
+            json.loads(record.value or b"") for record in visible(self.job.kafka, f"{self.job.name}-copies", count)
+        ]
+        assert len({order["id"] for order in found}) == len(found), "a key was read twice"
+        assert {order["id"] for order in found} >= set(range(ROWS)), "a key was not read"
+        return [order["total"] > RAISED for order in sorted(found, key=lambda order: int(order["id"]))]
+
+
+@pytest.fixture
+def table_of(shop: Any, job_of: Callable[..., Job], tmp_path: Path) -> Callable[..., Table]:
+    def made(target: str = "table", *arguments: str) -> Table:
+        parameters = ("--param", f"kind={shop.kind}", "--param", f"folder={tmp_path}") if target == "table" else ()
+        return Table(shop, job_of(f"source_pipelines:{target}", *parameters, *arguments), tmp_path / "open")
+
+    return made
+
+
+def test_a_run_that_is_killed(table_of: Any) -> None:
+    """The next run reads on as of a later moment, above the keys that were read: each key comes once."""
+    table = table_of("table", "--parallelism", "2")
+    table.add(ROWS)
+    table.begun().kill()
+    table.change()
+    newest = table.job.history().latest
+    assert newest is not None
+    table.job.finish()
+    changed = table.changed(2 * ROWS)
+    assert changed.count(False) == sum(position.offset for position in newest.offsets) < ROWS
+    assert table.job.start().wait() == 0  # a table that was read to its end is not read again
+    assert len(table.changed(2 * ROWS)) == len(changed)
+
+
+@on_postgres
+def test_a_worker_that_is_killed(table_of: Any) -> None:
+    """The leader has kept the snapshot: all rows are as of one moment."""
+    table = table_of("table", "--parallelism", "2", "--param", "one=yes")
+    table.add(ROWS)
+    run = table.begun()
+    os.kill(workers_of(run)[0], signal.SIGKILL)
+    table.change()
+    assert run.wait() == 0, run.said
+    table.job.assert_copies()
+    table.job.assert_totals()
+
+
+@pytest.mark.exhaustive(but=["postgres"])
+def test_one_moment_or_none(table_of: Any) -> None:
+    """With one_snapshot=True a run does not go on where the snapshot is gone."""
+    table = table_of("table", "--param", "one=yes")
+    table.add(ROWS)
+    table.begun().kill()
+    table.change()
+    run = table.job.start()
+    assert run.wait() == HALTED
+    assert "cannot go on reading orders as of one moment" in run.said
+
+
+@pytest.mark.exhaustive
+@on_mariadb
+def test_a_server_that_is_killed(table_of: Any, database_server: Any) -> None:
+    """The job restarts until the server is there again, and reads on."""
+    server = database_server("mariadb")
+    table = table_of("table")
+    table.add(ROWS)
+    run = table.begun()
+    server.kill()
+    server.start()
+    table.change()
+    assert run.wait() == 0, run.said
+    assert True in table.changed(2 * ROWS)
+
+
+@on_postgres
+def test_a_table_and_a_topic_that_goes_on(table_of: Any) -> None:
+    """The run goes on with the topic once the table has ended."""
+    table = table_of("table_and_topic")
+    table.add(500)
+    run = table.job.start()
+    run.await_checkpoint()
+    table.job.feed(500)
+    table.job.assert_copies()
+    run.kill()
+    table.job.feed(500)
+    table.job.finish()
+    table.job.assert_copies()
+    table.job.assert_totals()
+
+
+def test_a_row_that_does_not_decode(table_of: Any) -> None:
+    """It stops the pipeline, and is read again once it is correct; no option leaves out a row by its number."""
+    table = table_of("table", "--inline")
+    table.add(10)
+    table.change()
+    table.shop.sql("UPDATE orders SET total = NULL WHERE id = 3")
+    said = table.job.finish(code=BAD_RECORD).said
+    assert "offset 3: in " in said
+    assert "the row is not Order: Expected `int`, got `null`" in said
+    assert "--skip" not in said
+    place = f"{'postgres' if table.shop.kind == 'postgres' else 'mysql'}:orders:0:3"
+    assert "the number may be another row's" in table.job.finish("--skip", place, code=REFUSED).said
+    table.shop.sql("UPDATE orders SET total = 7 WHERE id = 3")
+    table.job.finish()
+    assert len(visible(table.job.kafka, f"{table.job.name}-copies", 20)) == 20
+
+
+@pytest.mark.exhaustive
+@on_postgres
+def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, topic_name: str) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
+    example = [sys.executable, str(ROOT / "examples" / "table_then_topic.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (ROOT / "docs" / "sources.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.exhaustive
+@on_postgres
+def test_an_audit_says_that_it_cannot_judge(table_of: Any, tmp_path: Path) -> None:
+    table = table_of("table", "--inline")
+    table.add(10)
+    (tmp_path / "open").touch()
+    table.job.finish()
+    reference: dict[str, object] = {
+        "module": "source_pipelines", "attribute": "table", "path": str(HERE),
+        "params": {"name": table.job.name, "kind": "postgres", "folder": str(tmp_path)},
+    }  # fmt: skip
+    target = Loaded(load_reference(reference), reference)
+    client = ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers})
+    report = audited(target, client, tmp_path)
+    assert report.findings == []
+    assert [why for why in report.unjudged if "whose rows may have changed since then" in why]
