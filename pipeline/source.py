@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+from exactlyonce.pipeline.event_time import EventTime
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -16,6 +17,8 @@ class Source(ABC, Generic[T_co]):
 
     start_group: str | None = None
     """The consumer group at whose offsets it begins, if any."""
+    event_time: EventTime | None = None
+    """The event time of its records, if they have one."""
 
     @property
     def dead_letters(self) -> DeadLetterTarget | None:

@@ -1,8 +1,8 @@
 """The inputs of a subtask: source partitions, channels, and restored in-flight records, with one interface.
 
-Invariants: an input hands out batches and barriers in order. A source injects its barrier between two batches, and
-notes Sn at that moment; after a final barrier it hands out nothing more. Sn and order logs count records handed out,
-never those fetched. Restored in-flight records come first, and count as records of their channel.
+Invariants: an input hands out batches, watermarks and barriers in order. A source injects its barrier between two
+batches, and notes Sn at that moment; after a final barrier it hands out nothing more. Sn and order logs count records
+handed out, never those fetched. Restored in-flight records come first, and count as records of their channel.
 
 `next` never waits. A slice is as long as its pace allows, for a barrier waits for its end. A source with few records
 lets them gather for a moment; its barriers do not wait for that.
@@ -37,6 +37,7 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.signals import Barrier, Signal
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.departures import Departures
 
 
@@ -47,9 +48,11 @@ class Input(Protocol):
     def name(self) -> str: ...
     @property
     def push(self) -> Push: ...
+    @property
+    def port(self) -> Port | None: ...
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
-        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A barrier needs no room."""
+        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
@@ -125,6 +128,8 @@ class SourceInput:
     push: Push
     activity: Activity
     slices: Slices
+    port: Port | None = None
+    """Takes the watermarks; None: its records have no times."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
@@ -229,6 +234,8 @@ class ChannelInput(FramedInput):
     push: Push
     siblings: int = 1
     """The number of channels of the same shuffle, with this one."""
+    port: Port | None = None
+    """Takes the watermarks; None: none come."""
     closed: bool = False
     """Whether the writer must send nothing; see `close`."""
     window: int = field(init=False)
@@ -281,6 +288,7 @@ class RestoredInput(FramedInput):
     edges: Mapping[str, RestoredEdge]
     name: str = ""
     """The channel of the frame in hand."""
+    port: None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
@@ -26,10 +27,19 @@ from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Port
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
-from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation, text_of
+from exactlyonce.pipeline.errors import (
+    USERS_ERRORS,
+    ExactlyOnceError,
+    GraphError,
+    InvariantViolation,
+    require,
+    text_of,
+)
 from exactlyonce.pipeline.exactness import in_utc
+from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import naming
@@ -56,13 +66,14 @@ class RestoredEdge(NamedTuple):
 class Ends(Protocol):
     """The sources, channels and sinks that the operators of one subtask are wired to."""
 
-    def read(self, node: Node, push: Push) -> None:
-        """Give *push* the records of source *node*."""
+    def read(self, node: Node, head: ops.BatchOperator) -> None:
+        """Give *head* the records and the watermarks of source *node*."""
 
-    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
-        """Give *push* the records that upstream subtasks send over *edge*."""
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
+        """Give *push* the records that upstream subtasks send over *edge*, and the watermarks of each its own of
+        *ports*, which are empty in a graph without event time."""
 
-    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> ops.Shuffle:
         """Sends records over *edge*. Encodes them before it returns: another branch may then change them in place."""
 
     def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
@@ -107,6 +118,8 @@ class TaskOperators:
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
+    firings: list[ops.TimedOperator] = field(default_factory=list)
+    """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
 
@@ -116,6 +129,16 @@ class TaskOperators:
                 self.order.note(source.name, partition, count)
             self.order.end_batch()
         source.push(batch)
+
+    def fire(self, room: int) -> None:
+        """Let the first operator that has something due give about *room* results, then pass its watermark on."""
+        operator = self.firings[0]
+        if not operator.fire(room):
+            hit("timed-firing")
+            return
+        hit("timed-fired")
+        del self.firings[0]
+        operator.pass_on(operator.watermark, idle=operator.idle)
 
     def cut(
         self,
@@ -133,6 +156,7 @@ class TaskOperators:
         *whole*: tables are written whole, not only their changes since *base*. *exact*: the records since the last cut
         are exactly those between two barriers.
         """
+        require(not self.firings, "a cut waits until all that is due is out")
         order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
@@ -202,17 +226,21 @@ class Assembler:
             operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
+            ports = self._ports(node, push)
             for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
                 edge = self.plan.shuffle_into(node, read)
                 if read.output == DEAD_LETTERS:
                     operators.dead_letters[read.node].listeners.append(push)
                 elif edge is None:
                     ops.listeners(operators.by_id[read.node], read.output).append(push)
+                    operators.by_id[read.node].ports += islice(ports, 1)
                 else:
-                    ends.receive(edge, BatchCodec(graph.type_of(read)), push)
+                    shares = islice(ports, self.plan.parallelism)
+                    ends.receive(edge, BatchCodec(graph.type_of(read)), push, [*shares])
         for edge in self.plan.out_of(task):
             sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             operators.by_id[edge.producer].downstream.append(sent)
+            operators.by_id[edge.producer].ports += [sent] if graph.has_event_time else []
         for back in self.plan.feedback:
             type_ = graph.node(back.loop).type
             if back.loop in ids:
@@ -221,7 +249,18 @@ class Assembler:
                 ops.listeners(operators.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
         self._restore(ids, ends, operators)
 
-    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Push:
+    def _ports(self, node: Node, operator: Any) -> Iterator[Port]:
+        """The ports of *node*, one for each subtask or operator that it gets watermarks from, in order."""
+        if not self.plan.graph.has_event_time or node.kind in (Kind.SINK, Kind.FEEDBACK):
+            return iter(())
+        edges = [self.plan.shuffle_into(node, read) for read in node.inputs]
+        count = sum(1 if edge is None else self.plan.parallelism for edge in edges)
+        if count == 1:
+            return iter((operator,))
+        merged = MergedPorts(operator)
+        return (merged.add() for _ in range(count))
+
+    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
