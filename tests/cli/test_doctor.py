@@ -37,6 +37,7 @@ from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
 from exactlyonce.views.doctor.inputs import check_inputs
 from exactlyonce.views.doctor.readers import ReadersCheck
 from exactlyonce.views.doctor.rights import RightsCheck
+from exactlyonce.views.rights import TOPIC, Right
 from exactlyonce.views.unclaimed_blocks import BlockSurvey
 from tests.cli.conftest import Orders, wait_until
 
@@ -351,7 +352,7 @@ def test_a_question_without_an_answer() -> None:
     assert [each.what for each in found.diagnoses] == ["Topic c is missing"]
     rights = RightsCheck(subject, cast(Any, None), facts, found)
     for topic in facts.keys() | {"b"}:
-        rights._topic(topic, ("Read",))
+        rights._topic(Right(TOPIC, topic, ("Read",)))
     assert "rights on topic a" in found.checked
     assert {each.what: each.failed for each in found.unchecked} == {
         "topic b": True, "rights on topic b": True, "rights on topic c": False,
