@@ -96,6 +96,8 @@ class RangeContext:
 
     start: SourceOffset
     end: int
+    to_end: bool = False
+    """Whether the range is finished at the end of its split, too; else a split that ends before *end* is an error."""
     client: Mapping[str, Any]
     """librdkafka's settings."""
     kilobytes: int
@@ -199,7 +201,11 @@ class FindsSplits(Readable, Protocol):
     @property
     def repeats(self) -> bool:
         """Whether a number has the same record whenever a split is read. Else no record can be left out by its number,
-        and `open_range` raises Halt."""
+        and `open_range` raises Halt, but where a range is read for the first time, `to_end`."""
+
+    def left(self, position: SourceOffset) -> int:
+        """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
+        only if there are none. Raises ConfigError if bounded work cannot read the source."""
 
     def finder(self, source: str) -> SplitFinder:
         """The finder for source *source*; nothing is connected yet."""

@@ -223,20 +223,20 @@ class SplitRange:
     """The `SplitReader` of a range."""
 
     def __init__(self, context: RangeContext, open_split: OpensSplit) -> None:
-        self._position, self._end = context.start, context.end
+        self._position, self._end, self._to_end = context.start, context.end, context.to_end
         self._open_split, self._opened = open_split, None
 
     _opened: OpenSplit | None
 
     def read(self, records_max: int) -> list[SplitRecord]:
         start = self._position
-        if start.offset >= self._end:
+        if start.ended or start.offset >= self._end:
             return []
         if self._opened is None:
             self._opened = self._open_split(start)
         opened = self._opened
         parts = list(opened.read(min(records_max, self._end - start.offset)))
-        if not parts and opened.ended:
+        if not parts and opened.ended and not self._to_end:
             require_reached(msgspec.structs.replace(start, offset=self._end), opened.name, start.offset)
         self._position = _after(start, opened, len(parts))
         return list(SplitRecords(parts, [Run.of(opened, start, len(parts))]))
@@ -274,6 +274,10 @@ class SplitSource(Source[T_co]):
 
     @abstractmethod
     def finder(self, source: str) -> SplitFinder:
+        """See `connectors.source.FindsSplits`."""
+
+    @abstractmethod
+    def left(self, position: SourceOffset) -> int:
         """See `connectors.source.FindsSplits`."""
 
     @abstractmethod

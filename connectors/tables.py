@@ -27,6 +27,8 @@ Key = tuple[str, ...]
 """The values of the key's columns, as text."""
 PAGE_ROWS = 2_000
 """The rows of one query."""
+SPLIT_ROWS = 1_000_000
+"""The rows of a split that bounded work reads for a checkpoint."""
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 
 
@@ -186,8 +188,14 @@ class TableSource(SplitSource[T_co]):
     def open_split(self, position: SourceOffset) -> OpenTable:
         return OpenTable(position, self.place, self.open_rows(position))
 
+    def left(self, position: SourceOffset) -> int:
+        """Some, until it has ended: only the database could count them."""
+        return 0 if position.ended else SPLIT_ROWS
+
     def open_range(self, context: RangeContext) -> SplitRange:
-        """Raise Halt: rows may have changed."""
+        """Raise Halt unless it is read for the first time: rows may have changed."""
+        if context.to_end:
+            return super().open_range(context)
         raise Halt(
             f"Source {context.start.source!r} reads the table {self.table}, whose rows may have changed since then, so "
             f"what it has read cannot be computed again.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
-from exactlyonce.connectors.files.formats import Avro, Csv, FileFormat, JsonLines, Parquet
+from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
 from exactlyonce.connectors.files.remote import RemotePlace, is_remote
 from exactlyonce.connectors.source import OnError
@@ -32,6 +32,8 @@ V = TypeVar("V")
 FORMATS = ("jsonl", "csv", "parquet", "avro")
 SPLIT_BYTES = 64 << 20
 SPLIT_BYTES_MIN = 1 << 10
+FILE_RECORDS, RECORD_BYTES = 1_000, 64
+"""The records of a file, as bounded work guesses them: so many, and one for so many bytes."""
 NAME = re.compile(r"[A-Za-z0-9._-]*")
 
 
@@ -182,6 +184,15 @@ class FileSource(SplitSource[T]):
     def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
         with closing(self._folder().open(file)) as stream:
             return self._reading.parts(file, stream, self.split_bytes)
+
+    def left(self, position: SourceOffset) -> int:
+        """A guess by the size of the file."""
+        if position.ended or position.topic_id == NO_FILE:
+            return 0
+        split = FileSplit.parse(position.topic_id)
+        whole = (split.begin, split.end) == (0, WHOLE)
+        size = split.file_size if whole else min(split.file_size, self.split_bytes)
+        return max(1, FILE_RECORDS + size // RECORD_BYTES - position.offset)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
         if position.topic_id == NO_FILE:

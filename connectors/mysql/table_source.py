@@ -59,6 +59,15 @@ class MySQLTableSource(TableSource[T]):
             from exactlyonce.connectors.mysql.table_rows import MySQLTableFinder
         return MySQLTableFinder(source, self)
 
+    def left(self, position: SourceOffset) -> int:
+        if self.one_snapshot:
+            raise ConfigError(
+                f"Source {position.source!r}: one_snapshot=True, and bounded work may read {self.table} in several "
+                f"sessions, which share no snapshot on MySQL. Use `exactlyonce run` with --until latest; or set "
+                f"one_snapshot=False."
+            )
+        return super().left(position)
+
     def open_rows(self, position: SourceOffset) -> TableRows:
         with self._needing_driver():
             from exactlyonce.connectors.mysql.table_rows import open_rows

@@ -22,7 +22,7 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, require_topics
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, to_their_ends
 from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
@@ -192,7 +192,7 @@ class Diff:
                     plan(graph, self._base.parallelism),
                     self._stage(version, graph, f"{files}{side}-", lanes),
                     self._client.as_text,
-                    self._ranges,
+                    to_their_ends(self._ranges),
                     executors.submit,
                 )
                 sides.append(outputs_by_sink(receipts))
@@ -230,14 +230,18 @@ class Diff:
 
     def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
         require_same_topics(self._client, self._base)
-        require_topics(self._graphs[0])
-        sources, _ = by_kind(self._graphs[0])
+        sources, others = by_kind(self._graphs[0])
+        for id, source in others.items():
+            if not source.repeats:
+                raise ConfigError(
+                    f"Source {id!r} may give other records the next time, so two versions cannot be compared on them."
+                )
         with closing(Topics(self._client)) as topics:
             described = topics.describe(sorted({source.topic for source in sources.values()}))
-            inputs = Inputs(topics, sources, described, {})
-            starts = inputs.offsets_from(self._base)
-            ends = to.ends(inputs, starts)
-        return readings(starts, ends)
+            with closing(Inputs(topics, sources, described, {}, others)) as inputs:
+                inputs.find_splits(self._base.offsets)
+                starts = inputs.offsets_from(self._base)
+                return readings(starts, to.ends(inputs, starts), others)
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base

@@ -51,7 +51,7 @@ def split(unit: Unit, parallelism: int, offsets: int) -> Iterator[Unit]:
 
     *offsets* are those of all subtasks of the task, which get *parallelism* units according to their share.
     """
-    if len(unit.readings) == 1:
+    if len(unit.readings) == 1 and not unit.readings[0].to_end:
         reading = unit.readings[0]
         count = min(parallelism * reading.length // max(1, offsets), reading.length // SPLIT_OFFSETS_MIN)
         if count > 1:

@@ -22,7 +22,7 @@ from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.backends import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.messages import STAGE, Receipt, Stage, Unit, UnitPlace
+from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
 from exactlyonce.engines.bounded.unit.ordering import (
     BatchTime,
     ChannelLane,
@@ -237,18 +237,20 @@ class Assembly:
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
-        def opening(end: int) -> Callable[[SourceOffset], SplitReader]:
+        def opening(reading: Reading) -> Callable[[SourceOffset], SplitReader]:
+            end, to_end = reading.end, reading.to_end
             return lambda start: source.open_range(
-                RangeContext(start=start, end=end, client=client, kilobytes=kilobytes)
+                RangeContext(start=start, end=end, to_end=to_end, client=client, kilobytes=kilobytes)
             )
 
         client = {"group.id": self.plan.graph.pipeline_id, **self._config.settings}
-        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in base}
+        known = {(noted.partition, noted.offset): noted for noted in base}
         for reading in unit.readings:
             if reading.source == node.id:
-                epoch = known.get((reading.partition, reading.start), -1)
-                start = SourceOffset(node.id, reading.topic, reading.topic_id, reading.partition, reading.start, epoch)
-                reader = ReaderInTurn(start, opening(reading.end), self._staying)
+                start = known.get((reading.partition, reading.start)) or SourceOffset(
+                    node.id, reading.topic, reading.topic_id, reading.partition, reading.start
+                )
+                reader = ReaderInTurn(start, opening(reading), self._staying)
                 self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, head))
 
     def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
