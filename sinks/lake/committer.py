@@ -72,6 +72,10 @@ class LakeCommitter:
                 table.commit(after, staged, max((one.checkpoint for one in committables), default=0))
             except Conflict:
                 continue
+            except StoreError:  # a commit of the same removes what was set aside, once it is done
+                if self.lake.load().ledger == before:
+                    raise
+                continue
             return after, table
         raise StoreUnavailable(
             f"Other writers of the table were faster {ATTEMPTS_MAX} times in a row. Let them commit less often. "
