@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext
+from exactlyonce.connectors.source import RangeContext, ReaderContext
 from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource, SplitsReader, require_reached
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import ConfigError, Halt
@@ -47,6 +47,7 @@ class GeneratorSource(FixedSource[T]):
     - *rate*: records a second, of all splits; None: as fast as they are taken.
     - *splits*: they are made in parallel; split *i* has the numbers *i*, *i + splits*, *i + 2 splits* ...
     - *name*: that of its place in checkpoints and errors, where there are several.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     make: Callable[[int], T]
@@ -55,7 +56,6 @@ class GeneratorSource(FixedSource[T]):
     rate: float | None = None
     splits: int = 1
     name: str = ""
-    on_error: OnError = "fail"
 
     @property
     def type(self) -> Any:
@@ -105,7 +105,7 @@ class GeneratorSource(FixedSource[T]):
 
     def describe(self) -> dict[str, Any]:
         """The place and the numbering; a pipeline may go on at another rate, and further."""
-        return {"source": "generator", "place": self.place, "splits": self.splits}
+        return {"source": "generator", "place": self.place, "splits": self.splits, **self.describe_time()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +116,13 @@ class IterableSource(FixedSource[T]):
       Each restart iterates anew, and leaves out the items that were read: items at the end of a longer list are new.
     - *value*: the type of an item.
     - *name*: that of its place in checkpoints and errors, where there are several.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     items: Iterable[T] | Callable[[], Iterable[T]]
     _: KW_ONLY
     value: Any
     name: str = ""
-    on_error: OnError = "fail"
 
     @property
     def type(self) -> Any:
@@ -153,7 +153,7 @@ class IterableSource(FixedSource[T]):
             yield "an iterator gives its items once, and a restart needs them again: give a list, or a function"
 
     def describe(self) -> dict[str, Any]:
-        return {"source": "iterable", "place": self.place, "value": schema.describe(self.value)}
+        return {"source": "iterable", "place": self.place, "value": schema.describe(self.value), **self.describe_time()}
 
 
 def _as_json(item: Any) -> bytes:

@@ -12,12 +12,13 @@ removed position is an error, never a reset. `testing/source_contract/` checks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
+from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
+from exactlyonce.pipeline.source import EventTime
 
 
 class RawRecord(Protocol):
@@ -79,6 +80,10 @@ class SourceReader(Protocol):
     def finished(self) -> bool:
         """Whether every split here has reached its target or its end, and no other will come."""
 
+    def quiet(self) -> Collection[int]:
+        """The splits of which every record that is known to be there was returned by `poll`; not those that have ended,
+        and none whose server does not answer."""
+
     @property
     def waiting(self) -> str:
         """The servers that have not answered for a while, and for how long; else empty."""
@@ -135,12 +140,8 @@ class RecordDecoder(Protocol):
     def letter(self, record: Any) -> DeadLetter:
         """*record* as it is, for the dead letters of a source that has some."""
 
-    def time_ms(self, record: Any) -> int:
-        """The timestamp of *record*."""
-
-
-OnError = Literal["fail", "skip"] | DeadLetterTarget
-"""The treatment of a record that does not decode."""
+    def times_ms(self, records: Sequence[Any]) -> Iterable[int]:
+        """The timestamp of each of *records*."""
 
 
 class Readable(Protocol):
@@ -149,6 +150,10 @@ class Readable(Protocol):
     @property
     def on_error(self) -> OnError:
         """The treatment of a record that does not decode."""
+
+    @property
+    def event_time(self) -> EventTime | None:
+        """The event time of its records, if they have one."""
 
     @property
     def place(self) -> str:

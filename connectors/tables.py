@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import OnError, RangeContext
+from exactlyonce.connectors.source import RangeContext
 from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt
@@ -161,7 +161,6 @@ class TableSource(SplitSource[T_co]):
     value: Any
     one_snapshot: bool
     name: str
-    on_error: OnError
     kind = ""
     """The database, as in the place of the source."""
 
@@ -246,4 +245,5 @@ class TableSource(SplitSource[T_co]):
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""
         value = schema.describe(self.value)
-        return {"source": self.kind, "place": self.place, "key": list(self.key_columns), "value": value}
+        key = list(self.key_columns)
+        return {"source": self.kind, "place": self.place, "key": key, "value": value, **self.describe_time()}

@@ -215,6 +215,16 @@ class KafkaReader:
             return None
         return first, end
 
+    def quiet(self) -> set[int]:
+        if self._consumer is None:
+            return set()
+        quiet = set[int]()
+        for partition in self.offsets.keys() - self._silence.missed:
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
+            if 0 <= end <= self.offsets[partition]:
+                quiet.add(partition)
+        return quiet
+
     @property
     def waiting(self) -> str:
         """The silent leaders, and for how long; empty if there are none."""

@@ -6,21 +6,22 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
+from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
+from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.source import AHEAD, DISORDER, IDLE, Source, TimeOf, time_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -54,6 +55,13 @@ class KafkaSource(Source[T]):
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.
+    - *time*: the event time of a record, for windows: the name of a field of *value*, or a function of the record, in
+      ms since 1970, or an aware datetime. The next four are about it.
+    - *disorder*: how far a record may lie behind the latest one of its partition before it is late, as "5s".
+    - *idle*: the time without new records after which a partition holds back no others; None: it always does.
+    - *ahead*: how far a time may lie after the timestamp of its message; None: any. A record beyond it has no usable
+      time, for it would make all others late.
+    - *on_time_error* for a record without a usable time: as *on_error*.
     """
 
     topic_name: str
@@ -68,6 +76,11 @@ class KafkaSource(Source[T]):
     start: Start
     start_group: str | None
     on_error: OnError
+    time: TimeOf | None
+    disorder: str
+    idle: str | None
+    ahead: str | None
+    on_time_error: OnError
 
     @overload
     def __init__(
@@ -79,6 +92,11 @@ class KafkaSource(Source[T]):
         start_group: str | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
+        time: str | Callable[[V], Any] | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -92,6 +110,11 @@ class KafkaSource(Source[T]):
         start_group: str | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
+        time: str | Callable[[Record[V]], Any] | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -105,6 +128,11 @@ class KafkaSource(Source[T]):
         start_group: str | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
+        time: TimeOf | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -118,6 +146,11 @@ class KafkaSource(Source[T]):
         start_group: str | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
+        time: TimeOf | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     def __init__(
@@ -130,6 +163,11 @@ class KafkaSource(Source[T]):
         start_group: str | None = None,
         metadata: bool = False,
         on_error: OnError = "fail",
+        time: TimeOf | None = None,
+        disorder: str = DISORDER,
+        idle: str | None = IDLE,
+        ahead: str | None = AHEAD,
+        on_time_error: OnError = "fail",
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
         if problem := _topics_problem(names, start) or _key_problem(key, metadata):
@@ -149,6 +187,11 @@ class KafkaSource(Source[T]):
             "start": start,
             "start_group": start_group,
             "on_error": on_error,
+            "time": time,
+            "disorder": disorder,
+            "idle": idle,
+            "ahead": ahead,
+            "on_time_error": on_time_error,
         }
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -174,8 +217,12 @@ class KafkaSource(Source[T]):
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
 
     @property
-    def dead_letters(self) -> DeadLetterTarget | None:
-        return self.on_error if isinstance(self.on_error, DeadLetterTarget) else None
+    def timed_type(self) -> Any:
+        return self.value_type
+
+    def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
+        of_value = time_of(time, self.value_type)
+        return (lambda record: of_value(record.value)) if self.metadata and isinstance(time, str) else of_value
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
@@ -270,10 +317,9 @@ class KafkaSource(Source[T]):
             check_reading(self.key_codec)
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if problem := topic_problem(self.topic):
             yield problem
-        if self.dead_letters is None and self.on_error not in ("fail", "skip"):
-            yield f'on_error={self.on_error!r} must be "fail", "skip" or DeadLetters("topic")'
         if problem := _start_problem(self.start):
             yield problem
         yield from registry_problems(self.value_codec)
@@ -283,7 +329,10 @@ class KafkaSource(Source[T]):
 
     def describe(self) -> dict[str, Any]:
         """The topic and the codec; the start is not part of the source's identity."""
-        return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
+        value = self.value_codec.describe()
+        return {
+            "source": "kafka", "topic": self.topic, "value": value, "metadata": self.metadata, **self.describe_time(),
+        }  # fmt: skip
 
 
 def record_of(message: Message, value: Any, key: Any) -> Record[Any]:
@@ -332,8 +381,10 @@ class KafkaDecoder:
             return False
         return True
 
-    def time_ms(self, record: Message) -> int:
-        return record.timestamp()[1]
+    def times_ms(self, records: Sequence[Message]) -> Iterator[int]:
+        from confluent_kafka import Message
+
+        return map(itemgetter(1), map(Message.timestamp, records))
 
 
 def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.mysql.address import MySQLAddress
-from exactlyonce.connectors.source import OnError, SplitFinder
+from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
@@ -36,7 +36,7 @@ class MySQLTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
       read as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*: as that of `KafkaSource`.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     kind = "mysql"
@@ -48,7 +48,6 @@ class MySQLTableSource(TableSource[T]):
     value: Any
     one_snapshot: bool = False
     name: str = ""
-    on_error: OnError = "fail"
 
     def address(self) -> MySQLAddress:
         """The server's address, looked up now."""

@@ -246,7 +246,7 @@ class _Builder:
         notes = self.parts.notes
         decoder = SourceDecoder(node.id, source, notes.append, before, skips=start.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
-        read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices)
+        read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
         self.parts.sources.append(read)
 

@@ -35,10 +35,14 @@ from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
-from exactlyonce.engines.runtime.signals import Barrier, Signal
+from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.source_times import SourceTimes
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.departures import Departures
+
+TICK_S = 0.2
+"""The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
 
 class Input(Protocol):
@@ -143,6 +147,10 @@ class SourceInput:
 
     def __post_init__(self) -> None:
         self._phase = f"reading source {self.name!r}"
+        self._ticks_s = 0.0
+        """The time of the next look at the clock and at idle splits."""
+        self._behind = True
+        """Whether no poll since the last such look has got less than it asked for."""
 
     def barrier(self) -> Barrier | None:
         """Inject the oldest pending barrier after all that was handed out."""
@@ -151,6 +159,8 @@ class SourceInput:
         trigger = self.triggers.popleft()
         for start in trigger.added:
             self.reader.add(start)
+            if self.decoder.times is not None:
+                self.decoder.times.found(start.partition)
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
         self.decoder.tell()
         self.stopped = trigger.final
@@ -159,24 +169,39 @@ class SourceInput:
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
             return self.barrier()
+        if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
+            return watermark
         if not room or self.stopped or self.held or self.reader.idle or (now_s := self.slices.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
         messages = self.reader.poll(count, 0.0)  # other fetched messages stay in the client
         if len(messages) < count:
-            self.due_s = now_s + GATHER_S
+            self.due_s, self._behind = now_s + GATHER_S, False
         if not messages:
             return None
         self.slices.handed_out(len(messages))
         self.records += len(messages)
-        return self.decoder.decode(messages)
+        return self.decoder.decode(messages, self.reader.runs)
+
+    def _tick(self, times: SourceTimes) -> Watermark | None:
+        """Every `TICK_S`, look which splits are idle; the watermark, if that or the clock has moved it."""
+        now_s = self.slices.now_s()
+        if now_s < self._ticks_s or self.stopped:
+            return None
+        times.rest(self.reader.positions(), self.reader.quiet(), now_s, behind=self._behind)
+        self._ticks_s, self._behind = now_s + TICK_S, True
+        return times.advanced(now_s)
 
     def runs(self) -> Iterable[tuple[int, int]]:
         return self.reader.runs
 
     def processed(self) -> None:
-        self.slices.processed()
+        now_s = self.slices.processed()
+        if self.decoder.times is None or self.port is None:
+            return
+        if (watermark := self.decoder.times.advanced(now_s)) is not None:
+            self.port.advance(watermark.value, idle=watermark.idle)
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX
