@@ -27,17 +27,29 @@ TimeOf = str | Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EventTime:
-    """The event time of a source's records: *time* of each, in any order within *disorder_ms* in its split."""
+    """The event time of a source's records: *time* of each, in any order within *disorder* in its split."""
 
     time: Callable[[Any], Any]
     """Gives ms since 1970 or an aware datetime."""
-    disorder_ms: int
-    idle_ms: int | None
+    disorder: str
+    idle: str | None
     """A split without new records for so long does not hold back others; None: it always does."""
-    ahead_ms: int | None
+    ahead: str | None
     """How far a time may lie after the timestamp of the record's message; None: any."""
     on_error: OnError
     """The treatment of a record without a usable time."""
+
+    @property
+    def disorder_ms(self) -> int:
+        return duration_ms(self.disorder)
+
+    @property
+    def idle_ms(self) -> int | None:
+        return None if self.idle is None else duration_ms(self.idle)
+
+    @property
+    def ahead_ms(self) -> int | None:
+        return None if self.ahead is None else duration_ms(self.ahead)
 
 
 class Source(ABC, Generic[T_co]):
@@ -65,9 +77,9 @@ class Source(ABC, Generic[T_co]):
             return None
         return EventTime(
             time=self.time_function(self.time),
-            disorder_ms=duration_ms(self.disorder),
-            idle_ms=None if self.idle is None else duration_ms(self.idle),
-            ahead_ms=None if self.ahead is None else duration_ms(self.ahead),
+            disorder=self.disorder,
+            idle=self.idle,
+            ahead=self.ahead,
             on_error=self.on_time_error,
         )
 
@@ -131,7 +143,7 @@ class Source(ABC, Generic[T_co]):
 
 def time_of(time: TimeOf, type_: Any) -> Callable[[Any], Any]:
     """The function that gives the time of a record of *type_*."""
-    if callable(time):
+    if not isinstance(time, str):
         return time
     return itemgetter(time) if _is_mapping(type_) else attrgetter(time)
 

@@ -40,6 +40,7 @@ from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.departures import Departures
+from exactlyonce.pipeline.event_time import END_OF_TIME
 
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
@@ -120,6 +121,8 @@ class SourceTrigger(NamedTuple):
     final: bool
     added: Collection[SourceOffset]
     """The starts of splits that are read from this barrier on."""
+    drains: bool = False
+    """Whether the watermark goes to the end of time before it."""
 
 
 @dataclass
@@ -147,6 +150,7 @@ class SourceInput:
 
     def __post_init__(self) -> None:
         self._phase = f"reading source {self.name!r}"
+        self._drained = False
         self._ticks_s = 0.0
         """The time of the next look at the clock and at idle splits."""
         self._behind = True
@@ -168,6 +172,9 @@ class SourceInput:
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
+            if self.triggers[0].drains and not self._drained and self.decoder.times is not None:
+                self._drained = True
+                return Watermark(END_OF_TIME)
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark

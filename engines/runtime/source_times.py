@@ -34,7 +34,10 @@ class SourceTimes:
     """The times of a source's records; *before* are the starts of its splits, those of other subtasks too."""
 
     def __init__(self, event_time: EventTime, before: Iterable[SourceOffset] = ()) -> None:
-        self._event_time = event_time
+        self._time = event_time.time
+        self._disorder_ms, self._idle_ms, self._ahead_ms = (
+            event_time.disorder_ms, event_time.idle_ms, event_time.ahead_ms
+        )  # fmt: skip
         self.floors = {start.partition: start.floor for start in before}
         self._lowest = min(self.floors.values(), default=NO_FLOOR)
         """The floor of a split that no checkpoint knows."""
@@ -55,11 +58,11 @@ class SourceTimes:
 
         Raises `NoTime` if one has no usable time, or what the user's function raises.
         """
-        given = list(map(self._event_time.time, records))
+        given = list(map(self._time, records))
         require_whole(given, len(records))
         if set(map(type, given)) != {int} or min(given) < 0 or max(given) > LATEST_MS:
             given = list(map(ms_of, given))
-        ahead_ms = self._event_time.ahead_ms
+        ahead_ms = self._ahead_ms
         if given and ahead_ms is not None:
             stamps = list(timestamps)
             if max(given) > min(stamps) + ahead_ms:
@@ -71,7 +74,7 @@ class SourceTimes:
     def late(self, times: Sequence[int], runs: Runs) -> list[int] | None:
         """The floors of a batch with these *times*; see `Batch.floors`. The floors of its splits rise."""
         floors: list[int] | None = None
-        disorder_ms, start = self._event_time.disorder_ms, 0
+        disorder_ms, start = self._disorder_ms, 0
         for split, count in runs:
             floor, end = self._wake(split), start + count
             for begin in range(start, end, _BLOCK_RECORDS):
@@ -115,7 +118,7 @@ class SourceTimes:
         """Look which splits are idle at *now_s*. *positions* are those of all splits that the subtask reads; *quiet*
         splits have no record now. *behind*: since the last call, records waited all the time, or nothing was read: then
         no time counts, for what is there may not be known."""
-        idle_ms, since_s = self._event_time.idle_ms, self._quiet_since_s
+        idle_ms, since_s = self._idle_ms, self._quiet_since_s
         self._splits = [position.partition for position in positions]
         ended = {position.partition for position in positions if position.ended}
         for split in self._resting - ended - set(quiet):
@@ -138,8 +141,9 @@ class SourceTimes:
             watermark = min(floors)
         else:
             watermark = max((self.floors.get(split, self._lowest) for split in splits), default=NO_WATERMARK)
-            if watermark != NO_WATERMARK and self._event_time.idle_ms is not None:
-                watermark += int(1000 * (now_s - max(self._quiet_since_s.get(split, now_s) for split in splits)))
+            if watermark != NO_WATERMARK and self._idle_ms is not None:
+                silent_ms = 1000 * (now_s - max(self._quiet_since_s.get(split, now_s) for split in splits))
+                watermark += int(silent_ms) if silent_ms >= self._idle_ms else 0
         self.watermark = max(self.watermark, watermark)
         told = Watermark(self.watermark, idle)
         if told == self._told:
