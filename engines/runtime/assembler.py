@@ -43,11 +43,13 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import naming
+from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
-from exactlyonce.state.backend import StateBackend, Table
+from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import restore, restore_timed
 from exactlyonce.state.state_type import StateType
+from exactlyonce.state.stored import Fetch
 
 STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
@@ -112,7 +114,7 @@ class TaskOperators:
     subtask: int
     by_id: dict[str, Any] = field(default_factory=dict)
     """The receiver of the records of each node."""
-    tables: list[Table[Any]] = field(default_factory=list)
+    tables: list[KeyedState] = field(default_factory=list)
     dead_letters: dict[str, DeadLetterOutput] = field(default_factory=dict)
     """Those of each node that has some."""
     functions: list[tuple[str, Any]] = field(default_factory=list)
@@ -292,6 +294,16 @@ class Assembler:
 
         With *touched*, only the state of these key groups is read; the state of the others is carried over.
         """
+        with whole_or_halt(self.manifest):
+            return restore(*self._stored(node), touched, backend=self.backend)
+
+    def timed_table(self, node: Node, *, by_key: bool = False) -> TimedTable[Any]:
+        """The timed table of *node* at the manifest; *by_key*: with `TimedTable.slots_of`."""
+        with whole_or_halt(self.manifest):
+            return restore_timed(*self._stored(node), by_key=by_key, backend=self.backend)
+
+    def _stored(self, node: Node) -> tuple[str, VersionedState, range, int, int, list[bytes], Fetch]:
+        """The stored state of *node* for this subtask, as `restore` takes it."""
         graph, parallelism = self.plan.graph, self.plan.parallelism
         snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
         groups = group_range(self.subtask, parallelism, graph.max_parallelism)
@@ -304,18 +316,15 @@ class Assembler:
         def read(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
             return ((ref, block.body) for ref, block in self.blocks.fetch(refs))
 
-        with whole_or_halt(self.manifest):
-            return restore(
-                node.id,
-                replace(node.kept, drops_fields=self.drops_fields),
-                groups,
-                graph.max_parallelism,
-                self.manifest.checkpoint,
-                [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
-                read,
-                touched,
-                backend=self.backend,
-            )
+        return (
+            node.id,
+            replace(node.kept, drops_fields=self.drops_fields),
+            groups,
+            graph.max_parallelism,
+            self.manifest.checkpoint,
+            [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
+            read,
+        )
 
     def open_sink(
         self,

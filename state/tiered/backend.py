@@ -6,8 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.state.backend import Table
+from exactlyonce.state.backend import Table, TimedTable
 from exactlyonce.state.stored import StoredState
 
 S = TypeVar("S")
@@ -35,6 +36,12 @@ class RocksDBBackend:
         table: TieredTable[S] = TieredTable(stored, self._folder / stored.operator, self._memory, worker)
         self._tables.append(table)
         return table
+
+    def timed_table(self, stored: StoredState[S], *, by_key: bool = False) -> TimedTable[S]:
+        raise ConfigError(
+            f"Operator {stored.operator!r} keeps state by time, which --state-backend rocksdb does not do yet: choose "
+            f"hashmap."
+        )
 
     def delete_others(self, operators: Collection[str]) -> None:
         """Delete the files of operators that the pipeline no longer has; it has *operators*."""
