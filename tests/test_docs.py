@@ -149,7 +149,6 @@ def documented_input() -> list[str]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 @pytest.mark.slow
 def test_pipelines_write_what_the_page_says(
     own_broker: Callable[..., KafkaCluster], documented_input: list[str], capfd: pytest.CaptureFixture[str]

@@ -49,7 +49,6 @@ FIGURES = {
 """Name and unit of every figure, by scenario."""
 
 
-@pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", FIGURES)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from bounded import DRIVER_STEPS, Fed, catch_up, drive, load_pipeline
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", DRIVER_STEPS)

@@ -17,8 +17,6 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def files(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Files:

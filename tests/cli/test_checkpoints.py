@@ -129,7 +129,6 @@ def test_a_duration_is_never_negative() -> None:
     assert CheckpointView(odd, None).duration_ms == 0
 
 
-@pytest.mark.broker
 def test_of_a_pipeline(orders: Orders) -> None:
     orders.command.refused(f"there is no topic {orders.name}.checkpoints", "checkpoints", orders.name)
     orders.ran()

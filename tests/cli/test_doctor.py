@@ -69,7 +69,6 @@ def somebody_writing(orders: Orders) -> Iterator[None]:
     producer.abort_transaction(LIMIT_S)
 
 
-@pytest.mark.broker
 def test_where_nothing_is_wrong(orders: Orders) -> None:
     orders.command.refused(f"no topic {orders.name}.checkpoints", "doctor", orders.name)
     never = orders.command("doctor", "orders:pipeline", "--json").json
@@ -87,7 +86,6 @@ def test_where_nothing_is_wrong(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_a_transaction_of_somebody_else(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.ran()
@@ -103,7 +101,6 @@ def test_a_transaction_of_somebody_else(orders: Orders) -> None:
     assert (young.code, [each["level"] for each in young.json["findings"]]) == (0, [NOTE])
 
 
-@pytest.mark.broker
 def test_what_a_dead_run_has_left(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.killed_at("coordinator-checked")
@@ -127,7 +124,6 @@ def test_what_a_dead_run_has_left(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_beside_a_run(orders: Orders) -> None:
     arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
     with orders.running(*arguments) as run:
@@ -140,7 +136,6 @@ def test_beside_a_run(orders: Orders) -> None:
     assert orders.history().incarnation_latest == 1
 
 
-@pytest.mark.broker
 def test_a_wrong_policy_and_damaged_blocks(orders: Orders) -> None:
     orders.ran()
     topic = f"{orders.name}.checkpoints"
@@ -173,7 +168,6 @@ def state_block(orders: Orders) -> BlockRef:
     return block
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
     orders.ran()
@@ -182,7 +176,6 @@ def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
     assert "transaction.max.timeout.ms" in ended.out.replace("\n", " ")
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_input_that_retention_has_taken(orders: Orders) -> None:
     orders.ran()
@@ -196,7 +189,6 @@ def test_input_that_retention_has_taken(orders: Orders) -> None:
     assert "retention has taken offsets" in gone.what
 
 
-@pytest.mark.broker
 def test_unread_input_that_retention_is_about_to_take(orders: Orders) -> None:
     orders.ran()
     topic, week_ms = f"{orders.name}-orders", 7 * 24 * 60 * 60 * 1000
@@ -416,7 +408,6 @@ def test_input_that_was_truncated() -> None:
         assert lost.do.startswith("restore it from a replica or backup")
 
 
-@pytest.mark.broker
 def test_a_check_that_fails_beside_the_others(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.ran()
     silent, asked = f"{orders.name}-totals", Topics.facts

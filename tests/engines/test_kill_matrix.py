@@ -11,8 +11,6 @@ from running import Job
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-pytestmark = pytest.mark.broker
-
 ELSEWHERE = {
     name
     for name in NAMES

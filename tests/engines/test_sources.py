@@ -22,8 +22,6 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
 STEPS = ("worker-frozen", "worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-committed")

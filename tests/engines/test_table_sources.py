@@ -26,8 +26,6 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
 ROWS, RAISED = 2_400, 1_000

@@ -22,7 +22,7 @@ from exactlyonce.engines.spark.source.reading import RangesReader
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -49,7 +49,6 @@ def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> C
     return committable
 
 
-@pytest.mark.broker
 class TestFate:
     @pytest.mark.parametrize(("commit", "fate"), [(True, Fate.COMMITTED), (False, Fate.ABORTED)])
     def test_ended(self, cluster: Any, topic: str, log: Log, commit: bool, fate: Fate) -> None:
@@ -228,7 +227,6 @@ class TestRecords:
             next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
 
 
-@pytest.mark.broker
 def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log: Log) -> None:
     """Records of the second partition were deleted after those of the first were copied: they hold nobody back."""
     cluster.open(topic, topic, [b"%d" % number for number in range(6)])

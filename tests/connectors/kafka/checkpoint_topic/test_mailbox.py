@@ -15,8 +15,6 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 
 def test_a_request_is_found_until_it_is_taken_away(kafka: KafkaCluster, topic_name: str) -> None:
     kafka.create_topic(checkpoint_topic(topic_name))
