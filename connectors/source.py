@@ -32,8 +32,8 @@ class RawRecord(Protocol):
 class ReaderClients(Protocol):
     """The factory of a reader's clients."""
 
-    def consumers(self, topic: str) -> Any:
-        """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*."""
+    def consumers(self, topic: str, client: Any = None) -> Any:
+        """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*; *client*: see `ReadsTopic`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +173,15 @@ class ReadsTopic(Readable, Protocol):
     """A source that reads a topic of Kafka; its splits are the partitions."""
 
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """Its name in its cluster. It is the place, too, unless the source has a `client` of its own."""
+
+    @property
+    def client(self) -> Any:
+        """The `ClientConfig` of the topic's cluster; None: it is that of the checkpoints."""
 
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
-        """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of a cluster."""
+        """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
 
 
 class SplitFinder(Protocol):

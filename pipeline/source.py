@@ -104,12 +104,13 @@ class Source(ABC, Generic[T_co]):
 
     @property
     def topic(self) -> str | None:
-        """The Kafka topic of the input, if there is one."""
+        """The Kafka topic of the input, by its name in its cluster, if there is one."""
         return None
 
     @property
     def place(self) -> str:
-        """Its name in checkpoints and errors: the topic, or a name with a colon, which no topic has."""
+        """Its name in checkpoints and errors: a topic in the cluster of the checkpoints, or a name with a colon, which
+        no topic has."""
         return self.topic or ""
 
     @property

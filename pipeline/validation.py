@@ -88,7 +88,7 @@ def _source_place(graph: LogicalGraph, node: Node, source: Source[Any]) -> Itera
     if not source.place or first is node:
         return
     if source.topic:
-        yield f"{first.id!r} already reads topic {source.topic!r}: use that stream a second time"
+        yield f"{first.id!r} already reads topic {source.place!r}: use that stream a second time"
     else:
         yield (
             f"{first.id!r} already reads {source.place!r}, and a record is named by that in checkpoints and by --skip: "
@@ -112,7 +112,7 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
 
 def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
     """The mistakes in the *topic* of dead letters: these would be read as input, or as outputs."""
-    if any(node.source is not None and node.source.topic == topic for node in graph.sources):
+    if any(node.source is not None and node.source.place == topic for node in graph.sources):
         yield f"topic {topic!r} gets dead letters, which the pipeline reads: write them to another"
     for node in graph.sinks:
         if node.sink is not None and node.sink.topic == topic and node.inputs[0].output != DEAD_LETTERS:

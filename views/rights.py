@@ -61,13 +61,13 @@ def rights_of(
 
 
 def rights_of_graph(graph: LogicalGraph) -> Iterator[Right]:
-    """The rights of a first run of *graph*."""
-    sources = [node.source for node in graph.sources if node.source is not None]
+    """The rights of a first run of *graph* in the cluster of its checkpoints."""
+    sources = [node.source for node in graph.sources if node.source and node.source.place == node.source.topic]
     sinks = [node.sink for node in graph.sinks if node.sink is not None and node.sink.topic]
     made = {sink.topic for sink in sinks if isinstance(sink, KafkaSink) and sink.create_partitions is not None}
     return rights_of(
         graph.pipeline_id,
-        sorted({source.topic for source in sources if source.topic}),
+        sorted({source.place for source in sources}),
         sorted({cast("str", sink.topic) for sink in sinks}),
         sorted({source.start_group for source in sources if source.start_group}),
         created={topic for topic in made if topic},

@@ -10,6 +10,7 @@ from operator import itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from typing_extensions import TypeForm
 
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.connectors.kafka.topics import Topics
 
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class KafkaSource(Source[T]):
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
+    - *cluster*: a `Cluster` that has the topic, if it is not that of the checkpoints.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.
@@ -75,6 +78,7 @@ class KafkaSource(Source[T]):
     metadata: bool
     start: Start
     start_group: str | None
+    cluster: Cluster | None
     on_error: OnError
     time: TimeOf | None
     disorder: str
@@ -90,6 +94,7 @@ class KafkaSource(Source[T]):
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
         time: str | Callable[[V], Any] | None = ...,
@@ -108,6 +113,7 @@ class KafkaSource(Source[T]):
         key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
         time: str | Callable[[Record[V]], Any] | None = ...,
@@ -126,6 +132,7 @@ class KafkaSource(Source[T]):
         value: UnionType | type[Any],
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
         time: TimeOf | None = ...,
@@ -144,6 +151,7 @@ class KafkaSource(Source[T]):
         key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
         time: TimeOf | None = ...,
@@ -161,6 +169,7 @@ class KafkaSource(Source[T]):
         key: type[Any] | Codec[Any] | None = None,
         start: Start = "earliest",
         start_group: str | None = None,
+        cluster: Cluster | None = None,
         metadata: bool = False,
         on_error: OnError = "fail",
         time: TimeOf | None = None,
@@ -186,6 +195,7 @@ class KafkaSource(Source[T]):
             "metadata": metadata,
             "start": start,
             "start_group": start_group,
+            "cluster": cluster,
             "on_error": on_error,
             "time": time,
             "disorder": disorder,
@@ -199,6 +209,14 @@ class KafkaSource(Source[T]):
     @property
     def topic(self) -> str:
         return self.topic_name
+
+    @property
+    def place(self) -> str:
+        return self.topic if self.cluster is None else self.cluster.place(self.topic)
+
+    @property
+    def client(self) -> ClientConfig | None:
+        return None if self.cluster is None else self.cluster.client
 
     @property
     def parts(self) -> Mapping[str, KafkaSource[T]]:
@@ -291,10 +309,11 @@ class KafkaSource(Source[T]):
         from exactlyonce.connectors.kafka.reader import KafkaReader
 
         positions = context.positions
-        config, make = context.clients.consumers(self.topic)
+        config, make = context.clients.consumers(self.topic, self.client)
         return KafkaReader(
             source=context.source,
             topic=self.topic,
+            place=self.place,
             topic_id=positions[0].topic_id if positions else "",
             offsets={position.partition: position.offset for position in positions},
             targets=context.targets or {},
@@ -306,7 +325,7 @@ class KafkaSource(Source[T]):
     def open_range(self, context: RangeContext) -> SplitReader:
         from exactlyonce.connectors.kafka.range_reader import SourceRange
 
-        return SourceRange(context)
+        return SourceRange(context, self.topic, self.client)
 
     def decoder(self) -> RecordDecoder:
         return KafkaDecoder(self)
@@ -324,14 +343,17 @@ class KafkaSource(Source[T]):
             yield problem
         yield from registry_problems(self.value_codec)
         yield from registry_problems(self.key_codec)
+        if self.cluster is not None:
+            yield from self.cluster.problems()
         if self.start_group is not None and not (isinstance(self.start_group, str) and self.start_group):
             yield f"start_group={self.start_group!r} must be the name of a consumer group"
 
     def describe(self) -> dict[str, Any]:
-        """The topic and the codec; the start is not part of the source's identity."""
-        value = self.value_codec.describe()
+        """The topic, its cluster and the codec; the start is not part of the source's identity."""
+        value, cluster = self.value_codec.describe(), {} if self.cluster is None else {"cluster": self.cluster.name}
         return {
-            "source": "kafka", "topic": self.topic, "value": value, "metadata": self.metadata, **self.describe_time(),
+            "source": "kafka", "topic": self.topic, "value": value, "metadata": self.metadata, **cluster,
+            **self.describe_time(),
         }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.fitting import require_readable
+from exactlyonce.engines.surroundings.input_topics import InputTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, by_kind, check_operators
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -229,19 +230,21 @@ class Diff:
             )
 
     def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
-        require_same_topics(self._client, self._base)
+        require_same_topics(self._client, self._graphs[0], self._base)
         sources, others = by_kind(self._graphs[0])
         for id, source in others.items():
             if not source.repeats:
                 raise ConfigError(
                     f"Source {id!r} may give other records the next time, so two versions cannot be compared on them."
                 )
-        with closing(Topics(self._client)) as topics:
-            described = topics.describe(sorted({source.topic for source in sources.values()}))
-            with closing(Inputs(topics, sources, described, {}, others)) as inputs:
-                inputs.find_splits(self._base.offsets)
-                starts = inputs.offsets_from(self._base)
-                return readings(starts, to.ends(inputs, starts), others)
+        with (
+            closing(Topics(self._client)) as own,
+            closing(InputTopics(own)) as topics,
+            closing(Inputs(topics, sources, topics.describe(sources.values()), {}, others)) as inputs,
+        ):
+            inputs.find_splits(self._base.offsets)
+            starts = inputs.offsets_from(self._base)
+            return readings(starts, to.ends(inputs, starts), others)
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base

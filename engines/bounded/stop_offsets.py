@@ -64,12 +64,13 @@ class StopOffsets:
             )
         ends: dict[str, dict[int, int]] = {}
         for id, source in inputs.sources.items():
-            seen = inputs.topics.end_offsets(source.topic, committed=True)
+            topics = inputs.topics.of(source)
+            seen = topics.end_offsets(source.topic, committed=True)
             latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
             if self.offsets is not None:
-                ends[id] = _named(self.offsets.get(source.topic, {}), source.topic, starts[id], latest)
+                ends[id] = _named(self.offsets.get(source.place, {}), source.place, starts[id], latest)
             elif self.moment is not None:
-                ends[id] = inputs.topics.offsets_at(source.topic, int(self.moment.timestamp() * 1000))
+                ends[id] = topics.offsets_at(source.topic, int(self.moment.timestamp() * 1000))
             else:
                 ends[id] = latest
         return ends

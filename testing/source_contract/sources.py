@@ -434,6 +434,6 @@ class Following:
 
 
 class _NoClients:
-    def consumers(self, topic: str) -> Any:
+    def consumers(self, topic: str, client: Any = None) -> Any:
         """Refuse: a source that reads no topic needs no consumers."""
         raise NotImplementedError(f"consumers of {topic}: write `clients` in the test class")

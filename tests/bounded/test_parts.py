@@ -27,6 +27,7 @@ from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.surroundings.input_topics import InputTopics
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
@@ -156,8 +157,9 @@ def inputs(ends: dict[int, int]) -> Inputs:
     def end_offsets(topic: str, *, committed: bool) -> dict[int, int]:
         return ends
 
-    topics = SimpleNamespace(end_offsets=end_offsets)
-    return cast(Inputs, SimpleNamespace(sources={"s": SimpleNamespace(topic="t")}, topics=topics, others={}))
+    topics = InputTopics(cast(Any, SimpleNamespace(end_offsets=end_offsets)))
+    source = SimpleNamespace(topic="t", place="t", client=None)
+    return cast(Inputs, SimpleNamespace(sources={"s": source}, topics=topics, others={}))
 
 
 def test_a_partition_that_appears_meanwhile() -> None:

@@ -339,7 +339,9 @@ def test_a_question_without_an_answer() -> None:
     found = Findings()
     facts = topic_facts(Deaf(), ["a", "b", "c"], found)
     assert list(facts) == ["a", "c"]
-    subject: Any = SimpleNamespace(inputs=["a", "b", "c"], topics=["a", "b", "c"], newest=None, name="p")
+    subject: Any = SimpleNamespace(
+        inputs=["a", "b", "c"], read_elsewhere={}, topics=["a", "b", "c"], newest=None, name="p"
+    )
     check_inputs(subject, cast(Any, None), facts, found)
     assert [each.what for each in found.diagnoses] == ["Topic c is missing"]
     rights = RightsCheck(subject, cast(Any, None), facts, found)
@@ -389,7 +391,7 @@ def test_input_that_was_truncated() -> None:
     read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
     newest = SimpleNamespace(checkpoint=4, pipeline="p", offsets=(read,))
     subject: Any = SimpleNamespace(
-        inputs=["t"], newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
+        inputs=["t"], read_elsewhere={}, newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
     )
     facts = {"t": TopicFacts("t", "id", (1,), (1,), None)}
     for end, epoch_end, why in (

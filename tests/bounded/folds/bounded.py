@@ -230,12 +230,12 @@ def exported_and_reset(fed: Fed, folder: Path) -> str:
     return f"file://{savepoint}"
 
 
-def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE) -> str:
-    """A command in this process, run in *folder*; what it writes to stdout."""
+def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE, code: int = 0) -> str:
+    """A command in this process, run in *folder*, with its exit *code*; what it writes to stdout."""
     out, err = StringIO(), StringIO()
     with chdir(folder), redirect_stdout(out), redirect_stderr(err):
-        code = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
-    assert code == 0, err.getvalue()
+        ended = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
+    assert ended == code, err.getvalue()
     return out.getvalue()
 
 
