@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,34 @@ def test_tasks_that_fail_are_tried_again(
     armed = f"unit-computed={computing},publication-flushed={publishing}"
     ended(fed, tmp_path, "backfill", *options, failpoints=armed)
     assert {each.name for each in (tmp_path / "fired").iterdir()} == {"unit-computed", "publication-flushed"}
+    fed.assert_output()
+    fed.assert_nothing_left()
+    assert_finished(fed, tmp_path)
+
+
+def test_executors_are_killed_and_come_and_go(
+    fed: Fed, tmp_path: Path, spark_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under dynamic allocation and adaptive execution an executor dies with a unit, and another with a publication."""
+    monkeypatch.setenv("SPARK_HOME", str(spark_home))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    fed.feed(3_000)
+    settings = {
+        "spark.pyspark.python": sys.executable, "spark.ui.enabled": "false", "spark.executor.cores": "1",
+        "spark.sql.adaptive.enabled": "true", "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+        "spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    }  # fmt: skip
+    options = [word for name, value in settings.items() for word in ("--spark-conf", f"{name}={value}")]
+    options += ["--master", "local-cluster[2,1,1024]", "--chunk-records", "3000"]
+    armed = ("unit-computed", "publication-flushed")
+    with command(fed, tmp_path, "backfill", *options, failpoints=",".join(f"{at}=stop" for at in armed)) as driver:
+        for failpoint in armed:
+            driver.await_fired(failpoint)
+            driver.kill_executor_of_stopped()
+        driver.end()
+    summary = json.loads(driver.stdout.read_text().splitlines()[-1])
+    assert (summary["records_in"], summary["checkpoints"], summary["parallelism"]) == (4_500, 2, 2)
     fed.assert_output()
     fed.assert_nothing_left()
     assert_finished(fed, tmp_path)
