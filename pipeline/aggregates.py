@@ -20,6 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import canonical_key
 
@@ -470,6 +471,37 @@ class CountDistinct(_OfValues[T, int]):
             return state
 
         return Accumulator(set[bytes], int, add, lambda one, other: one | other, len)
+
+
+def folded(new: Any, add: Any, merge: Any, state: Any, names: Mapping[str, Any]) -> Accumulator:
+    """The accumulator of the user's functions; *state* is its type, if it was given."""
+    if isinstance(state, Codec):
+        raise Misuse(f"state= is a codec, {state.name!r}: give the type of the accumulator")
+    if not callable(new):
+        raise Misuse(f"new is {new!r}, and must be a function without parameters, or a class")
+    for problem in functions.misfit(new, ()):
+        raise Misuse(problem)
+    adding = functions.read(add, ("accumulator", "record"), names)
+    merging = [functions.read(merge, ("accumulator", "other"), names)] if merge is not None else []
+    for function in (adding, *merging):
+        for problem in function.problems:
+            raise Misuse(problem)
+        if function.factory or function.generator:
+            raise Misuse(f"{function.name} must be a plain function")
+    made = new if isinstance(new, type) else hints.declared(new, names).get("return", UNKNOWN)
+    stated = [hints.known(state)] if state is not None else []
+    types = [*stated, adding.returns, *adding.parameters[:1], *(read.returns for read in merging), hints.known(made)]
+    type_ = next((hints.without_none(type_) for type_ in types if type_ is not UNKNOWN), UNKNOWN)
+    if type_ is UNKNOWN:
+        raise Misuse("the type of the accumulator is unknown: annotate what add returns, or give state=")
+
+    def added(state: Any, record: Any) -> Any:
+        state = add(new() if state is None else state, record)
+        if state is None:
+            raise TypeError(f"{adding.name} returned None: let it return the accumulator")
+        return state
+
+    return Accumulator(type_, type_, added, merge)
 
 
 def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Window
 
 
 class Kind(str, Enum):
@@ -44,6 +46,8 @@ class Kind(str, Enum):
     """(reduced, record) -> reduced; the first record of a key is its first state; every new state is an output"""
     PROCESS = "process"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
+    WINDOW = "window"
+    """No function: its accumulator takes the records of each window; what comes out is `Windowed`"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -52,8 +56,8 @@ class Kind(str, Enum):
     SINK = "sink"
 
 
-STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE})
-SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP})
+STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE, Kind.WINDOW})
+SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW})
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
 
@@ -87,6 +91,9 @@ class Node:
     key_type: Any = None
     """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
     travel as canonical bytes."""
+    window: Window | None = None
+    accumulator: Accumulator | None = None
+    """On WINDOW, with the window; its only side output has the late records."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -235,6 +242,7 @@ class LogicalGraph:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = node.kept.layout
+            described |= {"window": node.window.describe()} if node.window is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -263,6 +271,8 @@ class LogicalGraph:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:
             line += f"  after {node.pause_ms} ms"
+        if node.window is not None:
+            line += f"  {node.window}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"

@@ -13,6 +13,7 @@ from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.windows import Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
 _WANTED = {
@@ -67,6 +68,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
+    if node.kind is Kind.WINDOW:
+        yield from _window(graph, node)
     if node.stateful:
         yield from _state(node)
 
@@ -119,9 +122,32 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
             yield f"topic {topic!r} has the outputs of sink {node.id!r}: write dead letters to another"
 
 
+def _window(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    above = graph.above(node.id)
+    if node.window is not None:
+        yield from node.window.problems
+    timeless = [source.id for source in graph.sources if source.id in above and source.source is not None
+                and source.source.event_time is None]  # fmt: skip
+    if timeless:
+        yield (
+            f"windows are of event time, and the records of {', '.join(map(repr, timeless))} have none: give the "
+            f"source time=, as KafkaSource(..., time=lambda record: record.at)"
+        )
+    if above & {loop.id for loop in graph.loops}:
+        yield (
+            "windows cannot take records that come round a loop: how long such a record is on its way depends on the "
+            "run, and so would the results. Put the window before the loop, or write the records to a topic and read it"
+        )
+    if node.accumulator is not None and node.accumulator.merge is None and not isinstance(node.window, Tumbling):
+        yield (
+            f"{type(node.window).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
+            f"two accumulators, as fold(id, new, add, merge)"
+        )
+
+
 def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
-        if node.kind is not Kind.REDUCE:  # its state has the type of its input, which key_by needs
+        if node.kind not in (Kind.REDUCE, Kind.WINDOW):  # the one has the type of its input, the other a mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"

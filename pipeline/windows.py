@@ -27,6 +27,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 PANES_MAX = 1_000
 """The most panes of a hopping window: each is read when the window ends."""
 _MILLISECOND = timedelta(milliseconds=1)
+_FIRST, _LAST = ((one.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND for one in (datetime.min, datetime.max))
 _CALENDAR = re.compile(r"([1-9]\d*)\s*(d|mo)\Z")
 
 
@@ -42,12 +43,12 @@ class Windowed(msgspec.Struct, Generic[K, V], frozen=True):
 
 
 def moment(time_ms: int) -> datetime:
-    """*time_ms*, in milliseconds since 1970, in UTC.
+    """*time_ms*, in milliseconds since 1970, in UTC; at most the end of the calendar, the year 9999.
 
     >>> moment(-1).isoformat()
     '1969-12-31T23:59:59.999000+00:00'
     """
-    return EPOCH + timedelta(milliseconds=time_ms)
+    return EPOCH + max(_FIRST, min(time_ms, _LAST)) * _MILLISECOND
 
 
 def _duration(text: str, name: str, problems: list[str]) -> int:
@@ -175,12 +176,15 @@ class _Calendar:
 
     def _boundary(self, number: int) -> int:
         count = number * self.size
-        if self.months:
-            day = datetime(1970 + count // 12, count % 12 + 1, 1)
-        else:
-            day = datetime(1970, 1, 1) + timedelta(days=count)
-        local = day + timedelta(milliseconds=self.offset_ms)
-        return (local.replace(tzinfo=self.zone) - EPOCH) // _MILLISECOND
+        try:
+            if self.months:
+                day = datetime(1970 + count // 12, count % 12 + 1, 1)
+            else:
+                day = datetime(1970, 1, 1) + timedelta(days=count)
+            local = day + timedelta(milliseconds=self.offset_ms)
+            return (local.replace(tzinfo=self.zone) - EPOCH) // _MILLISECOND
+        except (ValueError, OverflowError):  # beyond the calendar
+            return _LAST + 1 if number > 0 else _FIRST - 1
 
 
 @dataclass(frozen=True)
@@ -307,3 +311,8 @@ class Session:
 
 
 Window = Tumbling | Hopping | Session
+
+
+def kept_state(window: Window | None, state: Any) -> Any:
+    """The type of what is kept for a window, given that of an accumulator: with a session, its first and last time."""
+    return tuple[int, int, state] if isinstance(window, Session) else state

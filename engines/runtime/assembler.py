@@ -28,6 +28,8 @@ from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port
+from exactlyonce.engines.runtime.windows import OPERATORS as WINDOW_OPERATORS
+from exactlyonce.engines.runtime.windows import WindowOperator
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -44,6 +46,7 @@ from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Session
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
@@ -51,7 +54,6 @@ from exactlyonce.state.restore import restore, restore_timed
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import Fetch
 
-STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
@@ -267,6 +269,8 @@ class Assembler:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
+        if node.kind is Kind.WINDOW:
+            return self._window(node, operators)
         self.activity.phase(f"the making of operator {node.id!r}")
         function = node.make()
         if hasattr(function, "open"):
@@ -274,7 +278,7 @@ class Assembler:
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
         operators.functions.append((node.id, function))
         operator: ops.BatchOperator
-        if node.kind not in STATEFUL:
+        if not node.stateful:
             operator = _stateless(node, function)
         else:
             self.activity.phase(f"restoring the state of operator {node.id!r}")
@@ -282,12 +286,33 @@ class Assembler:
             operators.tables.append(table)
             flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
             sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
-            operator = ops.Stateful(node.id, function, table, flat, reduces, sides)
+            operator = ops.Stateful(node.id, function, table, flat, reduces, sides=sides)
             if node.dead_letters is not None:
                 state_type = StateType[Any](node.id, node.kept)
                 operator.clone = state_type.clone if state_type.mutable else None
         operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
         return operator
+
+    def _window(self, node: Node, operators: TaskOperators) -> WindowOperator[Any]:
+        assert node.window is not None
+        assert node.accumulator is not None
+        self.activity.phase(f"restoring the state of operator {node.id!r}")
+        table = self.timed_table(node, by_key=isinstance(node.window, Session))
+        operators.tables.append(table)
+        accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
+        return WINDOW_OPERATORS[type(node.window)](
+            node.id,
+            node.window,
+            node.accumulator,
+            table,
+            self._groups(node),
+            Any if node.key_type is UNKNOWN else node.key_type,
+            self.note,
+            accumulators.clone if accumulators.mutable else None,
+            sides={name: [] for name in node.outputs},
+            firings=operators.firings,
+            activity=self.activity,
+        )
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
         """The table of stateful *node* at the manifest.
@@ -304,12 +329,10 @@ class Assembler:
 
     def _stored(self, node: Node) -> tuple[str, VersionedState, range, int, int, list[bytes], Fetch]:
         """The stored state of *node* for this subtask, as `restore` takes it."""
-        graph, parallelism = self.plan.graph, self.plan.parallelism
+        graph, groups = self.plan.graph, self._groups(node)
         snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
-        groups = group_range(self.subtask, parallelism, graph.max_parallelism)
-        if any(graph.node(read.node).partitioned for read in node.inputs):
-            groups = range(graph.max_parallelism)
-            refuse_to_distribute(graph, self.manifest, parallelism)
+        if self._is_placed_by_partition(node):
+            refuse_to_distribute(graph, self.manifest, self.plan.parallelism)
             if snapshot is not None:
                 snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[self.subtask],))
 
@@ -325,6 +348,15 @@ class Assembler:
             [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
             read,
         )
+
+    def _groups(self, node: Node) -> range:
+        """The key groups whose state *node* has in this subtask."""
+        if self._is_placed_by_partition(node):
+            return range(self.plan.graph.max_parallelism)
+        return group_range(self.subtask, self.plan.parallelism, self.plan.graph.max_parallelism)
+
+    def _is_placed_by_partition(self, node: Node) -> bool:
+        return any(self.plan.graph.node(read.node).partitioned for read in node.inputs)
 
     def open_sink(
         self,
@@ -450,5 +482,5 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         apart = node.partitioned or node.type is UNKNOWN
         return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
     if node.kind is Kind.PROCESS:
-        return ops.Process(node.id, function, {name: [] for name in node.outputs})
+        return ops.Process(node.id, function, sides={name: [] for name in node.outputs})
     raise InvariantViolation(f"no operator for {node.kind}")

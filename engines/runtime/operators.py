@@ -111,6 +111,8 @@ class BatchOperator:
     activity: Activity = field(default_factory=Activity, kw_only=True)
     dead_letters: DeadLetterOutput | None = field(default=None, kw_only=True)
     """Takes the records on which the user's function raises; None: the job stops before such a record."""
+    sides: dict[str, list[Push]] = field(default_factory=dict, kw_only=True)
+    """The receivers by side output, for kinds with any. A function with state gets `emit` if there are some."""
     ports: list[Port] = field(default_factory=list, kw_only=True)
     """Where watermarks go: to all operators after this one. Empty in a graph without event time."""
 
@@ -145,7 +147,7 @@ class BatchOperator:
         done: list[Any] = []
         failed: list[tuple[int, BaseException]] = []
         entered_s = self.activity.enter(self.id)
-        for chunk in _chunks(len(batch.records)):
+        for chunk in chunks(len(batch.records)):
             end = min(chunk.stop, len(batch.records))
             records = iter(batch.records[chunk])
             while len(done) + len(failed) < end:
@@ -172,7 +174,8 @@ class BatchOperator:
         return self.dead_letters.add(batch, failed)
 
 
-def _chunks(records: int) -> Iterator[slice]:
+def chunks(records: int) -> Iterator[slice]:
+    """So many records in parts, between which an operator breathes."""
     return (slice(start, start + CHUNK_RECORDS) for start in range(0, records, CHUNK_RECORDS))
 
 
@@ -295,8 +298,6 @@ class Stateful(BatchOperator):
     table: Table[Any]
     flat: bool = False
     reduces: bool = False
-    sides: dict[str, list[Push]] = field(default_factory=dict)
-    """The receivers by side output. If there are any, the function gets `emit`."""
     clone: Callable[[Any], Any] | None = None
     """Copies a state that the function may change in place; None: it cannot, or there are no dead letters."""
 
@@ -312,7 +313,7 @@ class Stateful(BatchOperator):
             fn = self._surviving(self._reduced if self.reduces else fn, dead, emitted)
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
-        for chunk in _chunks(len(batch.records)):
+        for chunk in chunks(len(batch.records)):
             try:
                 outputs += run(fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
@@ -383,14 +384,13 @@ class Process(BatchOperator):
     """A function that emits to its main output and to side outputs."""
 
     fn: Callable[[Any, Callable[..., None]], Any]
-    sides: dict[str, list[Push]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> None:
         emitted = Emitted(batch, self.sides, main=self.downstream)
         fn, emit = self.fn, emitted.emit
         failed: list[tuple[int, BaseException]] = []
         entered_s = self.activity.enter(self.id)
-        for chunk in _chunks(len(batch.records)):
+        for chunk in chunks(len(batch.records)):
             for emitted.place, record in enumerate(batch.records[chunk], chunk.start):
                 try:
                     fn(record, emit)
@@ -473,7 +473,6 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
     """The receivers of *producer*'s main output, or of side output *output*."""
     if output is None:
         return producer.downstream
-    assert isinstance(producer, Process | Stateful)
     return producer.sides.setdefault(output, [])
 
 
