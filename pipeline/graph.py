@@ -175,6 +175,10 @@ class LogicalGraph:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     @property
+    def windows(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is Kind.WINDOW)
+
+    @property
     def has_event_time(self) -> bool:
         """Whether the records of any source have event times."""
         return any(node.source is not None and node.source.event_time is not None for node in self.sources)

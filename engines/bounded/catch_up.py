@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.splits import splittable_tasks
-from exactlyonce.engines.bounded.stages import refuse_loops
+from exactlyonce.engines.bounded.stages import refuse_unbounded
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
 from exactlyonce.engines.bounded.unit.kept import KEPT
@@ -324,7 +324,7 @@ class CatchUp:
     def _plan(self) -> Plan:
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
-        refuse_loops(physical.graph)
+        refuse_unbounded(physical.graph)
         return physical
 
     def _connections(

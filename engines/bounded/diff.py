@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
+from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_unbounded
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, to_their_ends
 from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
@@ -154,7 +154,7 @@ class Diff:
         self._base = self._chosen(checkpoint)
         self._topic = find_topic(client, self.name)
         for graph in self._graphs:
-            refuse_loops(graph)
+            refuse_unbounded(graph)
             self._require_same_sources(graph)
             blocks = block_storage(client, self._topic, self._base.storage)
             require_readable(graph, self._base, blocks, self._notes.append, drops_fields=True)
