@@ -38,8 +38,8 @@ def refuse_unbounded(graph: LogicalGraph) -> None:
     if graph.windows:
         raise ConfigError(
             f"Operator {graph.windows[0].id!r} has windows, and event time in bounded work (backfill, catch-up, "
-            f"replay, audit, diff, Spark) is not there yet. The local engine has it: use `exactlyonce run`, for a bounded run "
-            f"with --until latest."
+            f"replay, audit, diff, Spark) is not there yet. The local engine has it: use `exactlyonce run`, for a "
+            f"bounded run with --until latest."
         )
     if graph.loops:
         raise ConfigError(

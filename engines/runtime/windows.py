@@ -21,7 +21,7 @@ from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import TimedOperator, chunks
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError
-from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
@@ -66,6 +66,8 @@ class WindowOperator(TimedOperator, Generic[W]):
     _key_of: Callable[[bytes], Any] = field(init=False)
     """The user's key from its canonical bytes."""
     _firing: Iterator[Over] | None = field(default=None, init=False)
+    _last: int = field(default=NO_WATERMARK, init=False)
+    """The end of the last window that was over. A later run goes on from there after a drain, which ends time."""
 
     def __post_init__(self) -> None:
         self._key_of = msgspec.msgpack.Decoder(self.key_type).decode
@@ -86,6 +88,7 @@ class WindowOperator(TimedOperator, Generic[W]):
         origins: list[Coordinates] = []
         times: list[int] = []
         for over in self._firing:
+            self._last = max(self._last, over.last)
             records += self._results(over)
             origins += repeat(Coordinates(self.id, over.group, over.last, ""), len(over.keys))
             times += repeat(over.last, len(over.keys))
@@ -93,8 +96,9 @@ class WindowOperator(TimedOperator, Generic[W]):
                 break
         else:
             self._firing = None
+            reached = self.watermark if self.watermark < END_OF_TIME else self._last
             for group in self.groups:
-                self.table.advance(group, self.watermark)
+                self.table.advance(group, reached)
         self.activity.leave(self.id, entered_s, 0)
         if records:
             self.push(Batch(records, origins, times=times))
