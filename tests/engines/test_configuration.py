@@ -38,8 +38,8 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
     assert options.client.settings["client.id"] == "given"
     assert options.client.settings["linger.ms"] == "5"
     assert options.client.bootstrap_servers == "environment:1"
-    file = written(tmp_path, '[kafka]\n"bootstrap.servers" = "file:1"\n')
-    assert options_from({"config": file}).client.bootstrap_servers == "file:1"
+    file = written(tmp_path, '[kafka]\n"bootstrap.servers" = "toml:1"\n')
+    assert options_from({"config": file}).client.bootstrap_servers == "toml:1"
     for given in ({"bootstrap_servers": "given:1"}, {"kafka": {"metadata.broker.list": "given:1"}}):
         assert options_from({"config": file, **given}).client.bootstrap_servers == "given:1"
     file = written(tmp_path, "[checkpoint]\nincremental = false")
