@@ -28,11 +28,10 @@ from exactlyonce.state.tiered.memory import TableMemory
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
-from exactlyonce.testing.state_contract.timed import TimedTableContract
 from tests.testing.conftest import Mutant
 
 
-class TestHashMap(StateBackendContract, TimedTableContract):
+class TestHashMap(StateBackendContract):
     def backend(self) -> StateBackend:
         return HashMapBackend()
 
