@@ -117,6 +117,28 @@ def test_one_moment_or_none(table_of: Any) -> None:
 
 
 @pytest.mark.exhaustive
+@on_postgres
+@pytest.mark.parametrize("one", ["", "yes"])
+def test_a_session_that_an_administrator_ends(table_of: Any, one: str) -> None:
+    """The rest is read as of a later moment, and the run says so; or it stops."""
+    table = table_of("table", "--param", f"one={one}")
+    table.add(ROWS)
+    run = table.begun()
+    table.shop.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND application_name = 'exactlyonce' AND state = 'idle in transaction' ORDER BY backend_start LIMIT 1"
+    )
+    if one:
+        assert run.wait() == HALTED
+        assert "cannot go on reading orders as of one moment" in run.said
+        return
+    run.await_event(lambda event: "Rows not yet read are read as of a later moment" in event.get("text", ""))
+    table.change()
+    assert run.wait() == 0, run.said
+    table.changed(2 * ROWS)
+
+
+@pytest.mark.exhaustive
 @on_mariadb
 def test_a_server_that_is_killed(table_of: Any, database_server: Any) -> None:
     """The job restarts until the server is there again, and reads on."""

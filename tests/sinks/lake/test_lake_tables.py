@@ -171,6 +171,24 @@ def test_an_unknown_outcome(lake: Hands, monkeypatch: pytest.MonkeyPatch) -> Non
     assert lake.rows() == [("ann", 1)]
 
 
+@each_mode
+def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Its list of files cannot be removed: with --accept-loss a later sweep would take the files for left over."""
+    lake.create(TOTALS)
+    lake.options |= MODES[mode]
+    committer, staged = lake.led(), lake.staged(totals(1), 1)
+
+    def refused(*_: Any) -> None:
+        raise StoreError("The folder is read-only.")
+
+    monkeypatch.setattr(type(committer.lake.load()), "forget", refused)
+    with pytest.raises(StoreUnavailable, match=r"read-only\. The output is in the table"):
+        commit(committer, staged)
+    monkeypatch.undo()
+    assert not commit(committer, staged)
+    assert lake.rows() == [("ann", 1)]
+
+
 # --- staged files -----------------------------------------------------------------------------------------------------
 
 
