@@ -188,7 +188,7 @@ def test_an_int_of_a_schema_has_32_bits(narrow: str, number: int) -> None:
         if -(2**31) <= number < 2**31:
             assert each.decode(each.encode(record)) == record
             continue
-        with pytest.raises(ValueError, match=f"does not fit the schema: .*{number}"):
+        with pytest.raises(ValueError, match=str(number)):
             each.encode(record)
 
 
