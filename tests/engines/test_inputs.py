@@ -74,14 +74,17 @@ class Few:
 
     def __init__(self, has: int, clock: Callable[[], float]) -> None:
         self.has, self.asked, self._clock = has, list[float](), clock
+        self._taken = 0
 
     def poll(self, records_max: int, timeout_s: float) -> list[Any]:
         self.runs: list[tuple[int, int]] = []
         self.asked.append(self._clock())
-        return [Line(n) for n in range(min(self.has, records_max))]
+        lines = [Line(n) for n in range(min(self.has, records_max))]
+        self._taken += len(lines)
+        return lines
 
     def positions(self) -> tuple[SourceOffset, ...]:
-        return ()
+        return (SourceOffset("in", "lines", "id", 0, self._taken),)
 
 
 class Line(NamedTuple):
@@ -195,3 +198,13 @@ def test_the_watermark_of_an_ended_source_follows_the_clock_after_a_while() -> N
     waiting, _, now = timed([10], positions=0)
     assert waiting.next(2) == Watermark(NO_WATERMARK, idle=True)
     assert waiting.next(2) is None
+
+
+def test_a_barrier_notes_all_that_was_handed_out_before_it() -> None:
+    read, _, _ = source(has=1_000_000)
+    for checkpoint in (1, 2):
+        read.next(10)
+        read.triggers.append(SourceTrigger(Barrier(checkpoint, checkpoint - 1), False, ()))
+        handed_out = read.records
+        assert read.next(10) == Barrier(checkpoint, checkpoint - 1)
+        assert [position.offset for position in read.noted[checkpoint]] == [handed_out]
