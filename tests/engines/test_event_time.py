@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from running import Job, stop, visible
 
+from exactlyonce.cli.main import main
 from exactlyonce.pipeline.dead_letters import Reason
 
 pytestmark = pytest.mark.broker
@@ -65,7 +66,9 @@ def test_a_partition_found_later_begins_at_the_watermark(job_of: JobOf) -> None:
     stop(run)
 
 
-def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_late(job_of: JobOf) -> None:
+def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_late(
+    job_of: JobOf, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
     feed(job, 0, 100, 1_100, None, 1_200)
     job.finish_here()
@@ -80,6 +83,8 @@ def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_l
     job.finish_here("--drain")
     assert late(job, 1) == [1_300]
     assert counts(job, 3) == {0: 1, 1_000: 2, 2_000: 1}
+    assert main(["state", job.name, "counts", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 2
+    assert "keeps windows of event time" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
