@@ -71,8 +71,7 @@ class KeptState:
 
     def head(self) -> IndexHead | None:
         """The description of all states in the index; None where there is no state."""
-        parts = (self._index(body) for parts in self._snapshot.index for body in self._bodies(parts))
-        return next((index.head for index in parts), None)
+        return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
 
     def keys(self) -> Any:
         """The schema of the keys, noted or derived from the forms of all keys; None: unknown."""
@@ -108,19 +107,10 @@ class KeptState:
     def _indexes(self, only: int | None = None) -> dict[int, list[Index]]:
         """The parts of each old subtask's index."""
         return {
-            subtask: [self._index(body) for body in self._bodies(parts)]
+            subtask: [decode_index(body) for body in self._bodies(parts)]
             for subtask, parts in enumerate(self._snapshot.index)
             if parts and only in (None, subtask)
         }
-
-    def _index(self, body: bytes) -> Index:
-        index = decode_index(body)
-        if index.head.times is not None:
-            raise ConfigError(
-                f"Operator {self.operator!r} keeps windows of event time. A run goes on with them, at any parallelism; "
-                f"they cannot be shown, exported, or restored from a savepoint yet."
-            )
-        return index
 
     def _present(self, indexes: Iterable[Index]) -> list[int]:
         """The key groups with state in the chain of a subtask."""
@@ -133,6 +123,11 @@ class KeptState:
     def _of(self, indexes: Sequence[Index], groups: list[int]) -> Iterator[KeptEntry]:
         if not groups:
             return
+        if indexes[0].head.times is not None:
+            raise ConfigError(
+                f"Operator {self.operator!r} keeps windows of event time. A run goes on with them, at any parallelism; "
+                f"they cannot be shown, exported, or restored from a savepoint yet."
+            )
         stored: StoredState[Any] = StoredState(
             operator=self.operator,
             type=Any,
