@@ -52,11 +52,17 @@ def restore_timed(
     index_blocks: Sequence[bytes],
     fetch: Fetch,
     *,
+    meaning: str = "",
     by_key: bool = False,
     backend: StateBackend,
 ) -> TimedTable[Any]:
-    """`restore` of a timed table. Slots end in every key group, whether records touch it or not, so all are read."""
-    state = _stored(operator, type_, groups, max_parallelism, checkpoint, index_blocks, fetch, timed=True)
+    """`restore` of a timed table. Slots end in every key group, whether records touch it or not, so all are read.
+
+    *meaning* is that of its slots. Raises `StateIncompatible` if the slots that are there have another.
+    """
+    state = _stored(
+        operator, type_, groups, max_parallelism, checkpoint, index_blocks, fetch, timed=True, meaning=meaning
+    )
     return backend.timed_table(state, by_key=by_key)
 
 
@@ -71,12 +77,20 @@ def _stored(
     touched: Collection[int] | None = None,
     *,
     timed: bool = False,
+    meaning: str = "",
 ) -> StoredState[Any]:
     state_type: StateType[Any] = StateType(operator, type_)
     indexes = [decode_index(body) for body in index_blocks]
     for index in indexes:
         _check(index.head, state_type, max_parallelism, checkpoint, timed=timed)
     times = [index.head.times for index in indexes if index.head.times is not None]
+    for was in times:
+        if was.meaning != meaning:
+            raise StateIncompatible(
+                f"Operator {operator!r} has windows in the checkpoint that are {was.meaning}, and the pipeline now has"
+                f" {meaning}: records of the one cannot be told apart for the other. Give the operator a new id, by"
+                f" which it begins empty; or start over with `exactlyonce reset`."
+            )
     anew = not all(state_type.may_share_chain(index.head.schema, index.head.version) for index in indexes)
     restored = groups if touched is None or anew else sorted(touched)
     return StoredState(
@@ -92,7 +106,7 @@ def _stored(
         share=max(1, len(restored)) / max(1, len(groups)),
         digest=index_digest(index_blocks) if index_blocks else b"",
         anew=anew,
-        times=TableTimes.of(times, groups) if timed else None,
+        times=TableTimes.of(times, groups, meaning) if timed else None,
         fetch=fetch,
     )
 

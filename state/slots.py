@@ -73,6 +73,8 @@ class GroupTimes(msgspec.Struct, frozen=True, array_like=True):
     """States at or below the floor are gone, whatever blocks hold."""
     earliest: list[int] = []
     """No state has an earlier slot."""
+    meaning: str = ""
+    """What the slots stand for: a window, with sizes in ms. Slots of another meaning are not read as these."""
 
 
 @dataclass
@@ -82,11 +84,12 @@ class TableTimes:
     watermarks: dict[int, int] = field(default_factory=dict)
     floors: dict[int, int] = field(default_factory=dict)
     earliest: dict[int, int] = field(default_factory=dict)
+    meaning: str = ""
 
     @staticmethod
-    def of(written: Iterable[GroupTimes], groups: Iterable[int]) -> TableTimes:
-        """The times of *groups* as the indexes of all old subtasks hold them."""
-        times, wanted = TableTimes(), set(groups)
+    def of(written: Iterable[GroupTimes], groups: Iterable[int], meaning: str = "") -> TableTimes:
+        """The times of *groups* as the indexes of all old subtasks hold them; see `GroupTimes.meaning`."""
+        times, wanted = TableTimes(meaning=meaning), set(groups)
         for some in written:
             for group, *values in zip(some.groups, some.watermarks, some.floors, some.earliest, strict=True):
                 if group in wanted:
@@ -102,7 +105,8 @@ class TableTimes:
             [column.get(group, default) for group in groups]
             for column, default in zip(self._columns, defaults, strict=True)
         ]
-        return GroupTimes(groups, *columns)
+        watermarks, floors, earliest = columns
+        return GroupTimes(groups, watermarks, floors, earliest, self.meaning)
 
     def drop(self, slot: int, group: int) -> None:
         """Forget the slots of *group* up to *slot*."""

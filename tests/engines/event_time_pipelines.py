@@ -23,13 +23,13 @@ def _counted(window: Windowed[str, int]) -> Counted:
     return Counted(round(window.start.timestamp() * 1000), window.value)
 
 
-def counts(name: str, idle: str = "1s") -> Pipeline:
-    """Clicks of NAME-in in windows of a second, to NAME-out; late ones to NAME-late, those without a time to
+def counts(name: str, idle: str = "1s", size: str = "1s") -> Pipeline:
+    """Clicks of NAME-in in windows of *size*, to NAME-out; late ones to NAME-late, those without a time to
     NAME-dead."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
     source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="100ms", idle=idle, ahead=None,
                          on_time_error=DeadLetters(f"{name}-dead"))  # fmt: skip
-    windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(Tumbling("1s"))
+    windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(Tumbling(size))
     results = windows.aggregate("counts", Count(), late=late)
     results.map(_counted, id="counted").sink("out", KafkaSink(f"{name}-out"))
     results.side(late).sink("late", KafkaSink(f"{name}-late"))

@@ -87,6 +87,14 @@ def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_l
     assert "keeps windows of event time" in " ".join(capsys.readouterr().err.split())
 
 
+def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: JobOf) -> None:
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
+    feed(job, 0, 100, 1_100)
+    job.finish_here()
+    said = job.finish_here("--param", "size=2s", code=2)
+    assert "has windows in the checkpoint that are tumbling=1000, and the pipeline now has tumbling=2000" in said
+
+
 @pytest.mark.parametrize(
     ("target", "arguments", "sentence"),
     [

@@ -56,14 +56,14 @@ def test_heads() -> None:
 
 def test_the_times_of_a_timed_table() -> None:
     """They are written where there is no block, too; an index without them decodes as ever."""
-    times = GroupTimes([1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1])
+    times = GroupTimes([1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1], "tumbling=1000")
     head = IndexHead("totals", 5, 12, "int", 2.0, times=times)
     for chain in (_chain(), Chain()):
         (body,) = encode_index(chain, head)
         assert decode_index(body).head == head
         assert decode_index(body).blocks == chain.blocks
     columns = msgspec.msgpack.decode(zlib.decompressobj().decompress(body[4:]))
-    assert columns[0][7] == [[1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1]]
+    assert columns[0][7] == [[1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1], "tumbling=1000"]
     assert encode_index(Chain(), IndexHead("totals", 5, 12, "int", times=GroupTimes())) == ()
 
 
