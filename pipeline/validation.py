@@ -153,6 +153,10 @@ def _state(node: Node) -> Iterator[str]:
         yield f"the state cannot be kept in a checkpoint: {problem}"
 
 
+def _reads_no_topic(node: Node) -> bool:
+    return node.source is not None and node.source.topic is None
+
+
 def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.type is UNKNOWN:
         yield _unknown(graph, Input(node.id), "they may be sent to another process")
@@ -163,6 +167,8 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
     above = graph.above(node.id)
     if node.partitioned and above & {edge.stateful for edge in graph.shuffles}:
         yield "partitioned=True is about the source's topic, but the records were shuffled since: leave it out"
+    elif node.partitioned and (others := sorted(id for id in above if _reads_no_topic(graph.node(id)))):
+        yield f"partitioned=True is about the partitions of a topic, and source {others[0]!r} reads none: leave it out"
     elif node.partitioned and above & {loop.id for loop in graph.loops}:
         yield "partitioned=True is about the source's topic, but records also come from a loop: leave it out"
 
