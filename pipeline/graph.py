@@ -114,6 +114,12 @@ class Node:
         """The type of the state of one key, in its present version."""
         return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
 
+    @property
+    def meaning(self) -> str:
+        """What the slots of its timed state stand for: its window, with sizes in ms."""
+        described = {} if self.window is None else self.window.describe()
+        return " ".join(f"{name}={value}" for name, value in described.items())
+
     def make(self) -> Callable[..., Any]:
         """The function to call with records: a new instance if the user passed a class.
 

@@ -325,8 +325,7 @@ class Assembler:
     def timed_table(self, node: Node, *, by_key: bool = False) -> TimedTable[Any]:
         """The timed table of *node* at the manifest; *by_key*: with `TimedTable.slots_of`."""
         with whole_or_halt(self.manifest):
-            meaning = "" if node.window is None else " ".join(f"{k}={v}" for k, v in node.window.describe().items())
-            return restore_timed(*self._stored(node), meaning=meaning, by_key=by_key, backend=self.backend)
+            return restore_timed(*self._stored(node), meaning=node.meaning, by_key=by_key, backend=self.backend)
 
     def _stored(self, node: Node) -> tuple[str, VersionedState, range, int, int, list[bytes], Fetch]:
         """The stored state of *node* for this subtask, as `restore` takes it."""

@@ -21,6 +21,7 @@ from watched import demand
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OperatorSnapshot
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.index import decode_index
 from exactlyonce.state.restore import restore_timed
 
 
@@ -117,10 +118,11 @@ class OracleWindows(OracleUnaligned):
         self.met["record in a window"] += self.held
 
     def _events(self, checkpoint: int, operator: OperatorSnapshot) -> list[Event]:
+        indexes = [self._body(ref) for index in operator.index for ref in index]
+        meanings = {times.meaning for body in indexes if (times := decode_index(body).head.times) is not None}
         table = restore_timed(
-            operator.operator, list[Event], range(MAX_PARALLELISM), MAX_PARALLELISM, checkpoint,
-            [self._body(ref) for index in operator.index for ref in index],
-            lambda refs: [(ref, self._body(ref)) for ref in refs], backend=HashMapBackend(),
+            operator.operator, list[Event], range(MAX_PARALLELISM), MAX_PARALLELISM, checkpoint, indexes,
+            lambda refs: [(ref, self._body(ref)) for ref in refs], meaning="".join(meanings), backend=HashMapBackend(),
         )  # fmt: skip
         return [event for _, _, events in table.items() for event in events]
 
