@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from orders import CHEAP, Order, Priced, Total
 
-from exactlyonce import AvroCodec, Pipeline, ProtobufCodec
+from exactlyonce import AvroCodec, Count, Hopping, Pipeline, ProtobufCodec, Session, Tumbling
 from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
@@ -117,6 +117,30 @@ def protobuf_of(registry: str) -> ProtobufCodec[Any]:
     from messages import TotalMessage
 
     return ProtobufCodec(TotalMessage, registry=registry, register=True)
+
+
+def event_ms(order: Order) -> int:
+    """The event time of an order: its number, less up to 1.5 s."""
+    return order.id + 2_000 - order.id * 7_919 % 1_500
+
+
+def counted(count: int, order: Order) -> int:
+    """One more."""
+    return count + 1
+
+
+def windowed(name: str, source: str, sink: str, window: str) -> Pipeline:
+    """The number of orders per customer in windows of event time."""
+    windows: dict[str, Tumbling | Hopping | Session] = {
+        "tumbling": Tumbling("10s"), "folded": Tumbling("10s"), "hopping": Hopping("60s", every="5s"),
+        "session": Session("3s"),
+    }  # fmt: skip
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    chosen = orders.key_by(lambda order: order.customer).window(windows[window])
+    counts: Any = chosen.fold("counts", int, counted) if window == "folded" else chosen.aggregate("counts", Count())
+    counts.sink("out", KafkaSink(sink, key=lambda count: count.key))
+    return pipeline
 
 
 SLOW_S = 0.001

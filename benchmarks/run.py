@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import elsewhere
+import event_time
 import files
 import formats
 import keyed_state
@@ -47,6 +48,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "map-filter": throughput.mapping,
     "totals": throughput.totals,
     "many-totals": throughput.many_totals,
+    "event-time": event_time.scenario,
     "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,

@@ -16,7 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.of_stores import StagedCommits
+from exactlyonce.checkpoint.commits.of_stores import NOTED_INTERVAL_MS, StagedCommits
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
@@ -59,6 +59,7 @@ class Leader:
         self.attempt = config.attempt
         self._clock, self._note = clock, note
         self._watched_ms = self._beaten_ms = clock.monotonic_ms()
+        self._noted_ms = -NOTED_INTERVAL_MS
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
         self._written_bytes = dict[int, int]()
@@ -306,7 +307,24 @@ class Leader:
     def look_at_inputs(self) -> Procedure[None]:
         """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
         yield ask.LookAtInputs(self.manifest)
+        yield from self._look_elsewhere()
         yield ask.GoOnFrom(self.manifest)
+
+    def _look_elsewhere(self) -> Procedure[None]:
+        """`LookElsewhere`. Another cluster that is away is waited for as long as a store, with heartbeats."""
+
+        def attempt(_: int) -> Procedure[None]:
+            try:
+                yield ask.LookElsewhere(self.manifest)
+            except BrokerUnavailable as error:
+                if self._clock.monotonic_ms() >= self._noted_ms + NOTED_INTERVAL_MS:
+                    self._noted_ms = self._clock.monotonic_ms()
+                    self._note(f"waiting for the cluster of a source: {error}")
+                yield from self._keep_alive()
+                raise
+
+        timeout_ms = max(self.config.store_timeout_ms, self.log.append_timeout_ms)
+        yield from ask.retrying(attempt, self._clock, self._clock.monotonic_ms() + timeout_ms)
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -331,6 +349,8 @@ class Leader:
         Raises Halt, before anything is decided, if the acknowledged records may be those of another topic.
         """
         yield from self.count_acknowledged()
+        if self.log.history.latest is not None:  # all that the manifest will name has been read
+            yield from self._look_elsewhere()
         verdict = yield from self.run(
             decide(
                 plan,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.commands import (
+    acls,
     audit,
     backfill,
     broker,
@@ -32,7 +33,9 @@ from exactlyonce.cli.commands import (
     savepoint,
     savepoints,
     state,
+    top,
     transactions,
+    ui,
 )
 from exactlyonce.cli.lines import new_namespace, show_error
 from exactlyonce.pipeline.errors import (
@@ -97,7 +100,7 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (explain, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
+    looking = (explain, acls, ui, top, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
     for module in (init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
         module.add(commands)
     return root

@@ -9,11 +9,13 @@ clients of confluent-kafka for brokers. May import `state`, `checkpoint` and `pi
 
 from exactlyonce.connectors.files.source import FileSource
 from exactlyonce.connectors.generated import GeneratorSource, IterableSource
+from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
 
 __all__ = [
+    "Cluster",
     "FileSource",
     "GeneratorSource",
     "IterableSource",

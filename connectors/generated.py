@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import OnError, ReaderContext
-from exactlyonce.connectors.splits import SplitDecoder, SplitSource, SplitsReader, require_reached
+from exactlyonce.connectors.source import RangeContext, ReaderContext
+from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource, SplitsReader, require_reached
 from exactlyonce.pipeline import hints, schema
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.sizes import is_count
 
 T = TypeVar("T")
 ENDLESS = 1 << 62
+COUNTED_MAX = 1_000_000
+"""The items that bounded work counts of an iterable."""
 
 
 class FixedSource(SplitSource[T]):
@@ -28,6 +30,10 @@ class FixedSource(SplitSource[T]):
         """A split that has ended is looked at again: it ends at once unless it goes further now."""
         unended = [msgspec.structs.replace(position, ended=False) for position in context.positions]
         return super().open_reader(replace(context, positions=unended))
+
+    def open_range(self, context: RangeContext) -> SplitRange:
+        """A split that has ended is looked at again, too."""
+        return super().open_range(replace(context, start=msgspec.structs.replace(context.start, ended=False)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +47,7 @@ class GeneratorSource(FixedSource[T]):
     - *rate*: records a second, of all splits; None: as fast as they are taken.
     - *splits*: they are made in parallel; split *i* has the numbers *i*, *i + splits*, *i + 2 splits* ...
     - *name*: that of its place in checkpoints and errors, where there are several.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     make: Callable[[int], T]
@@ -49,7 +56,6 @@ class GeneratorSource(FixedSource[T]):
     rate: float | None = None
     splits: int = 1
     name: str = ""
-    on_error: OnError = "fail"
 
     @property
     def type(self) -> Any:
@@ -61,6 +67,18 @@ class GeneratorSource(FixedSource[T]):
 
     def finder(self, source: str) -> FixedSplits:
         return FixedSplits(source, self.place, [f"numbers-{split}" for split in range(self.splits)])
+
+    def left(self, position: SourceOffset) -> int:
+        if self.count is None:
+            raise ConfigError(
+                f"Source {position.source!r} makes records without end, and bounded work has one: set count=, or use "
+                f"`exactlyonce run`."
+            )
+        return max(0, self._end(position.partition) - position.offset)
+
+    def open_range(self, context: RangeContext) -> SplitRange:
+        """A range is not paced."""
+        return FixedSource.open_range(replace(self, rate=None), context)
 
     def _end(self, split: int) -> int:
         return ENDLESS if self.count is None else len(range(split, self.count, self.splits))
@@ -87,7 +105,7 @@ class GeneratorSource(FixedSource[T]):
 
     def describe(self) -> dict[str, Any]:
         """The place and the numbering; a pipeline may go on at another rate, and further."""
-        return {"source": "generator", "place": self.place, "splits": self.splits}
+        return {"source": "generator", "place": self.place, "splits": self.splits, **self.describe_time()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +116,13 @@ class IterableSource(FixedSource[T]):
       Each restart iterates anew, and leaves out the items that were read: items at the end of a longer list are new.
     - *value*: the type of an item.
     - *name*: that of its place in checkpoints and errors, where there are several.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     items: Iterable[T] | Callable[[], Iterable[T]]
     _: KW_ONLY
     value: Any
     name: str = ""
-    on_error: OnError = "fail"
 
     @property
     def type(self) -> Any:
@@ -116,6 +134,9 @@ class IterableSource(FixedSource[T]):
 
     def finder(self, source: str) -> FixedSplits:
         return FixedSplits(source, self.place, [self.place])
+
+    def left(self, position: SourceOffset) -> int:
+        return sum(1 for _ in islice(self._anew(), position.offset, position.offset + COUNTED_MAX))
 
     def open_split(self, position: SourceOffset) -> OpenIterable:
         return OpenIterable(position, self.place, self._anew())
@@ -132,7 +153,7 @@ class IterableSource(FixedSource[T]):
             yield "an iterator gives its items once, and a restart needs them again: give a list, or a function"
 
     def describe(self) -> dict[str, Any]:
-        return {"source": "iterable", "place": self.place, "value": schema.describe(self.value)}
+        return {"source": "iterable", "place": self.place, "value": schema.describe(self.value), **self.describe_time()}
 
 
 def _as_json(item: Any) -> bytes:

@@ -12,12 +12,13 @@ removed position is an error, never a reset. `testing/source_contract/` checks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
+from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
+from exactlyonce.pipeline.source import EventTime
 
 
 class RawRecord(Protocol):
@@ -31,8 +32,8 @@ class RawRecord(Protocol):
 class ReaderClients(Protocol):
     """The factory of a reader's clients."""
 
-    def consumers(self, topic: str) -> Any:
-        """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*."""
+    def consumers(self, topic: str, client: Any = None) -> Any:
+        """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*; *client*: see `ReadsTopic`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,10 @@ class SourceReader(Protocol):
     def finished(self) -> bool:
         """Whether every split here has reached its target or its end, and no other will come."""
 
+    def quiet(self) -> Collection[int]:
+        """The splits of which every record that is known to be there was returned by `poll`; not those that have ended,
+        and none whose server does not answer."""
+
     @property
     def waiting(self) -> str:
         """The servers that have not answered for a while, and for how long; else empty."""
@@ -96,6 +101,8 @@ class RangeContext:
 
     start: SourceOffset
     end: int
+    to_end: bool = False
+    """Whether the range is finished at the end of its split, too; else a split that ends before *end* is an error."""
     client: Mapping[str, Any]
     """librdkafka's settings."""
     kilobytes: int
@@ -133,12 +140,8 @@ class RecordDecoder(Protocol):
     def letter(self, record: Any) -> DeadLetter:
         """*record* as it is, for the dead letters of a source that has some."""
 
-    def time_ms(self, record: Any) -> int:
-        """The timestamp of *record*."""
-
-
-OnError = Literal["fail", "skip"] | DeadLetterTarget
-"""The treatment of a record that does not decode."""
+    def times_ms(self, records: Sequence[Any]) -> Iterable[int]:
+        """The timestamp of each of *records*."""
 
 
 class Readable(Protocol):
@@ -147,6 +150,10 @@ class Readable(Protocol):
     @property
     def on_error(self) -> OnError:
         """The treatment of a record that does not decode."""
+
+    @property
+    def event_time(self) -> EventTime | None:
+        """The event time of its records, if they have one."""
 
     @property
     def place(self) -> str:
@@ -166,10 +173,15 @@ class ReadsTopic(Readable, Protocol):
     """A source that reads a topic of Kafka; its splits are the partitions."""
 
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """Its name in its cluster. It is the place, too, unless the source has a `client` of its own."""
+
+    @property
+    def client(self) -> Any:
+        """The `ClientConfig` of the topic's cluster; None: it is that of the checkpoints."""
 
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
-        """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of a cluster."""
+        """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
 
 
 class SplitFinder(Protocol):
@@ -199,7 +211,11 @@ class FindsSplits(Readable, Protocol):
     @property
     def repeats(self) -> bool:
         """Whether a number has the same record whenever a split is read. Else no record can be left out by its number,
-        and `open_range` raises Halt."""
+        and `open_range` raises Halt, but where a range is read for the first time, `to_end`."""
+
+    def left(self, position: SourceOffset) -> int:
+        """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
+        only if there are none. Raises ConfigError if bounded work cannot read the source."""
 
     def finder(self, source: str) -> SplitFinder:
         """The finder for source *source*; nothing is connected yet."""

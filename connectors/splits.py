@@ -10,17 +10,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, SplitFinder
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
+from exactlyonce.connectors.source import RangeContext, ReaderContext, SplitFinder
+from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.source import DISORDER, IDLE, Source, TimeOf
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -162,6 +163,7 @@ class SplitsReader:
         self._open_split = open_split
         self._opened: dict[int, OpenSplit] = {}
         self._unended: list[int] = []
+        self._quiet = set[int]()
 
     def open(self) -> None:
         self._unended = sorted(split for split, position in self._positions.items() if not position.ended)
@@ -181,7 +183,11 @@ class SplitsReader:
             if len(parts) == records_max:
                 break
             opened, start = self._open(split), self._positions[split]
-            read = opened.read(records_max - len(parts))
+            asked = records_max - len(parts)
+            read = opened.read(asked)
+            self._quiet.discard(split)
+            if len(read) < asked and not opened.ended:
+                self._quiet.add(split)
             if read:
                 parts += read
                 runs.append(Run.of(opened, start, len(read)))
@@ -211,6 +217,9 @@ class SplitsReader:
             split in self._targets and self._positions[split].offset >= self._targets[split] for split in self._unended
         )
 
+    def quiet(self) -> set[int]:
+        return self._quiet
+
     def lag(self) -> int:
         return sum(opened.buffered() for opened in self._opened.values())
 
@@ -223,20 +232,20 @@ class SplitRange:
     """The `SplitReader` of a range."""
 
     def __init__(self, context: RangeContext, open_split: OpensSplit) -> None:
-        self._position, self._end = context.start, context.end
+        self._position, self._end, self._to_end = context.start, context.end, context.to_end
         self._open_split, self._opened = open_split, None
 
     _opened: OpenSplit | None
 
     def read(self, records_max: int) -> list[SplitRecord]:
         start = self._position
-        if start.offset >= self._end:
+        if start.ended or start.offset >= self._end:
             return []
         if self._opened is None:
             self._opened = self._open_split(start)
         opened = self._opened
         parts = list(opened.read(min(records_max, self._end - start.offset)))
-        if not parts and opened.ended:
+        if not parts and opened.ended and not self._to_end:
             require_reached(msgspec.structs.replace(start, offset=self._end), opened.name, start.offset)
         self._position = _after(start, opened, len(parts))
         return list(SplitRecords(parts, [Run.of(opened, start, len(parts))]))
@@ -250,10 +259,15 @@ class SplitRange:
             self._opened = None
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SplitSource(Source[T_co]):
-    """The description of a source with such splits."""
+    """The description of a source with such splits. Its fields are as those of `KafkaSource`."""
 
     on_error: OnError = "fail"
+    time: TimeOf | None = None
+    disorder: str = DISORDER
+    idle: str | None = IDLE
+    on_time_error: OnError = "fail"
 
     @property
     def endless(self) -> bool:
@@ -268,12 +282,12 @@ class SplitSource(Source[T_co]):
     def repeats(self) -> bool:
         return True
 
-    @property
-    def dead_letters(self) -> DeadLetterTarget | None:
-        return self.on_error if isinstance(self.on_error, DeadLetterTarget) else None
-
     @abstractmethod
     def finder(self, source: str) -> SplitFinder:
+        """See `connectors.source.FindsSplits`."""
+
+    @abstractmethod
+    def left(self, position: SourceOffset) -> int:
         """See `connectors.source.FindsSplits`."""
 
     @abstractmethod
@@ -289,10 +303,6 @@ class SplitSource(Source[T_co]):
     @abstractmethod
     def decoder(self) -> SplitDecoder:
         """The decoder of the records of both readers."""
-
-    def problems(self) -> Iterator[str]:
-        if self.dead_letters is None and self.on_error not in ("fail", "skip"):
-            yield f'on_error={self.on_error!r} must be "fail", "skip" or DeadLetters("topic")'
 
 
 class SplitDecoder:
@@ -318,5 +328,5 @@ class SplitDecoder:
             self._bytes_of(record.part), None, record.time_ms, (), record.topic(), record.partition(), record.offset()
         )
 
-    def time_ms(self, record: SplitRecord) -> int:
-        return record.time_ms
+    def times_ms(self, records: Sequence[SplitRecord]) -> Iterator[int]:
+        return (record.time_ms for record in records)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import OnError, RangeContext
+from exactlyonce.connectors.source import RangeContext
 from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt
@@ -27,6 +27,8 @@ Key = tuple[str, ...]
 """The values of the key's columns, as text."""
 PAGE_ROWS = 2_000
 """The rows of one query."""
+SPLIT_ROWS = 1_000_000
+"""The rows of a split that bounded work reads for a checkpoint."""
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 
 
@@ -159,7 +161,6 @@ class TableSource(SplitSource[T_co]):
     value: Any
     one_snapshot: bool
     name: str
-    on_error: OnError
     kind = ""
     """The database, as in the place of the source."""
 
@@ -186,8 +187,14 @@ class TableSource(SplitSource[T_co]):
     def open_split(self, position: SourceOffset) -> OpenTable:
         return OpenTable(position, self.place, self.open_rows(position))
 
+    def left(self, position: SourceOffset) -> int:
+        """Some, until it has ended: only the database could count them."""
+        return 0 if position.ended else SPLIT_ROWS
+
     def open_range(self, context: RangeContext) -> SplitRange:
-        """Raise Halt: rows may have changed."""
+        """Raise Halt unless it is read for the first time: rows may have changed."""
+        if context.to_end:
+            return super().open_range(context)
         raise Halt(
             f"Source {context.start.source!r} reads the table {self.table}, whose rows may have changed since then, so "
             f"what it has read cannot be computed again.",
@@ -238,4 +245,5 @@ class TableSource(SplitSource[T_co]):
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""
         value = schema.describe(self.value)
-        return {"source": self.kind, "place": self.place, "key": list(self.key_columns), "value": value}
+        key = list(self.key_columns)
+        return {"source": self.kind, "place": self.place, "key": key, "value": value, **self.describe_time()}

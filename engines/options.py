@@ -154,6 +154,10 @@ class RunOptions:
         CHOICE, "running: until it is stopped; latest: process what is there, take a last checkpoint and end",
         choices=("running", "latest"),
     ))  # fmt: skip
+    drain: bool = _declare(False, Setting(
+        FLAG, "with until latest: at the end, close all windows; later records of them are late then",
+        flink="`flink stop --drain`",
+    ))  # fmt: skip
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",
@@ -193,6 +197,11 @@ class RunOptions:
         check_bounds(self)
         if self.inline and self.parallelism != 1:
             raise ConfigError("inline (--inline) runs everything in one process: it goes with parallelism 1 only.")
+        if self.drain and self.until != "latest":
+            raise ConfigError(
+                f"{setting('drain')} closes all windows once all is read: it goes with {setting('until')} latest only. "
+                f"Without it they stay open, and the next run goes on with them."
+            )
         self.restart_strategy()
 
     def restart_strategy(self) -> RestartStrategy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,8 @@ class PipelineConnections(Connections):
         super().__init__(options.client, plan.graph.pipeline_id, note, timeout_ms=APPEND_TIMEOUT_MS)
         self._plan, self._options, self._step = plan, options, step
         self._reference, self._units, self._succession = reference, units, succession
-        self._groups = self.keep(GroupOffsets(options.client, self.pipeline))
-        self.surroundings = PipelineTopics(
-            self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest"
+        self.surroundings = self.keep(
+            PipelineTopics(self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest")
         )
         self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self.transaction_timeout_ms = 0
@@ -230,5 +229,16 @@ class PipelineConnections(Connections):
         return NotImplemented
 
     def publish_offsets(self) -> None:
-        """Publish Sn as group offsets, for tools that show lag. Nothing reads them back."""
-        self._groups.publish(self.leader.manifest.offsets)
+        """Publish Sn as group offsets in the cluster of each source, for tools that show lag. Nothing reads them
+        back."""
+        for group in self._groups:
+            group.publish(self.leader.manifest.offsets)
+
+    @cached_property
+    def _groups(self) -> list[GroupOffsets]:
+        """One for each cluster."""
+        inputs = self.surroundings.inputs
+        return [
+            self.keep(GroupOffsets(topics.config, self.pipeline, {source.place: source.topic for source in here}))
+            for topics, here in inputs.topics.by_cluster(inputs.sources.values())
+        ]

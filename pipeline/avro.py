@@ -81,11 +81,16 @@ class AvroCodec(SchemaCodec[T]):
             parsed = fastavro.parse_schema(self.schema)
         except _WRONG_SCHEMA as error:
             raise UnsupportedType(f"{type_name(type_)}: the Avro schema is wrong: {error}") from None
+        narrow = _has_int(parsed)
         header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
         to_builtins, convert = msgspec.to_builtins, msgspec.convert
 
         def write(value: T, *, strict: bool = False) -> bytes:
-            return header + _written(to_builtins(value, builtin_types=FASTAVRO_TYPES), parsed, strict=strict)
+            plain = to_builtins(value, builtin_types=FASTAVRO_TYPES)
+            written = _written(plain, parsed, strict=strict)
+            if narrow:
+                _require_valid(plain, parsed)
+            return header + written
 
         def encode_strictly(value: T) -> bytes:
             return write(value, strict=True)
@@ -209,6 +214,31 @@ def _written(value: Any, schema: Any, *, strict: bool = False) -> bytes:
     except (ArithmeticError, AttributeError, LookupError) as error:
         raise ValueError(f"it does not fit the schema: {error}") from None
     return out.getvalue()
+
+
+def _has_int(schema: Any) -> bool:
+    """Whether an integer of a parsed *schema* has 32 bits.
+
+    >>> _has_int({"type": "record", "name": "R", "fields": [{"name": "n", "type": ["null", "int"]}]})
+    True
+    >>> _has_int({"type": "array", "items": "long"}), _has_int({"type": "int", "logicalType": "date"})
+    (False, False)
+    """
+    if isinstance(schema, list):
+        return any(map(_has_int, schema))
+    if isinstance(schema, dict):
+        parts = [schema.get(part) for part in ("type", "items", "values")]
+        parts += [field["type"] for field in schema.get("fields", ())]
+        return "logicalType" not in schema and any(map(_has_int, parts))
+    return bool(schema == "int")
+
+
+def _require_valid(value: Any, schema: Any) -> None:
+    """Raise ValueError unless *value* fits *schema*. fastavro would write more than 32 bits into an int."""
+    try:
+        fastavro.validation.validate(value, schema, disable_tuple_notation=True)  # type: ignore[call-arg]  # not in stubs
+    except fastavro.validation.ValidationError as error:
+        raise ValueError(f"it does not fit the schema: {error.errors[0]}") from None
 
 
 def _read(data: bytes, writer: Any, reader: Any = None) -> Any:

@@ -134,8 +134,8 @@ def _encoder(fields: list[_Field]) -> Iterator[str]:
 def _written(v: str, avro: str) -> tuple[list[str], str]:
     """The lines before, and the expression of the bytes of the variable *v*."""
     if avro in ("int", "long"):
-        zigzag = f"{v} = {v} << 1 if {v} >= 0 else ~({v} << 1)"
-        return [zigzag, f"if {v} >> 64: return encode_any(value)"], f"({_unsigned(v)})"
+        zigzag, bits = f"{v} = {v} << 1 if {v} >= 0 else ~({v} << 1)", 32 if avro == "int" else 64
+        return [zigzag, f"if {v} >> {bits}: return encode_any(value)"], f"({_unsigned(v)})"
     if avro == "boolean":
         return [], rf"(b'\1' if {v} else b'\0')"
     if avro == "double":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline.aggregates import Accumulator, Misuse
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import duration_ms
@@ -20,6 +21,7 @@ from exactlyonce.pipeline.output import Output
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.validation import Problem, check
+from exactlyonce.pipeline.windows import Window, Windowed, kept_state
 
 
 class Builder:
@@ -177,10 +179,37 @@ class Builder:
                 f"{node.kind.value if origin.output is None else 'a side output'}"
             )
         elif output.name not in node.outputs:
-            self.problem(
-                f"{output.name!r} is not an output of {node.id!r}: declare it in {node.kind.value}(..., outputs=[...])"
-            )
+            declare = "late=" if node.kind is Kind.WINDOW else f"{node.kind.value}(..., outputs=[...])"
+            self.problem(f"{output.name!r} is not an output of {node.id!r}: declare it in {declare}")
         return Input(origin.node, output.name)
+
+    def window(
+        self, id: str, origin: Input, window: Any, accumulate: Callable[[Any, Mapping[str, Any]], Accumulator],
+        late: Output[Any] | None, **rest: Any,
+    ) -> Input:  # fmt: skip
+        """Add a window operator; *accumulate* takes the type of records and the names at the user's line."""
+        if not isinstance(window, Window):
+            self.problem(f'expected a window, as Tumbling("10s"), got {window!r}')
+            window = None
+        record, accumulator = self.type_of(origin), None
+        try:
+            accumulator = accumulate(record, caller().f_locals)
+        except Misuse as misuse:
+            self.problem(str(misuse))
+        if late is not None and UNKNOWN not in (record, hints.known(late.type)) and late.type != record:
+            names = schema.type_name(late.type), schema.type_name(record)
+            self.problem(
+                f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
+            )
+        key_type = self.key_type(origin)
+        value = Any if accumulator is None else accumulator.value
+        key = Any if key_type is UNKNOWN else key_type
+        type_ = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
+        return self.add(
+            Kind.WINDOW, id, (origin,), type=type_, window=window, accumulator=accumulator, key_type=key_type,
+            state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
+            outputs=self.sides([late] if late is not None else []), **rest,
+        )  # fmt: skip
 
     def own(self, other: Any, where: str) -> Input | None:
         """The origin of another stream of this pipeline; else None, with a problem."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -120,3 +121,7 @@ class DeadLetterTarget(ABC):
     @abstractmethod
     def sink(self) -> Sink[DeadLetter]:
         """The sink for the letters of one source, operator or sink."""
+
+
+OnError = Literal["fail", "skip"] | DeadLetterTarget
+"""The treatment of a record that a source cannot use."""

@@ -1,4 +1,4 @@
-"""Durations in text: "500ms", "1.5s", "10m" or "1h"."""
+"""Durations in text: "500ms", "1.5s", "10m", "1h" or "2d"."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 from exactlyonce.pipeline.errors import ConfigError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\Z")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\Z")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def duration_ms(text: str | int, name: str = "duration") -> int:
@@ -18,7 +18,7 @@ def duration_ms(text: str | int, name: str = "duration") -> int:
     """
     match = _DURATION.match(str(text).strip())
     if match is None:
-        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m or 1h.")
+        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m, 1h or 2d.")
     return round(float(match[1]) * _UNIT_MS[match[2]])
 
 
@@ -39,8 +39,8 @@ def shown_duration(milliseconds: int) -> str:
 def written_duration(milliseconds: int) -> str:
     """A duration as `duration_ms` reads it.
 
-    >>> [written_duration(ms) for ms in (0, 10, 1_500, 60_000, 3_600_000)]
-    ['0s', '10ms', '1500ms', '1m', '1h']
+    >>> [written_duration(ms) for ms in (0, 10, 1_500, 60_000, 3_600_000, 172_800_000)]
+    ['0s', '10ms', '1500ms', '1m', '1h', '2d']
     """
     units = (unit for unit, size_ms in reversed(_UNIT_MS.items()) if milliseconds % size_ms == 0)
     unit = next(units, "ms") if milliseconds else "s"

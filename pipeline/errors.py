@@ -28,7 +28,7 @@
     │   ├── DamagedSavepoint    engines.savepoints.exported: a file of an exported savepoint is not as written
     │   ├── DamagedState        state.errors: blocks do not hold the state that the checkpoint names
     │   ├── DamagedBatch        connectors.kafka.errors: a batch of an input or an output is not as written
-    │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
+    │   ├── RangeGone           connectors.kafka.errors: offsets to be read are no longer in the topic
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── OutputLost              at the end of a run, output of a sink that delivers at most once is not written
     ├── EndedAtOnce             stopped twice, the run has ended without a last checkpoint; nothing is lost

@@ -20,6 +20,8 @@ NAMES = {
     "worker-frozen": "the synchronous part is done; no block is written yet",
     "worker-blocks": "the state's blocks are durable; the index is not",
     "worker-flushed": "a sink has flushed its transaction; the acknowledgement is not sent",
+    "timed-firing": "an operator has given some results that are due, others are not out",
+    "timed-fired": "all results that are due are out; the watermark is not passed on",
     "worker-acknowledged": "the acknowledgement is sent",
     "worker-finalized": "a worker knows that a checkpoint is finalized; deferred rows are not written",
     "worker-restored": "a worker has restored its state and reads nothing yet",

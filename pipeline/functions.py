@@ -55,8 +55,8 @@ def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
         returned = hints.declared(made, names).get("return", UNKNOWN)
         if _defines_call(returned):
             return _read_class(fn, returned, takes, names)
-        misfit = () if returned is UNKNOWN else _misfit(fn, inspect.signature, takes)
-        return Function(fn, _name(made), factory=True, problems=misfit)
+        problems = () if returned is UNKNOWN else misfit(fn, takes)
+        return Function(fn, _name(made), factory=True, problems=problems)
     target = made if inspect.isroutine(made) else type(made).__call__
     return _shaped(fn, target, inspect.signature, takes, names, name=_name(made))
 
@@ -73,7 +73,7 @@ def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, 
     if hasattr(cls, "open"):
         problem = f"class {cls.__name__} has open() but no __call__({', '.join(('self', *takes))})"
         return Function(fn, cls.__name__, factory=True, problems=(problem,))
-    problems = _misfit(fn, inspect.signature, takes)
+    problems = misfit(fn, takes)
     return Function(fn, cls.__name__, returns=cls, problems=problems)
 
 
@@ -87,7 +87,7 @@ def _shaped(
     factory: bool = False,
 ) -> Function:
     types = hints.declared(target, names)
-    problems = _misfit(fn, signature, takes)
+    problems = misfit(fn, takes, signature)
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         problems += (f"{name} is async, and no operator awaits: write it as a plain function",)
     return Function(
@@ -101,7 +101,10 @@ def _shaped(
     )
 
 
-def _misfit(fn: Any, signature: Callable[[Any], inspect.Signature], takes: tuple[str, ...]) -> tuple[str, ...]:
+def misfit(
+    fn: Any, takes: tuple[str, ...], signature: Callable[[Any], inspect.Signature] = inspect.signature
+) -> tuple[str, ...]:
+    """The mistake of a function that cannot be called with *takes*, if it is one."""
     try:
         shape = signature(fn)
     except ValueError:  # some builtins have no signature

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Window
 
 
 class Kind(str, Enum):
@@ -44,6 +46,8 @@ class Kind(str, Enum):
     """(reduced, record) -> reduced; the first record of a key is its first state; every new state is an output"""
     PROCESS = "process"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
+    WINDOW = "window"
+    """No function: its accumulator takes the records of each window; what comes out is `Windowed`"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -52,8 +56,8 @@ class Kind(str, Enum):
     SINK = "sink"
 
 
-STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE})
-SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP})
+STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE, Kind.WINDOW})
+SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW})
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
 
@@ -87,6 +91,9 @@ class Node:
     key_type: Any = None
     """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
     travel as canonical bytes."""
+    window: Window | None = None
+    accumulator: Accumulator | None = None
+    """On WINDOW, with the window; its only side output has the late records."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -106,6 +113,12 @@ class Node:
     def kept(self) -> VersionedState:
         """The type of the state of one key, in its present version."""
         return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
+
+    @property
+    def meaning(self) -> str:
+        """What the slots of its timed state stand for: its window, with sizes in ms."""
+        described = {} if self.window is None else self.window.describe()
+        return " ".join(f"{name}={value}" for name, value in described.items())
 
     def make(self) -> Callable[..., Any]:
         """The function to call with records: a new instance if the user passed a class.
@@ -166,6 +179,15 @@ class LogicalGraph:
     @property
     def sources(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
+
+    @property
+    def windows(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is Kind.WINDOW)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether the records of any source have event times."""
+        return any(node.source is not None and node.source.event_time is not None for node in self.sources)
 
     @property
     def sinks(self) -> tuple[Node, ...]:
@@ -230,6 +252,7 @@ class LogicalGraph:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = node.kept.layout
+            described |= {"window": node.window.describe()} if node.window is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -258,6 +281,8 @@ class LogicalGraph:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:
             line += f"  after {node.pause_ms} ms"
+        if node.window is not None:
+            line += f"  {node.window}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"

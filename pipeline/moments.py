@@ -1,10 +1,16 @@
-"""Moments in text: "2026-11-01T00:00:00Z"."""
+"""Moments: as text, "2026-11-01T00:00:00Z", and as ms since 1970."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from exactlyonce.pipeline.errors import ConfigError
+
+LATEST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999: a later time is one of microseconds or nanoseconds."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MS = timedelta(milliseconds=1)
 
 
 def moment_of(text: str) -> datetime | None:
@@ -20,3 +26,35 @@ def moment_of(text: str) -> datetime | None:
     if moment.tzinfo is None:
         raise ConfigError(f"{text!r} has no time zone: append Z for UTC, or an offset as +01:00.")
     return moment
+
+
+class NoTime(ValueError):
+    """A record has no usable time."""
+
+
+def ms_of(time: Any) -> int:
+    """The ms since 1970 that *time* stands for. Raises `NoTime`.
+
+    >>> ms_of(datetime(1969, 12, 31, 23, 59, 59, 999_500, tzinfo=timezone.utc))
+    -1
+    """
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise NoTime(f"time= gave {time!r}, which has no time zone: give tzinfo, as timezone.utc")
+        return (time - _EPOCH) // _MS
+    if isinstance(time, bool) or not isinstance(time, int):
+        raise NoTime(f"time= gave {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime")
+    if time < 0:
+        raise NoTime(f"time= gave {time}, and ms since 1970 are not negative: earlier times are given as datetime")
+    if time > LATEST_MS:
+        raise NoTime(f"time= gave {time}, as ms after the year 9999: are they microseconds or nanoseconds?")
+    return time
+
+
+def shown_time(ms: int) -> str:
+    """A time for people.
+
+    >>> shown_time(1_700_000_000_123)
+    '2023-11-14T22:13:20.123Z'
+    """
+    return (_EPOCH + ms * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")

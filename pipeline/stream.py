@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
+from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
@@ -20,7 +21,8 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
-from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.versions import VersionedState, parameter_type
+from exactlyonce.pipeline.windows import Session, Window, Windowed, kept_state
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -29,6 +31,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 K = TypeVar("K")
+V = TypeVar("V")
 Migrations = Mapping[int, Callable[[Any], Any]]
 
 
@@ -276,7 +279,7 @@ class Stream(_Stream[T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("stateful_map", "stateful_flat_map", "reduce"):
+            if name in ("stateful_map", "stateful_flat_map", "reduce", "window"):
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -436,6 +439,11 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         kept = VersionedState(hints.without_none(type_))
         return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
 
+    def window(self, window: Window) -> WindowedStream[K, T]:
+        """The records of each key in windows of event time: ``Tumbling("10s")``, ``Hopping("1m", every="10s")`` or
+        ``Session("30m")``. The source needs ``time=``."""
+        return WindowedStream(self._builder, self._origin, window)
+
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
         outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None,
@@ -456,6 +464,89 @@ class KeyedStream(_Stream[T], Generic[K, T]):
                 where = location(caller())
                 raise GraphError(f"{where}: {name} is not for keyed streams: put it before .key_by(...)")
             raise AttributeError(f"a KeyedStream has no {name!r}")
+
+
+class WindowedStream(_Stream[T], Generic[K, T]):
+    """A keyed stream in windows. An operator on it gives one result for each window of a key, once the watermark has
+    passed its end: no record of it can come any more, but late ones."""
+
+    def __init__(self, builder: Builder, origin: Input, window: Window) -> None:
+        super().__init__(builder, origin)
+        self._window = window
+
+    @overload
+    def aggregate(
+        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ...
+    ) -> Stream[Windowed[K, V]]: ...
+    @overload
+    def aggregate(
+        self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...
+    ) -> Stream[Windowed[K, Any]]: ...
+    def aggregate(self, id: str, aggregate: Any, *, late: Output[T] | None = None) -> Stream[Any]:
+        """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
+
+        Several at once have names: ``{"orders": Count(), "spent": Sum("amount")}``; the value of a result then is a
+        record with these fields. *late* gets the records that no window takes any more, for `side` of the stream;
+        without it they are left out and counted.
+        """
+
+        def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
+            if isinstance(aggregate, Aggregate):
+                return aggregate.accumulator(record, names)
+            if not isinstance(aggregate, Mapping) or not aggregate:
+                raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
+            for name, part in aggregate.items():
+                if not isinstance(part, Aggregate) or not name.isidentifier():
+                    raise Misuse(
+                        f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
+                    )
+            return several(id, {name: part.accumulator(record, names) for name, part in aggregate.items()})
+
+        return Stream(self._builder, self._builder.window(id, self._origin, self._window, accumulate, late))
+
+    def fold(
+        self,
+        id: str,
+        new: Callable[[], S],
+        add: Callable[[S, T], S],
+        merge: Callable[[S, S], S] | None = None,
+        *,
+        state: TypeForm[S] | None = None,
+        late: Output[T] | None = None,
+        state_version: int = 1,
+        migrations: Migrations | None = None,
+    ) -> Stream[Windowed[K, S]]:
+        """An accumulator of your own: ``new()`` makes it, ``add(accumulator, record)`` returns it with a record more.
+
+        ``merge(one, other)`` returns that of two parts of a window; hopping windows and sessions need it. Parts come in
+        any order: `merge` must be associative and commutative, and agree with `add`, or results depend on the run.
+        *state* is the type of the accumulator where no annotation tells it; *state_version* and *migrations* are those
+        of `stateful_map`, *late* is that of `aggregate`.
+        """
+
+        def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
+            return folded(new, add, merge, state, names)
+
+        migrations = migrations or {}
+        if isinstance(self._window, Session):
+            migrations = {version: _of_sessions(migrate) for version, migrate in migrations.items()}
+        kept = VersionedState(state, state_version, migrations)
+        for problem in kept.problems:
+            self._builder.problem(problem)
+        origin = self._builder.window(
+            id, self._origin, self._window, accumulate, late, state_version=kept.version, migrations=kept.migrations
+        )
+        return Stream(self._builder, origin)
+
+
+def _of_sessions(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """*migrate*, of an accumulator, for what is kept of a session."""
+
+    def migrated(kept: Any) -> Any:
+        return (*kept[:2], migrate(kept[2]))
+
+    migrated.__annotations__ = {"kept": kept_state(Session("1s"), parameter_type(migrate))}
+    return migrated
 
 
 def _given(output: Any, declared: Any) -> Any:

@@ -13,6 +13,7 @@ from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.windows import Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
 _WANTED = {
@@ -67,6 +68,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
+    if node.kind is Kind.WINDOW:
+        yield from _window(graph, node)
     if node.stateful:
         yield from _state(node)
 
@@ -88,7 +91,7 @@ def _source_place(graph: LogicalGraph, node: Node, source: Source[Any]) -> Itera
     if not source.place or first is node:
         return
     if source.topic:
-        yield f"{first.id!r} already reads topic {source.topic!r}: use that stream a second time"
+        yield f"{first.id!r} already reads topic {source.place!r}: use that stream a second time"
     else:
         yield (
             f"{first.id!r} already reads {source.place!r}, and a record is named by that in checkpoints and by --skip: "
@@ -112,19 +115,46 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
 
 def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
     """The mistakes in the *topic* of dead letters: these would be read as input, or as outputs."""
-    if any(node.source is not None and node.source.topic == topic for node in graph.sources):
+    if any(node.source is not None and node.source.place == topic for node in graph.sources):
         yield f"topic {topic!r} gets dead letters, which the pipeline reads: write them to another"
     for node in graph.sinks:
         if node.sink is not None and node.sink.topic == topic and node.inputs[0].output != DEAD_LETTERS:
             yield f"topic {topic!r} has the outputs of sink {node.id!r}: write dead letters to another"
 
 
+def _window(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    above = graph.above(node.id)
+    if node.window is not None:
+        yield from node.window.problems
+    timeless = [source.id for source in graph.sources if source.id in above and source.source is not None
+                and source.source.event_time is None]  # fmt: skip
+    if timeless:
+        yield (
+            f"windows are of event time, and the records of {', '.join(map(repr, timeless))} have none: give the "
+            f"source time=, as KafkaSource(..., time=lambda record: record.at)"
+        )
+    if above & {loop.id for loop in graph.loops}:
+        yield (
+            "windows cannot take records that come round a loop: how long such a record is on its way depends on the "
+            "run, and so would the results. Put the window before the loop, or write the records to a topic and read it"
+        )
+    if node.accumulator is not None and node.accumulator.merge is None and not isinstance(node.window, Tumbling):
+        yield (
+            f"{type(node.window).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
+            f"two accumulators, as fold(id, new, add, merge)"
+        )
+
+
 def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
-        if node.kind is not Kind.REDUCE:  # its state has the type of its input, which key_by needs
+        if node.kind not in (Kind.REDUCE, Kind.WINDOW):  # the one has the type of its input, the other a mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"
+
+
+def _reads_no_topic(node: Node) -> bool:
+    return node.source is not None and node.source.topic is None
 
 
 def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -137,6 +167,8 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
     above = graph.above(node.id)
     if node.partitioned and above & {edge.stateful for edge in graph.shuffles}:
         yield "partitioned=True is about the source's topic, but the records were shuffled since: leave it out"
+    elif node.partitioned and (others := sorted(id for id in above if _reads_no_topic(graph.node(id)))):
+        yield f"partitioned=True is about the partitions of a topic, and source {others[0]!r} reads none: leave it out"
     elif node.partitioned and above & {loop.id for loop in graph.loops}:
         yield "partitioned=True is about the source's topic, but records also come from a loop: leave it out"
 

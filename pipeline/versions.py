@@ -67,7 +67,7 @@ class VersionedState:
 
     def steps(self, written: int) -> list[MigrationStep]:
         return [
-            MigrationStep(version, _taken(self.migrations[version]), self.migrations[version])
+            MigrationStep(version, parameter_type(self.migrations[version]), self.migrations[version])
             for version in range(written, self.version)
             if version in self.migrations
         ]
@@ -93,7 +93,7 @@ class VersionedState:
         return problems
 
 
-def _taken(migration: Callable[[Any], Any]) -> Any:
+def parameter_type(migration: Callable[[Any], Any]) -> Any:
     """The annotated parameter type of *migration*; without one it gets msgpack's plain values, such as dicts."""
     read = functions.read(migration, ("state",), {})
     taken = read.parameters[0] if read.parameters else UNKNOWN

@@ -51,7 +51,7 @@ class TableSnapshot(Protocol):
         """
 
 
-class Table(Protocol, Generic[S]):
+class KeyedState(Protocol):
     """The states of one operator for the keys of some key groups; keys are canonical bytes (`pipeline.keys`).
 
     A record of another key group is a defect, and refused. A batch goes through in one call, in order.
@@ -59,20 +59,6 @@ class Table(Protocol, Generic[S]):
 
     @property
     def operator(self) -> str: ...
-
-    def apply(
-        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
-    ) -> list[O]:
-        """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
-
-        Raises `ApplyFailed` if *fn* raises. An output that is the state itself keeps its value.
-        """
-
-    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
-        """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
-
-        Raises `ApplyFailed` if *fn* raises. *fn* may change its accumulator in place.
-        """
 
     @property
     def full(self) -> str:
@@ -88,6 +74,24 @@ class Table(Protocol, Generic[S]):
         grow. A snapshot that is never sealed was aborted; a sealed one holds all changes since its base.
         """
 
+
+class Table(KeyedState, Protocol, Generic[S]):
+    """States by key."""
+
+    def apply(
+        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
+    ) -> list[O]:
+        """The outputs of ``fn(state or None, record) -> (state, output)``; the state None deletes the key.
+
+        Raises `ApplyFailed` if *fn* raises. An output that is the state itself keeps its value.
+        """
+
+    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
+        """The accumulators after each record: the first record of a key, then ``fn(accumulator, record)``.
+
+        Raises `ApplyFailed` if *fn* raises. *fn* may change its accumulator in place.
+        """
+
     def get(self, key: bytes) -> S | None:
         """The newest state of *key*."""
 
@@ -95,11 +99,61 @@ class Table(Protocol, Generic[S]):
         """The newest state of every key, while no record is applied."""
 
 
+class TimedTable(KeyedState, Protocol, Generic[S]):
+    """States by slot and key; a slot is an int64 in ms, most often the last ms of a window.
+
+    Slots end: `drop` forgets all of a key group up to one, without a word about each key in a checkpoint. The index has
+    the last slot that was dropped, so that no older block brings a state back. A state in such a slot is a defect.
+    Slots fire in the order (slot, key group, key), whatever the parallelism.
+    """
+
+    def update(
+        self, fn: Callable[[S | None, R], S], slots: Sequence[int], keys: Sequence[bytes], records: Sequence[R]
+    ) -> None:
+        """Replace the state of each record's slot and key by ``fn(state or None, record)``, in order.
+
+        Raises `ApplyFailed` if *fn* raises. *fn* may change the state in place, and may return the record.
+        """
+
+    def get(self, slot: int, key: bytes) -> S | None:
+        """The newest state; not to be changed in place."""
+
+    def put(self, slot: int, key: bytes, state: S | None) -> None:
+        """Replace a state; None removes it. Nothing else may change *state* from now on."""
+
+    def slots_of(self, key: bytes) -> list[int]:
+        """The slots with a state of *key*, ascending; only in a table made with ``by_key=True``."""
+
+    def slots(self, limit: int) -> list[int]:
+        """The slots up to *limit* with any state, ascending. The states of one may all have been removed."""
+
+    def groups(self, slot: int) -> list[int]:
+        """The key groups with a state in *slot*, ascending, or whose states there were all removed."""
+
+    def read(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """The keys of *slot* and *group*, sorted, with their states; these are not to be changed until dropped."""
+
+    def drop(self, slot: int, group: int) -> None:
+        """Forget all states of *group* whose slot is *slot* or earlier."""
+
+    def watermark(self, group: int) -> int:
+        """The last watermark of *group*, restored at any parallelism; at first `NO_WATERMARK`."""
+
+    def advance(self, group: int, watermark: int) -> None:
+        """Note a watermark of *group*, which never falls."""
+
+    def items(self) -> Iterator[tuple[int, bytes, S]]:
+        """The slot, the key and the newest state of every key in a slot, while no record is applied."""
+
+
 class StateBackend(Protocol):
     """Makes tables."""
 
     def table(self, stored: StoredState[S]) -> Table[S]:
         """The table of *stored*. Raises like `StoredState.read`."""
+
+    def timed_table(self, stored: StoredState[S], *, by_key: bool = False) -> TimedTable[S]:
+        """The timed table of *stored*, which has times; *by_key*: with `TimedTable.slots_of`. Raises likewise."""
 
     def close(self) -> None:
         """At a clean end: let go of the tables, and of their files."""

@@ -18,7 +18,7 @@ R = TypeVar("R")
 O = TypeVar("O")  # noqa: E741 - the output
 
 
-class BatchTable(Generic[S]):
+class StatesTable(Generic[S]):
     """The common part of tables, which differ in where states come from, and where changes go."""
 
     state_type: StateType[S]
@@ -41,6 +41,10 @@ class BatchTable(Generic[S]):
     def _touched(self, added: int) -> None:
         """After the batch, which has *added* keys at the end of `_states`."""
         raise NotImplementedError
+
+
+class BatchTable(StatesTable[S]):
+    """The loops of a `Table`."""
 
     def apply(
         self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]

@@ -23,6 +23,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.key_types import forms_of
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
 from exactlyonce.state.key_groups import mask_of
+from exactlyonce.state.slots import KeyLayout
 
 IMAGE = 0
 INCREMENT = 1
@@ -133,8 +134,9 @@ class EncodedKeys(NamedTuple):
     """`BlockHeader.key_forms` of the section."""
 
 
-def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes]) -> EncodedKeys:
-    return EncodedKeys(_encode((keys, deleted)), forms_of(keys))
+def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes], layout: KeyLayout | None = None) -> EncodedKeys:
+    """*keys* with a state, and *deleted* ones; without a *layout*, all are the user's."""
+    return EncodedKeys(_encode((keys, deleted)), forms_of(keys if layout is None else layout.own(keys)))
 
 
 class BlockDecoder:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.state.backend import Table
-from exactlyonce.state.batches import BatchTable
-from exactlyonce.state.interval import Interval, TableContents
+from exactlyonce.state.backend import Table, TimedTable
+from exactlyonce.state.batches import BatchTable, StatesTable
+from exactlyonce.state.interval import Interval, TableContents, exhaust
 from exactlyonce.state.merging import Merging
+from exactlyonce.state.slots import Slots, TableTimes, key_of, packed_slot, unpacked_slot
 from exactlyonce.state.snapshot import Snapshot, SnapshotHistory
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
+from exactlyonce.state.timed import SlotsByKey, TimedStates
 
 S = TypeVar("S")
 
@@ -30,12 +31,15 @@ class HashMapBackend:
     def table(self, stored: StoredState[S]) -> Table[S]:
         return KeyedTable(stored)
 
+    def timed_table(self, stored: StoredState[S], *, by_key: bool = False) -> TimedTable[S]:
+        return TimedKeyedTable(stored, by_key=by_key)
+
     def close(self) -> None:
         """Memory goes with the process."""
 
 
-class KeyedTable(BatchTable[S]):
-    """A `Table`; see the module."""
+class HashMapStates(StatesTable[S]):
+    """The common part of tables in memory."""
 
     def __init__(self, stored: StoredState[S]) -> None:
         self.operator = stored.operator
@@ -50,28 +54,27 @@ class KeyedTable(BatchTable[S]):
             self._keys[group].update(dict.fromkeys(read.states))
             for checkpoint, entries in read.increments:
                 merging.incremented(group, checkpoint, entries)
-        self._contents = TableContents(self._states, self._keys, stored.max_parallelism, self.state_type, merging)
+        self._contents = TableContents(self._states, self._keys, stored.layout, self.state_type, merging)
         self._interval: Interval[S] = Interval(self._contents)
         self._history: SnapshotHistory[Interval[S]] = SnapshotHistory(stored)
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> Snapshot:
-        """See `Table.freeze`."""
+        """See `KeyedState.freeze`."""
         whole = self._history.begin(checkpoint, base, whole=whole)
         self._history.intervals.append(self._interval)
         self._interval = self._interval.freeze(checkpoint, whole=whole)
-        return Snapshot(self._history, base, self.state_type, self._contents.max_parallelism, whole=whole)
-
-    def get(self, key: bytes) -> S | None:
-        return self._states.get(key)
-
-    def items(self) -> Iterator[tuple[bytes, S]]:
-        return ((key, state) for key, state in self._states.items() if state is not None)
+        return Snapshot(self._history, base, self.state_type, self._contents.layout.max_parallelism, whole=whole)
 
     def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
-        if self._history.intervals and self._history.intervals[-1].open:
+        if self._is_open:
             before = self._interval.before
             self._keep([key for key in keys if key not in before])
         return self._interval.changes()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the states at the last barrier are still being read."""
+        return bool(self._history.intervals) and self._history.intervals[-1].open
 
     def _keep(self, keys: Sequence[bytes]) -> None:
         """Keep the states that *keys* have, which are those at the last barrier."""
@@ -84,7 +87,97 @@ class KeyedTable(BatchTable[S]):
     def _touched(self, added: int) -> None:
         if added:
             keys = list(islice(reversed(self._states), added))
-            groups = key_groups(keys, self._contents.max_parallelism)
+            groups = self._contents.layout.groups(keys)
             require(self._keys.keys() >= set(groups), f"all keys are of the key groups {sorted(self._keys)}")
-            for key, group in zip(keys, groups, strict=True):
-                self._interval.added[group].append(key)
+            self._take(keys, groups)
+
+    def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
+        """Note new *keys*, which are in *groups*."""
+        added = self._interval.added
+        for key, group in zip(keys, groups, strict=True):
+            added[group].append(key)
+
+
+class KeyedTable(HashMapStates[S], BatchTable[S]):
+    """A `Table`; see the module."""
+
+    def get(self, key: bytes) -> S | None:
+        return self._states.get(key)
+
+    def items(self) -> Iterator[tuple[bytes, S]]:
+        return ((key, state) for key, state in self._states.items() if state is not None)
+
+
+class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
+    """A `TimedTable`: the states of a slot and key group are one short list of keys."""
+
+    def __init__(self, stored: StoredState[S], *, by_key: bool) -> None:
+        super().__init__(stored)
+        require(stored.times is not None, "a timed table is made of timed state")
+        self._times = stored.times or TableTimes()
+        self._by_key = SlotsByKey() if by_key else None
+        self._slots: Slots[dict[bytes, None]] = Slots()
+        """The keys with a state."""
+        for group, keys in self._keys.items():
+            self._index([*keys], [group] * len(keys))
+
+    def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
+        self._require_open(keys, groups)
+        super()._take(keys, groups)
+        self._index(keys, groups)
+
+    def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
+        for key, present in zip(keys, self._slots.of_places(keys, groups, dict), strict=True):
+            present[key] = None
+        self._times.note(keys, groups)
+        if self._by_key is not None:
+            self._by_key.add(keys)
+
+    def _remove(self, place: bytes, changes: dict[bytes, S | None]) -> None:
+        if self._states.pop(place, None) is None:
+            return
+        changes[place] = None
+        slot, (group,) = unpacked_slot(place), self._contents.layout.groups([place])
+        present = self._slots.get(slot, group)
+        assert present is not None
+        del present[place]
+        if not present:
+            self._slots.pop(slot, group)
+        if self._by_key is not None:
+            self._by_key.remove([place])
+
+    def get(self, slot: int, key: bytes) -> S | None:
+        return self._states.get(packed_slot(slot) + key)
+
+    def slots(self, limit: int) -> list[int]:
+        """See `TimedTable.slots`."""
+        return self._slots.upto(limit)
+
+    def groups(self, slot: int) -> list[int]:
+        """See `TimedTable.groups`."""
+        return self._slots.groups(slot)
+
+    def read(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """See `TimedTable.read`."""
+        keys = sorted(self._slots.get(slot, group) or ())
+        states = cast("list[S]", list(map(self._states.__getitem__, keys)))
+        return list(map(key_of, keys)), states
+
+    def drop(self, slot: int, group: int) -> None:
+        """See `TimedTable.drop`."""
+        self._times.drop(slot, group)
+        for earlier in self._slots.upto(slot):
+            if (keys := self._slots.pop(earlier, group)) is None:
+                continue
+            if self._is_open:
+                before = self._interval.before
+                before.update((key, self._states[key]) for key in keys if key not in before)
+            exhaust(map(self._states.pop, keys))
+            self._interval.forget(group, keys)
+            if self._by_key is not None:
+                self._by_key.remove(keys)
+
+    def items(self) -> Iterator[tuple[int, bytes, S]]:
+        return (
+            (unpacked_slot(place), key_of(place), state) for place, state in self._states.items() if state is not None
+        )

@@ -20,6 +20,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import UNDECODABLE, DamagedState
+from exactlyonce.state.slots import GroupTimes
 
 _MAGIC = b"EOX2"
 _PART_BLOCKS = 1000
@@ -41,6 +42,8 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     """The version of the states; in checkpoints of older releases, older blocks may have older versions."""
     keys: Any = None
     """`VersionedState.keys`, the schema of the keys."""
+    times: GroupTimes | None = None
+    """Those of the key groups of a timed table, whose keys are places (`slots`)."""
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -77,9 +80,10 @@ def index_digest(parts: Sequence[bytes]) -> bytes:
 
 
 def encode_index(chain: Chain, head: IndexHead) -> tuple[bytes, ...]:
-    """The parts of the index of *chain*; none if it is empty."""
+    """The parts of the index of *chain*; none if there is nothing to tell."""
     blocks = chain.blocks
-    starts = range(0, len(blocks), _PART_BLOCKS)
+    told = head.times is not None and bool(head.times.groups)
+    starts = range(0, max(len(blocks), told), _PART_BLOCKS)
     return tuple(part for start in starts for part in _parts(blocks[start : start + _PART_BLOCKS], head))
 
 
@@ -109,7 +113,8 @@ def _parts(blocks: Sequence[ChainBlock], head: IndexHead) -> list[bytes]:
 def _fields(blocks: Sequence[ChainBlock], head: IndexHead) -> tuple[Any, ...]:
     """The columns, as they have always been written: without trailing fields that have their defaults."""
     columns, first = msgspec.structs.astuple(_columns(blocks, head)), msgspec.structs.astuple(head)
-    left_out = 0 if head.keys is not None else 1 if head.version > 1 else 2
+    trailing = head.times is not None, head.keys is not None, head.version > 1, True
+    left_out = trailing.index(True)
     noted = columns[1:] if any(columns[-1]) else columns[1:-1]
     return (first[: len(first) - left_out], *noted)
 

@@ -14,17 +14,17 @@ those of a class that none was read back as (`SectionWriter`).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import chain, compress, islice, repeat
 from operator import not_
 from types import NoneType
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.merging import Merging
+from exactlyonce.state.slots import KeyLayout
 from exactlyonce.state.state_type import StateType
 
 S = TypeVar("S")
@@ -39,7 +39,7 @@ _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
 _append: Callable[[Any, Any], None] = list.append
-_exhaust = deque[Any](maxlen=0).extend
+exhaust = deque[Any](maxlen=0).extend
 T = TypeVar("T")
 ByGroup = defaultdict[int, list[T]]
 
@@ -50,7 +50,7 @@ class TableContents(Generic[S]):
 
     states: dict[bytes, S | None]
     keys: Mapping[int, dict[bytes, None]]
-    max_parallelism: int
+    layout: KeyLayout
     state_type: StateType[S]
     merging: Merging
 
@@ -65,6 +65,8 @@ class Interval(Generic[S]):
         self.before: dict[bytes, S | None] = {}
         self.added = ByGroup[bytes](list)
         """The keys that records have added to the table."""
+        self.forgotten = ByGroup[Collection[bytes]](list)
+        """Keys that were forgotten without a trace: no block names them as deleted."""
         self.open = True
         """Whether encoding still reads states that records may change."""
         self.encoded = False
@@ -89,6 +91,12 @@ class Interval(Generic[S]):
             self._parts.append({})
         return self._parts[-1]
 
+    def forget(self, group: int, keys: Collection[bytes]) -> None:
+        """Nothing of *keys* is to be written: the index says that they are gone."""
+        for part in self._parts:
+            exhaust(map(part.pop, keys, repeat(None)))
+        self.forgotten[group].append(keys)
+
     def _has_changed(self, key: bytes) -> bool:
         """Whether a record has changed the state of *key*; until the changes are distributed."""
         return any(key in part for part in self._parts)
@@ -96,7 +104,7 @@ class Interval(Generic[S]):
     def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
-        self._writer = SectionWriter(self._table.state_type, checkpoint)
+        self._writer = SectionWriter(self._table.state_type, checkpoint, self._table.layout)
         self._slices = self._encode()
         self._next = Interval(self._table, first=False)
         return self._next
@@ -108,13 +116,14 @@ class Interval(Generic[S]):
     def _encode(self) -> Iterator[None]:
         changed = sum(map(len, self._parts))
         table_keys, merging = self._table.keys, self._table.merging
-        merged = set(table_keys) if self._whole else merging.choose(self.checkpoint, changed, table_keys)
+        keys, states, deleted = yield from self._deal()
+        yield from self._take_in()
+        emptied = yield from self._take_out()
+        merged = set(table_keys) if self._whole else merging.choose(self.checkpoint, changed, table_keys) | emptied
         self.credit = merging.credit
         if not self._first:
             entries = changed + sum(len(table_keys[group]) for group in merged)
             self._writer.check_turns = max(1, entries // CHECKED_ENTRIES)
-        keys, states, deleted = yield from self._deal()
-        yield from self._take_in()
         for group in sorted(merged):
             yield from self._image(group)
         self._writer.flush()
@@ -130,14 +139,14 @@ class Interval(Generic[S]):
         """The changed keys and their states, and the deleted keys."""
         keys, states, deleted = ByGroup[bytes](list), ByGroup[S](list), ByGroup[bytes](list)
         for some, some_states in self._newest():
-            groups = key_groups(some, self._table.max_parallelism)
+            groups = self._table.layout.groups(some)
             if NoneType in set(map(type, some_states)):
                 present = [state is not None for state in some_states]
                 self._delete(compress(zip(some, groups, strict=True), map(not_, present)), deleted)
                 some, groups = list(compress(some, present)), list(compress(groups, present))
                 some_states = list(compress(some_states, present))
-            _exhaust(map(_append, map(keys.__getitem__, groups), some))
-            _exhaust(map(_append, map(states.__getitem__, groups), some_states))
+            exhaust(map(_append, map(keys.__getitem__, groups), some))
+            exhaust(map(_append, map(states.__getitem__, groups), some_states))
             yield
         while self._parts:
             self._parts.pop()  # not all at once: that takes time, too
@@ -174,6 +183,19 @@ class Interval(Generic[S]):
                 self._table.keys[group].update(dict.fromkeys(some))
                 yield
         self.added.clear()
+
+    def _take_out(self) -> Generator[None, None, set[int]]:
+        """Remove forgotten keys from those of the table; the key groups that have none left."""
+        emptied = set[int]()
+        for group, parts in self.forgotten.items():
+            keys, gone = self._table.keys[group], chain.from_iterable(parts)
+            while some := list(islice(gone, SLICE_ENTRIES)):
+                exhaust(map(keys.pop, some, repeat(None)))
+                yield
+            if not keys:
+                emptied.add(group)
+        self.forgotten.clear()
+        return emptied
 
     def _later(self) -> Iterator[Interval[S]]:
         """The intervals after this one, the current one included."""
@@ -237,12 +259,12 @@ class Interval(Generic[S]):
 class SectionWriter(Generic[S]):
     """Cuts the states of key groups into sections, and packs these into blocks."""
 
-    def __init__(self, state_type: StateType[S], checkpoint: int) -> None:
+    def __init__(self, state_type: StateType[S], checkpoint: int, layout: KeyLayout) -> None:
         self.blocks: list[EncodedBlock] = []
         self.check_turns = 1
         """The states of a key group are decoded again in one of so many checkpoints."""
         self._state_type = state_type
-        self._checkpoint = checkpoint
+        self._checkpoint, self._layout = checkpoint, layout
         self._encoder = BlockEncoder(state_type.operator, checkpoint, state_type.version)
         self._bytes_per_entry = 0.0
 
@@ -257,7 +279,7 @@ class SectionWriter(Generic[S]):
 
     def add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
         """Add a section, or several where it is too large for one."""
-        encoded_keys = encode_keys(keys, deleted)
+        encoded_keys = encode_keys(keys, deleted, self._layout)
         encoded_states = self._state_type.encode(states, checked=(group + self._checkpoint) % self.check_turns == 0)
         size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
         self._bytes_per_entry = size / max(1, entries)

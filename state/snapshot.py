@@ -49,6 +49,8 @@ class SnapshotHistory(Generic[E]):
         self.intervals: list[E] = []
         """Oldest first."""
         self.chains = {stored.checkpoint: stored.chain}
+        self.times = stored.times
+        """The newest ones of a timed table."""
         self._operator = stored.operator
         self._latest = stored.checkpoint
         self._anew = stored.anew
@@ -88,6 +90,7 @@ class Snapshot:
         self._chains = history.chains
         self._schema, self._version, self._keys = state_type.schema, state_type.version, state_type.keys
         self._max_parallelism = max_parallelism
+        self._times = None if history.times is None else history.times.written()
         self._headers: list[BlockHeader] = []
         self._encoded = False
         self.chain = self._chains[base]
@@ -116,7 +119,7 @@ class Snapshot:
         self.chain = self.chain.extended(zip(refs, self._headers, strict=True))
         self._chains[self.checkpoint] = self.chain
         credit = self._intervals[-1].credit
-        written = self._schema, credit, self._version, self._keys
+        written = self._schema, credit, self._version, self._keys, self._times
         head = IndexHead(self.operator, self.checkpoint, self._max_parallelism, *written)
         parts = encode_index(self.chain, head)
         self._sealed(self.checkpoint, parts)

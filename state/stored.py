@@ -17,6 +17,7 @@ from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import mask_of
+from exactlyonce.state.slots import KeyLayout, TableTimes
 from exactlyonce.state.state_type import RawState, StateType, damaged_block, raw_states
 
 S = TypeVar("S")
@@ -63,7 +64,13 @@ class StoredState(Generic[S]):
     """Whether the table's first snapshot must write all state: its blocks cannot be in a chain with these."""
     digest: bytes = b""
     """The digest of the indexes, which identifies the state. Empty without state."""
+    times: TableTimes | None = None
+    """Those of a timed table, which keeps them up to date: nothing is read that they have forgotten."""
     fetch: Fetch = lambda refs: ()
+
+    @property
+    def layout(self) -> KeyLayout:
+        return KeyLayout(self.max_parallelism, self.times is not None)
 
     @property
     def present(self) -> set[int]:
@@ -119,7 +126,10 @@ class StoredState(Generic[S]):
             readers[ref] = BlockDecoder(body)
             yield None
         parts = _parts(_required(self.operator, wanted, readers))
-        yield from _decode(self.operator, parts, lambda encoded, version: decode(encoded, self.schema, version))
+        for read in _decode(self.operator, parts, lambda encoded, version: decode(encoded, self.schema, version)):
+            if read is not None and self.times is not None and (first := self.times.first_place(read[0])):
+                read[1].states = {place: state for place, state in read[1].states.items() if place >= first}
+            yield read
 
 
 class _Part(NamedTuple):

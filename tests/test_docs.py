@@ -26,7 +26,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "docs/design", "docs/sinks", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
-PIPELINES = Path("docs/pipelines.md")
+PIPELINES, EVENT_TIME = Path("docs/pipelines.md"), Path("docs/event-time.md")
 
 
 class Fence(NamedTuple):
@@ -143,31 +143,30 @@ def test_targets_of_make_exist(page: Path) -> None:
 # --- what pipelines write ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def documented_input() -> list[str]:
-    return next(fence.text for fence in fences(PIPELINES) if fence.kind == "json").splitlines()
-
-
 @pytest.mark.exhaustive
-@pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "topic", "key", "least"), [(PIPELINES, "orders", "customer", 10), (EVENT_TIME, "visits", "page", 3)]
+)
 def test_pipelines_write_what_the_page_says(
-    own_broker: Callable[..., KafkaCluster], documented_input: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+    own_broker: Callable[..., KafkaCluster], page: Path, topic: str, key: str, least: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    documented_input = next(fence.text for fence in fences(page) if fence.kind == "json").splitlines()
     kafka = own_broker()
-    kafka.create_topic("orders")
-    kafka.produce("orders", [(json.loads(order)["customer"], order) for order in documented_input])
+    kafka.create_topic(topic)
+    kafka.produce(topic, [(json.loads(record)[key], record) for record in documented_input])
     kafka.create_topic("refunds")
     kafka.produce("refunds", ['{"order": 4}'])
     compared = 0
-    for fence in fences(PIPELINES):
+    for fence in fences(page):
         if fence.kind != "python" or "Pipeline(" not in fence.text or "GraphError" in fence.text:
             continue
-        expected, names = result_of(PIPELINES, fence), executed(PIPELINES, fence)[0]
+        expected, names = result_of(page, fence), executed(page, fence)[0]
         if expected is not None:
-            assert written(kafka, names["pipeline"], capfd) == expected, f"{PIPELINES}:{fence.first}"
+            assert written(kafka, names["pipeline"], capfd) == expected, f"{page}:{fence.first}"
             compared += 1
-    assert compared > 10
+    assert compared > least
 
 
 def written(kafka: KafkaCluster, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]) -> str:
@@ -180,7 +179,9 @@ def written(kafka: KafkaCluster, pipeline: Pipeline, capfd: pytest.CaptureFixtur
     for topic in sinks:
         kafka.create_topic(topic)
     capfd.readouterr()
-    pipeline.run(inline=True, until="latest", bootstrap_servers=kafka.bootstrap_servers, checkpoint_interval="100ms")
+    pipeline.run(
+        inline=True, until="latest", drain=True, bootstrap_servers=kafka.bootstrap_servers, checkpoint_interval="100ms"
+    )
     printed = capfd.readouterr().out
     for topic, sink in sinks.items():
         lines = [f"{topic}  {shown(each.value)}\n" for each in kafka.read_committed(topic)]

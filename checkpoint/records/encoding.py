@@ -273,8 +273,10 @@ _SOURCE_OFFSET_4 = record_of(
 _MANIFEST_LISTS_2 = layout_of(**{**_MANIFEST_LISTS_1.fields, "offsets": ListOf(_SOURCE_OFFSET_4)})
 _SOURCE_OFFSET_5 = record_of(SourceOffset, **_SOURCE_OFFSET_4.fields, cursor="string")
 _MANIFEST_LISTS_3 = layout_of(**{**_MANIFEST_LISTS_1.fields, "offsets": ListOf(_SOURCE_OFFSET_5)})
+_SOURCE_OFFSET_6 = record_of(SourceOffset, **_SOURCE_OFFSET_5.fields, floor="long")
+_MANIFEST_LISTS_4 = layout_of(**{**_MANIFEST_LISTS_1.fields, "offsets": ListOf(_SOURCE_OFFSET_6)})
 LAYOUTS: dict[type, tuple[Layout, ...]] = {
-    Manifest: (_MANIFEST_LISTS_1, _MANIFEST_LISTS_2, _MANIFEST_LISTS_3),
+    Manifest: (_MANIFEST_LISTS_1, _MANIFEST_LISTS_2, _MANIFEST_LISTS_3, _MANIFEST_LISTS_4),
     Finalized: (layout_of(fates=ListOf(tuple_of(transactional_id="string", fate="string"))),),
 }
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""

@@ -15,6 +15,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.pipeline.event_time import NO_FLOOR
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
@@ -110,6 +111,8 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """Whether it was read to its end; never of a topic."""
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
+    floor: int = NO_FLOOR
+    """The event time in ms up to which its later records are late; see `engines.runtime.source_times`."""
 
     @property
     def in_topic(self) -> bool:

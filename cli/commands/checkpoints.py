@@ -12,10 +12,12 @@ from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.records.manifest import Manifest
+    from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
     from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
 
 _EXAMPLES = """\
@@ -88,7 +90,8 @@ def checkpoint_as_json(checkpoint: CheckpointView) -> dict[str, Any]:
         "state": checkpoint.state, "storage": described(manifest.storage), "damage": checkpoint.damage or None,
         "finalized_at_ms": finalized.at_ms if finalized else None, "duration_ms": checkpoint.duration_ms,
         "state_bytes": manifest.state_bytes, "records_in_flight": manifest.records_in_flight,
-        "offsets": manifest.offsets, "skips": manifest.skips, "committables": committables, "staged": staged,
+        "offsets": [_position(offset) for offset in manifest.offsets], "skips": manifest.skips,
+        "committables": committables, "staged": staged,
     }  # fmt: skip
 
 
@@ -137,11 +140,32 @@ def _details(checkpoint: CheckpointView, indent: str, width: int) -> Iterator[st
     if manifest.skips:
         labels["skips"] = ", ".join(map(str, manifest.skips))
     labels |= _query_place(manifest) if manifest.is_spark_sink else text.sn_by_source(manifest)
+    if watermarks := list(_watermarks(manifest)):
+        labels["watermark"] = "; ".join(watermarks)
     if skipped := list(_skipped(manifest)):
         labels["skipped"] = "; ".join(skipped)
     label_width = max(map(len, labels)) + 2
     for label, content in labels.items():
         yield from text.labelled(label, content.strip(), label_width, width, indent)
+
+
+def _position(offset: SourceOffset) -> dict[str, Any]:
+    floor = None if offset.floor == NO_FLOOR else offset.floor
+    return msgspec.structs.asdict(offset) | {"floor": floor}
+
+
+def _watermarks(manifest: Manifest) -> Iterator[str]:
+    """The watermark of each source with event time, and the split that holds it back."""
+    timed = {offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}
+    for source in sorted(timed):
+        splits = [offset for offset in manifest.offsets if offset.source == source and not offset.ended]
+        if splits:
+            last = min(splits, key=lambda offset: offset.floor)
+            place = f"{last.topic}[{last.partition}]"
+            if last.floor == NO_FLOOR:
+                yield f"{source} none yet: {place} has had no record"
+            else:
+                yield f"{source} {shown_time(last.floor)}" + (f", held back by {place}" if len(splits) > 1 else "")
 
 
 def _skipped(manifest: Manifest) -> Iterator[str]:

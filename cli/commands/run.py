@@ -75,7 +75,7 @@ def add(commands: Commands) -> None:
 
 def _add_running(parser: Parser) -> None:
     settings = declared(RunOptions)
-    add_settings(parser, *(settings[name] for name in ("until", "standby", "parallelism", "inline")))
+    add_settings(parser, *(settings[name] for name in ("until", "drain", "standby", "parallelism", "inline")))
     parser.add_argument(
         "--restart",
         metavar="STRATEGY",

@@ -29,6 +29,11 @@ class FileSplit(NamedTuple):
     end: int
     name: str
 
+    @property
+    def file_size(self) -> int:
+        """The bytes of the whole file."""
+        return int(self.version.partition("-")[0])
+
     def __str__(self) -> str:
         return f"{self.version} {self.begin}-{self.end} {self.name}"
 

@@ -20,7 +20,7 @@ class FoundFile(NamedTuple):
     """Its path below the folder, with slashes."""
     size: int
     version: str
-    """Changes with its bytes; without spaces."""
+    """Changes with its bytes; without spaces. It begins with the size and a "-"."""
     time_ms: int
     """When it was written."""
 

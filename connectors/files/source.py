@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
-from exactlyonce.connectors.files.formats import Avro, Csv, FileFormat, JsonLines, Parquet
+from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
 from exactlyonce.connectors.files.remote import RemotePlace, is_remote
-from exactlyonce.connectors.source import OnError
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.pipeline.source import DISORDER, IDLE, TimeOf
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -32,6 +33,8 @@ V = TypeVar("V")
 FORMATS = ("jsonl", "csv", "parquet", "avro")
 SPLIT_BYTES = 64 << 20
 SPLIT_BYTES_MIN = 1 << 10
+FILE_RECORDS, RECORD_BYTES = 1_000, 64
+"""The records of a file, as bounded work guesses them: so many, and one for so many bytes."""
 NAME = re.compile(r"[A-Za-z0-9._-]*")
 
 
@@ -55,7 +58,7 @@ class FileSource(SplitSource[T]):
       must have seen that the file was gone, see `watch`.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one folder.
     - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
-    - *on_error*: as that of `KafkaSource`.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`, of each part of a file.
 
     A file must be whole when it appears, as after a rename, and must not change. Once it is read, it may be removed.
     """
@@ -67,7 +70,6 @@ class FileSource(SplitSource[T]):
     forget_removed: bool
     split_bytes: int
     name: str
-    on_error: OnError
     value_type: Any
 
     @overload
@@ -85,6 +87,10 @@ class FileSource(SplitSource[T]):
         split_bytes: int = ...,
         name: str = ...,
         on_error: OnError = ...,
+        time: str | Callable[[V], Any] | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -103,6 +109,10 @@ class FileSource(SplitSource[T]):
         split_bytes: int = ...,
         name: str = ...,
         on_error: OnError = ...,
+        time: TimeOf | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     def __init__(
@@ -119,6 +129,10 @@ class FileSource(SplitSource[T]):
         split_bytes: int = SPLIT_BYTES,
         name: str = "",
         on_error: OnError = "fail",
+        time: TimeOf | None = None,
+        disorder: str = DISORDER,
+        idle: str | None = IDLE,
+        on_time_error: OnError = "fail",
     ) -> None:
         where = f"{location(caller())}: FileSource"  # a path may hold a password
         if format not in FORMATS:
@@ -139,6 +153,10 @@ class FileSource(SplitSource[T]):
             "split_bytes": split_bytes,
             "name": name,
             "on_error": on_error,
+            "time": time,
+            "disorder": disorder,
+            "idle": idle,
+            "on_time_error": on_time_error,
             "value_type": value.type if isinstance(value, Codec) else value,
             "_reading": reading,
         }
@@ -183,6 +201,15 @@ class FileSource(SplitSource[T]):
         with closing(self._folder().open(file)) as stream:
             return self._reading.parts(file, stream, self.split_bytes)
 
+    def left(self, position: SourceOffset) -> int:
+        """A guess by the size of the file."""
+        if position.ended or position.topic_id == NO_FILE:
+            return 0
+        split = FileSplit.parse(position.topic_id)
+        whole = (split.begin, split.end) == (0, WHOLE)
+        size = split.file_size if whole else min(split.file_size, self.split_bytes)
+        return max(1, FILE_RECORDS + size // RECORD_BYTES - position.offset)
+
     def open_split(self, position: SourceOffset) -> OpenSplit:
         if position.topic_id == NO_FILE:
             return NoFile(position.topic)
@@ -210,7 +237,13 @@ class FileSource(SplitSource[T]):
 
     def describe(self) -> dict[str, Any]:
         """The folder and the format; how large the parts are is noted with each of them."""
-        return {"source": "files", "path": self._folder().url, "files": self.files, **self._reading.describe()}
+        return {
+            "source": "files",
+            "path": self._folder().url,
+            "files": self.files,
+            **self._reading.describe(),
+            **self.describe_time(),
+        }
 
 
 def _format(name: str, value: Any, delimiter: str, header: bool) -> FileFormat:

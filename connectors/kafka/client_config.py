@@ -2,7 +2,8 @@
 
 Invariants: a setting of librdkafka has the same meaning for confluent-kafka and kafka-python, or is refused by name: no
 security setting is silently dropped. No secret is part of a repr, a warning or an error. A secret given by reference
-(`env:NAME`, `file:/path`) is looked up for each new client, and sent to other processes as the reference.
+(`env:NAME`, `file:/path`) is looked up for each new client, and sent to other processes as the reference; so are
+addresses.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ class ClientConfig:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` of one or more brokers, separated by commas."""
-        return str(self.settings["bootstrap.servers"])
+        """`host:port` of one or more brokers, separated by commas. Raises `ConfigError` for a reference to none."""
+        servers = look_up("bootstrap.servers", self.settings["bootstrap.servers"])
+        _require_addresses(servers)
+        return servers
 
     @property
     def as_text(self) -> dict[str, str]:
@@ -174,6 +177,7 @@ class ClientConfig:
                 self._seen.add(value)
                 value = Secret(value)
             resolved[name] = value
+        resolved["bootstrap.servers"] = self.bootstrap_servers
         return resolved
 
     def _sasl(self, settings: Mapping[str, str]) -> dict[str, Any]:
@@ -241,11 +245,8 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
     """Raise `ConfigError` for settings that no client takes, or that are weaker than they look."""
     if not settings.get("bootstrap.servers"):
         raise ConfigError("bootstrap.servers is not set. Name at least one broker, as host:port.")
-    for server in settings["bootstrap.servers"].split(","):
-        if not _is_address(server.strip()):
-            raise ConfigError(
-                f"bootstrap.servers has {_unsigned(server.strip())!r}. Write host:port, several separated by commas."
-            )
+    if not is_reference(settings["bootstrap.servers"]):
+        _require_addresses(settings["bootstrap.servers"])
     owned = sorted(OWNED.intersection(settings))
     if owned:
         raise ConfigError(f"{', '.join(owned)}: exactlyonce sets this itself, for its guarantee. Remove the setting.")
@@ -268,6 +269,14 @@ def _refuse_contradictions(settings: Mapping[str, str]) -> None:
     missing = [name for name in needed if name not in settings]
     if missing:
         raise ConfigError(f"sasl.mechanism {mechanism} needs {' and '.join(missing)}. Set it.")
+
+
+def _require_addresses(servers: str) -> None:
+    for server in map(str.strip, servers.split(",")):
+        if not _is_address(server):
+            raise ConfigError(
+                f"bootstrap.servers has {_unsigned(server)!r}. Write host:port, several separated by commas."
+            )
 
 
 def _unsigned(server: str) -> str:

@@ -27,17 +27,18 @@ TIMEOUT_MS = 10_000
 
 
 class GroupOffsets:
-    """The offsets of group *group*, which has no members."""
+    """The offsets of group *group*, which has no members, in *topics* of one cluster: their names by place."""
 
-    def __init__(self, config: ClientConfig, group: str) -> None:
+    def __init__(self, config: ClientConfig, group: str, topics: Mapping[str, str]) -> None:
+        self._topics = topics
         overrides = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False}
         self._consumer = make_consumer(config.confluent(overrides))
 
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
         """Set them, without waiting. Through the consumer: librdkafka's admin call for it aborts the process when an
         answer comes after its timeout, as after a minute without a broker."""
-        in_topics = (position for position in offsets if position.in_topic)
-        places = [TopicPartition(position.topic, position.partition, position.offset) for position in in_topics]
+        here = ((self._topics[read.topic], read) for read in offsets if read.topic in self._topics)
+        places = [TopicPartition(topic, read.partition, read.offset) for topic, read in here]
         if places:
             self._consumer.commit(offsets=places, asynchronous=True)
         self._consumer.poll(0)

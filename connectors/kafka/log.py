@@ -270,6 +270,8 @@ def _fetch(leader: PartitionLeader, written: Written, offset: int, isolation: in
 
 def _only_partition(answer: Any) -> Any:
     refuse(answer.error_code, "Reading the log")
+    if not answer.responses:
+        raise Again("the broker throttles us, and answered without a partition")
     return answer.responses[0].partitions[0]
 
 

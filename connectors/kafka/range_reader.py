@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Meaning, RangeGone, meaning_of, raise_unless_passing
-from exactlyonce.connectors.kafka.reader import epoch_of, exact_consumer, offset_of
+from exactlyonce.connectors.kafka.reader import at_place, epoch_of, exact_consumer, offset_of
 from exactlyonce.connectors.source import RangeContext
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
@@ -45,11 +45,14 @@ class RangeReader:
         *,
         leader_epoch: int = -1,
         isolation: str = "read_committed",
+        place: str = "",
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*leader_epoch* of the record before *start*, if known, detects a truncated log."""
+        """*leader_epoch* of the record before *start*, if known, detects a truncated log. *place* names the topic in
+        errors, and in messages."""
         self.topic, self.partition, self.end = topic, partition, end
+        self._place = place or topic
         self.position = start
         """All visible records before this offset have been returned."""
         self.leader_epoch = leader_epoch
@@ -67,7 +70,7 @@ class RangeReader:
         while self.position < self.end:
             messages = self._consume(min(records_max, self.end - self.position))
             if messages:
-                return messages
+                return at_place(messages, self.topic, self._place)
         return []
 
     def close(self) -> None:
@@ -150,7 +153,7 @@ class RangeReader:
 
     def _raise(self, error: KafkaError, offset: int) -> None:
         """Raise an error, met before *offset*, that needs a person; librdkafka retries the others."""
-        place = f"{self.topic}[{self.partition}]"
+        place = f"{self._place}[{self.partition}]"
         reason = self._config.redact(error.str())
         if meaning_of(error) is Meaning.REMOVED:
             raise self._gone(place)
@@ -162,7 +165,7 @@ class RangeReader:
 
     def _no_topic(self) -> TopicError:
         return TopicError(
-            f"{self.topic}[{self.partition}], of which offsets {self.position} to {self.end - 1} are to be read, does "
+            f"{self._place}[{self.partition}], of which offsets {self.position} to {self.end - 1} are to be read, does "
             f"not exist (any more). Create it, or read other partitions."
         )
 
@@ -183,7 +186,7 @@ class RangeReader:
 
     def _stuck(self) -> BrokerUnavailable:
         return BrokerUnavailable(
-            f"{self.topic}[{self.partition}] is to be read up to offset {self.end - 1}, but at offset {self.position} "
+            f"{self._place}[{self.partition}] is to be read up to offset {self.end - 1}, but at offset {self.position} "
             f"nothing has come for {self._timeout_s:g} s: {self._last_seen or 'no broker answers'}. Check that "
             f"{self._config.bootstrap_servers} runs, and that no transaction is left open on the topic; then try again."
         )
@@ -192,12 +195,15 @@ class RangeReader:
 class SourceRange:
     """The `SplitReader` of a Kafka source."""
 
-    def __init__(self, context: RangeContext) -> None:
+    def __init__(self, context: RangeContext, topic: str, client: ClientConfig | None) -> None:
+        """*client*: see `ReadsTopic`."""
         self._context, start = context, context.start
-        config = ClientConfig({"queued.max.messages.kbytes": context.kilobytes, **context.client})
+        own = {} if client is None else {"group.id": context.client["group.id"], **client.settings}
+        config = ClientConfig({"queued.max.messages.kbytes": context.kilobytes, **(own or context.client)})
         self._reader = RangeReader(
-            start.topic, start.partition, start.offset, context.end, config, leader_epoch=start.leader_epoch
-        )
+            topic, start.partition, start.offset, context.end, config, leader_epoch=start.leader_epoch,
+            place=start.topic,
+        )  # fmt: skip
         self.read, self.close = self._reader.read, self._reader.close
 
     def position(self) -> SourceOffset:

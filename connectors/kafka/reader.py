@@ -55,10 +55,12 @@ def exact_consumer(config: Mapping[str, Any]) -> Consumer:
 
 @dataclass
 class KafkaReader:
-    """Reads *topic*; `poll` hands out messages in order within each partition."""
+    """Reads *topic*; `poll` hands out messages in order within each partition, whose topic is *place*."""
 
     source: str
     topic: str
+    place: str = field(kw_only=True, default="")
+    """The `SourceOffset.topic`: a name with the cluster; empty: it is the topic."""
     offsets: dict[int, int]
     """Sn by partition: `poll` has returned the visible records before it."""
     targets: Mapping[int, int]
@@ -76,6 +78,7 @@ class KafkaReader:
     _unfinished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.place = self.place or self.topic
         self._silence = Silence(self.topic, self.offsets.keys())
         self._at_end: list[int] = []
         """The partitions whose end the last `poll` has met."""
@@ -101,7 +104,7 @@ class KafkaReader:
 
     def positions(self) -> tuple[SourceOffset, ...]:
         return tuple(
-            SourceOffset(self.source, self.topic, self.topic_id, partition, offset, self.epochs.get(partition, -1))
+            SourceOffset(self.source, self.place, self.topic_id, partition, offset, self.epochs.get(partition, -1))
             for partition, offset in sorted(self.offsets.items())
         )
 
@@ -131,7 +134,7 @@ class KafkaReader:
                 self._unfinished.discard(partition)
         if self._at_end:
             self._pass_invisible()
-        return messages
+        return at_place(messages, self.topic, self.place)
 
     def _pass_invisible(self) -> None:
         """Go on after markers and aborted records at the ends of partitions, as the client has done."""
@@ -160,7 +163,7 @@ class KafkaReader:
         """Raise an error that needs a person; librdkafka retries the others. *before* came before it, and is not
         returned if it is raised."""
         partition = message.partition()
-        where = self.topic if partition is None or partition < 0 else f"{self.topic}[{partition}]"
+        where = self.place if partition is None or partition < 0 else f"{self.place}[{partition}]"
         last = next((offset_of(earlier) for earlier in reversed(before) if earlier.partition() == partition), None)
         read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
         wanted = read if last is None else last + 1
@@ -202,7 +205,7 @@ class KafkaReader:
             f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
             f"recompute from the existing input.",
             operator=self.source,
-            topic=self.topic,
+            topic=self.place,
             partition=partition,
             offset=wanted,
         )
@@ -215,13 +218,23 @@ class KafkaReader:
             return None
         return first, end
 
+    def quiet(self) -> set[int]:
+        if self._consumer is None:
+            return set()
+        quiet = set[int]()
+        for partition in self.offsets.keys() - self._silence.missed:
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
+            if 0 <= end <= self.offsets[partition]:
+                quiet.add(partition)
+        return quiet
+
     @property
     def waiting(self) -> str:
         """The silent leaders, and for how long; empty if there are none."""
         silent = self._silence.partitions
         if not silent:
             return ""
-        where = ", ".join(f"{self.topic}[{partition}]" for partition in sorted(silent))
+        where = ", ".join(f"{self.place}[{partition}]" for partition in sorted(silent))
         return (
             f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the leader of {where}, "
             f"and goes on trying"
@@ -240,6 +253,14 @@ class KafkaReader:
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
+
+
+def at_place(messages: list[Message], topic: str, place: str) -> list[Message]:
+    """*messages* of *topic*, which from here on is called *place*: so a record of another cluster is told apart."""
+    if place != topic:
+        for message in messages:
+            message.set_topic(place)  # type: ignore[attr-defined]  # not in the library's stubs
+    return messages
 
 
 def epoch_of(message: Message) -> int:

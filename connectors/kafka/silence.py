@@ -62,6 +62,11 @@ class Silence:
         self._missed_since_s = {partition: self._missed_since_s.get(partition, self._heard_s) for partition in missed}
 
     @property
+    def missed(self) -> Collection[int]:
+        """The partitions whose leader shows any sign of silence, as of the last statistics."""
+        return self._missed_since_s.keys()
+
+    @property
     def partitions(self) -> dict[int, float]:
         """The partitions with a silent leader, and for how many seconds, as of the last statistics."""
         silent = {partition: self._heard_s - since_s for partition, since_s in self._missed_since_s.items()}

@@ -6,26 +6,29 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.connectors.source import OnError, RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
+from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterTarget
+from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.source import AHEAD, DISORDER, IDLE, Source, TimeOf, time_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
     from typing_extensions import TypeForm
 
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.connectors.kafka.topics import Topics
 
 T = TypeVar("T")
@@ -51,9 +54,17 @@ class KafkaSource(Source[T]):
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
+    - *cluster*: a `Cluster` that has the topic, if it is not that of the checkpoints.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.
+    - *time*: the event time of a record, for windows: the name of a field of *value*, or a function of the record, in
+      ms since 1970, or an aware datetime. The next four are about it.
+    - *disorder*: how far a record may lie behind the latest one of its partition before it is late, as "5s".
+    - *idle*: the time without new records after which a partition holds back no others; None: it always does.
+    - *ahead*: how far a time may lie after the timestamp of its message; None: any. A record beyond it has no usable
+      time, for it would make all others late.
+    - *on_time_error* for a record without a usable time: as *on_error*.
     """
 
     topic_name: str
@@ -67,7 +78,13 @@ class KafkaSource(Source[T]):
     metadata: bool
     start: Start
     start_group: str | None
+    cluster: Cluster | None
     on_error: OnError
+    time: TimeOf | None
+    disorder: str
+    idle: str | None
+    ahead: str | None
+    on_time_error: OnError
 
     @overload
     def __init__(
@@ -77,8 +94,14 @@ class KafkaSource(Source[T]):
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
+        time: str | Callable[[V], Any] | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -90,8 +113,14 @@ class KafkaSource(Source[T]):
         key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
+        time: str | Callable[[Record[V]], Any] | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -103,8 +132,14 @@ class KafkaSource(Source[T]):
         value: UnionType | type[Any],
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
+        time: TimeOf | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     @overload
@@ -116,8 +151,14 @@ class KafkaSource(Source[T]):
         key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
         start_group: str | None = ...,
+        cluster: Cluster | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
+        time: TimeOf | None = ...,
+        disorder: str = ...,
+        idle: str | None = ...,
+        ahead: str | None = ...,
+        on_time_error: OnError = ...,
     ) -> None: ...
 
     def __init__(
@@ -128,8 +169,14 @@ class KafkaSource(Source[T]):
         key: type[Any] | Codec[Any] | None = None,
         start: Start = "earliest",
         start_group: str | None = None,
+        cluster: Cluster | None = None,
         metadata: bool = False,
         on_error: OnError = "fail",
+        time: TimeOf | None = None,
+        disorder: str = DISORDER,
+        idle: str | None = IDLE,
+        ahead: str | None = AHEAD,
+        on_time_error: OnError = "fail",
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
         if problem := _topics_problem(names, start) or _key_problem(key, metadata):
@@ -148,7 +195,13 @@ class KafkaSource(Source[T]):
             "metadata": metadata,
             "start": start,
             "start_group": start_group,
+            "cluster": cluster,
             "on_error": on_error,
+            "time": time,
+            "disorder": disorder,
+            "idle": idle,
+            "ahead": ahead,
+            "on_time_error": on_time_error,
         }
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -156,6 +209,14 @@ class KafkaSource(Source[T]):
     @property
     def topic(self) -> str:
         return self.topic_name
+
+    @property
+    def place(self) -> str:
+        return self.topic if self.cluster is None else self.cluster.place(self.topic)
+
+    @property
+    def client(self) -> ClientConfig | None:
+        return None if self.cluster is None else self.cluster.client
 
     @property
     def parts(self) -> Mapping[str, KafkaSource[T]]:
@@ -174,8 +235,12 @@ class KafkaSource(Source[T]):
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
 
     @property
-    def dead_letters(self) -> DeadLetterTarget | None:
-        return self.on_error if isinstance(self.on_error, DeadLetterTarget) else None
+    def timed_type(self) -> Any:
+        return self.value_type
+
+    def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
+        of_value = time_of(time, self.value_type)
+        return (lambda record: of_value(record.value)) if self.metadata and isinstance(time, str) else of_value
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
@@ -244,10 +309,11 @@ class KafkaSource(Source[T]):
         from exactlyonce.connectors.kafka.reader import KafkaReader
 
         positions = context.positions
-        config, make = context.clients.consumers(self.topic)
+        config, make = context.clients.consumers(self.topic, self.client)
         return KafkaReader(
             source=context.source,
             topic=self.topic,
+            place=self.place,
             topic_id=positions[0].topic_id if positions else "",
             offsets={position.partition: position.offset for position in positions},
             targets=context.targets or {},
@@ -259,7 +325,7 @@ class KafkaSource(Source[T]):
     def open_range(self, context: RangeContext) -> SplitReader:
         from exactlyonce.connectors.kafka.range_reader import SourceRange
 
-        return SourceRange(context)
+        return SourceRange(context, self.topic, self.client)
 
     def decoder(self) -> RecordDecoder:
         return KafkaDecoder(self)
@@ -270,20 +336,25 @@ class KafkaSource(Source[T]):
             check_reading(self.key_codec)
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if problem := topic_problem(self.topic):
             yield problem
-        if self.dead_letters is None and self.on_error not in ("fail", "skip"):
-            yield f'on_error={self.on_error!r} must be "fail", "skip" or DeadLetters("topic")'
         if problem := _start_problem(self.start):
             yield problem
         yield from registry_problems(self.value_codec)
         yield from registry_problems(self.key_codec)
+        if self.cluster is not None:
+            yield from self.cluster.problems()
         if self.start_group is not None and not (isinstance(self.start_group, str) and self.start_group):
             yield f"start_group={self.start_group!r} must be the name of a consumer group"
 
     def describe(self) -> dict[str, Any]:
-        """The topic and the codec; the start is not part of the source's identity."""
-        return {"source": "kafka", "topic": self.topic, "value": self.value_codec.describe(), "metadata": self.metadata}
+        """The topic, its cluster and the codec; the start is not part of the source's identity."""
+        value, cluster = self.value_codec.describe(), {} if self.cluster is None else {"cluster": self.cluster.name}
+        return {
+            "source": "kafka", "topic": self.topic, "value": value, "metadata": self.metadata, **cluster,
+            **self.describe_time(),
+        }  # fmt: skip
 
 
 def record_of(message: Message, value: Any, key: Any) -> Record[Any]:
@@ -332,8 +403,10 @@ class KafkaDecoder:
             return False
         return True
 
-    def time_ms(self, record: Message) -> int:
-        return record.timestamp()[1]
+    def times_ms(self, records: Sequence[Message]) -> Iterator[int]:
+        from confluent_kafka import Message
+
+        return map(itemgetter(1), map(Message.timestamp, records))
 
 
 def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.mysql.address import MySQLAddress
-from exactlyonce.connectors.source import OnError, SplitFinder
+from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
@@ -36,7 +36,7 @@ class MySQLTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
       read as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*: as that of `KafkaSource`.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     kind = "mysql"
@@ -48,7 +48,6 @@ class MySQLTableSource(TableSource[T]):
     value: Any
     one_snapshot: bool = False
     name: str = ""
-    on_error: OnError = "fail"
 
     def address(self) -> MySQLAddress:
         """The server's address, looked up now."""
@@ -58,6 +57,15 @@ class MySQLTableSource(TableSource[T]):
         with self._needing_driver():
             from exactlyonce.connectors.mysql.table_rows import MySQLTableFinder
         return MySQLTableFinder(source, self)
+
+    def left(self, position: SourceOffset) -> int:
+        if self.one_snapshot:
+            raise ConfigError(
+                f"Source {position.source!r}: one_snapshot=True, and bounded work may read {self.table} in several "
+                f"sessions, which share no snapshot on MySQL. Use `exactlyonce run` with --until latest; or set "
+                f"one_snapshot=False."
+            )
+        return super().left(position)
 
     def open_rows(self, position: SourceOffset) -> TableRows:
         with self._needing_driver():

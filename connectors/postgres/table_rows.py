@@ -25,7 +25,7 @@ from exactlyonce.connectors.tables import (
     field_problems,
     key_problems,
 )
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable, Unavailable
 
 ANSWER_S = 300
 """The limit of one query: the first may have to wait for the disk."""
@@ -145,11 +145,16 @@ class PostgresTableFinder:
     def __init__(self, source_id: str, source: PostgresTableSource[Any]) -> None:
         self._id, self._source = source_id, source
         self._connection = _connection(source)
+        self._keeps = False
+        """Whether its session keeps a snapshot."""
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         if known:
-            if all(split.ended for split in known):
-                self._connection.close()
+            unended = [split for split in known if not split.ended]
+            if not unended:
+                self.close()
+            elif self._keeps:
+                self._require_kept(unended[0])
             return []
         connection = self._connection
         _begin(connection, self._source, self._id, "")
@@ -158,10 +163,24 @@ class PostgresTableFinder:
         snapshot = f"{name}{_SERVER_MARK}{server}"
         bounds: list[Key | None] = [None, *_bounds(connection, table, self._source.splits), None]
         splits = [TableSplit(str(table.oid), snapshot, after, through) for after, through in pairwise(bounds)]
-        place = self._source.place
+        self._keeps, place = True, self._source.place
         return [SourceOffset(self._id, place, str(split), number, 0) for number, split in enumerate(splits)]
 
+    def _require_kept(self, split: SourceOffset) -> None:
+        """Raise Halt, or begin the run anew with a word, if the session has ended: somebody has ended it."""
+        try:
+            self._connection.rows("SELECT")
+        except (StoreError, StoreUnavailable) as error:
+            self._keeps = False
+            if self._source.one_snapshot:
+                self._source.snapshot_gone(split)
+            raise Unavailable(
+                f"Source {self._id!r}: the session that kept a snapshot of {self._source.table} has ended. Rows not "
+                f"yet read are read as of a later moment: {error}"
+            ) from error
+
     def close(self) -> None:
+        self._keeps = False
         self._connection.close()
 
 

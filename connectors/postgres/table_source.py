@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import has_password
-from exactlyonce.connectors.source import OnError, SplitFinder
+from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.extras import needing
@@ -33,7 +33,7 @@ class PostgresTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where the run that began to read the table has ended before its last row.
       Otherwise the next run reads the rest as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*: as that of `KafkaSource`.
+    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
     """
 
     kind = "postgres"
@@ -46,7 +46,6 @@ class PostgresTableSource(TableSource[T]):
     splits: int = 8
     one_snapshot: bool = False
     name: str = ""
-    on_error: OnError = "fail"
 
     def finder(self, source: str) -> SplitFinder:
         with self._needing_driver():

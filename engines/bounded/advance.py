@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink
+from exactlyonce.engines.bounded.stop_offsets import rest
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, Reading, Receipt, Stage, tries_before
 from exactlyonce.engines.bounded.unit.staging import stage_messages
@@ -95,12 +96,13 @@ def advance(
     staging: str | Path,
     submit_small: Submit | None = None,
     splittable: set[str] | None = None,
-    final: bool = False,
+    to: Sequence[Reading] = (),
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
     *connections* have recovered; *staging* is a folder that all units see, or a URL of HDFS or S3. *submit_small*, if
-    given, runs publications of little output. *splittable* is that of a `Computation`. *final*: a clean end follows.
+    given, runs publications of little output. *splittable* is that of a `Computation`. *to*: the ranges after which a
+    clean end follows, where one does.
     Raises `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock, leader = SystemClock(), connections.leader
@@ -125,13 +127,14 @@ def advance(
             raise
     hit("advance-published")
     acks = [receipt.ack for receipt in receipts]
+    offsets = [offset for ack in acks for offset in ack.offsets]
     precommits = [published.precommit for published in publications]
     open_ms = clock.monotonic_ms() - opened_ms
     pending = PendingCheckpoint(
         checkpoint=checkpoint,
         base=manifest.checkpoint,
         previous=manifest.checkpoint,
-        final=final,
+        final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
         triggered_ms=began_ms,
         attempt=leader.attempt,
         acks={(ack.task, ack.subtask): ack for ack in acks},

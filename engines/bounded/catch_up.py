@@ -25,11 +25,12 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.splits import splittable_tasks
-from exactlyonce.engines.bounded.stages import refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, require_topics, rest
+from exactlyonce.engines.bounded.stages import refuse_unbounded
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
+from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
 from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
@@ -265,7 +266,7 @@ class CatchUp:
                 inputs.check_continuity(begun)
                 self.records = self._count(inputs, inputs.offsets_from(begun))
             elif self.options.restoration is None:
-                starts: Offsets = {source: {} for source in inputs.sources}
+                starts: Offsets = {source: {} for source in inputs.ids}
                 for start in inputs.start_offsets():
                     starts[start.source][start.partition] = start
                 self.records = self._count(inputs, starts)
@@ -323,8 +324,7 @@ class CatchUp:
     def _plan(self) -> Plan:
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
-        require_topics(physical.graph)
-        refuse_loops(physical.graph)
+        refuse_unbounded(physical.graph)
         return physical
 
     def _connections(
@@ -374,15 +374,15 @@ class CatchUp:
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS
         while any(reading.length for reading in ranges) and not self.stopping.is_set():
-            chunk = first_part(ranges, most)
-            ranges = rest(ranges, chunk)
+            chunk = first_part(ranges, most, OPEN_READERS_MAX * summary.parallelism)
             here = self._stays_here(chunk, summary.manifest)
             advanced = advance(
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk,
                 submit=partial(with_upkeep, in_process_keeping if here else submit), submit_small=publish,
                 staging=THIS_MACHINE if here else staging, splittable=self._splittable,
-                final=not self.follow and not any(reading.length for reading in ranges),
+                to=() if self.follow else ranges,
             )  # fmt: skip
+            ranges = rest(ranges, chunk, advanced.manifest.offsets)
             summary.add(advanced)
             self._note_units(advanced)
             connections.publish_offsets()
@@ -415,7 +415,7 @@ class CatchUp:
         return sum(reading.length for reading in self._to_read(inputs, starts))
 
     def _to_read(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
-        return readings(starts, self.stop_offsets.ends(inputs, starts))
+        return readings(starts, self.stop_offsets.ends(inputs, starts), inputs.others)
 
 
 def follow_pause_s(idle_s: float) -> float:

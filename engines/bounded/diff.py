@@ -21,8 +21,8 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, require_topics
+from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_unbounded
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, to_their_ends
 from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
@@ -30,6 +30,7 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.fitting import require_readable
+from exactlyonce.engines.surroundings.input_topics import InputTopics
 from exactlyonce.engines.surroundings.preflight import Inputs, by_kind, check_operators
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -153,7 +154,7 @@ class Diff:
         self._base = self._chosen(checkpoint)
         self._topic = find_topic(client, self.name)
         for graph in self._graphs:
-            refuse_loops(graph)
+            refuse_unbounded(graph)
             self._require_same_sources(graph)
             blocks = block_storage(client, self._topic, self._base.storage)
             require_readable(graph, self._base, blocks, self._notes.append, drops_fields=True)
@@ -192,7 +193,7 @@ class Diff:
                     plan(graph, self._base.parallelism),
                     self._stage(version, graph, f"{files}{side}-", lanes),
                     self._client.as_text,
-                    self._ranges,
+                    to_their_ends(self._ranges),
                     executors.submit,
                 )
                 sides.append(outputs_by_sink(receipts))
@@ -229,15 +230,21 @@ class Diff:
             )
 
     def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
-        require_same_topics(self._client, self._base)
-        require_topics(self._graphs[0])
-        sources, _ = by_kind(self._graphs[0])
-        with closing(Topics(self._client)) as topics:
-            described = topics.describe(sorted({source.topic for source in sources.values()}))
-            inputs = Inputs(topics, sources, described, {})
+        require_same_topics(self._client, self._graphs[0], self._base)
+        sources, others = by_kind(self._graphs[0])
+        for id, source in others.items():
+            if not source.repeats:
+                raise ConfigError(
+                    f"Source {id!r} may give other records the next time, so two versions cannot be compared on them."
+                )
+        with (
+            closing(Topics(self._client)) as own,
+            closing(InputTopics(own)) as topics,
+            closing(Inputs(topics, sources, topics.describe(sources.values()), {}, others)) as inputs,
+        ):
+            inputs.find_splits(self._base.offsets)
             starts = inputs.offsets_from(self._base)
-            ends = to.ends(inputs, starts)
-        return readings(starts, ends)
+            return readings(starts, to.ends(inputs, starts), others)
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base

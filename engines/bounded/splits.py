@@ -18,7 +18,6 @@ from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import OrderLog
 from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Unit, tries_before
 from exactlyonce.engines.plan import Plan, Task, rejoins
-from exactlyonce.engines.runtime.assembler import STATEFUL
 from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions
@@ -33,7 +32,7 @@ def splittable_tasks(plan: Plan) -> set[str]:
 
 
 def _is_splittable(plan: Plan, task: Task) -> bool:
-    if plan.into(task) or rejoins(task, plan.shuffles) or any(node.kind in STATEFUL for node in task.nodes):
+    if plan.into(task) or rejoins(task, plan.shuffles) or any(node.stateful for node in task.nodes):
         return False
     return all(_places_by_record(plan.graph, node) for node in task.sinks)
 
@@ -51,7 +50,7 @@ def split(unit: Unit, parallelism: int, offsets: int) -> Iterator[Unit]:
 
     *offsets* are those of all subtasks of the task, which get *parallelism* units according to their share.
     """
-    if len(unit.readings) == 1:
+    if len(unit.readings) == 1 and not unit.readings[0].to_end:
         reading = unit.readings[0]
         count = min(parallelism * reading.length // max(1, offsets), reading.length // SPLIT_OFFSETS_MIN)
         if count > 1:

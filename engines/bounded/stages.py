@@ -32,8 +32,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Receipt)
 
 
-def refuse_loops(graph: LogicalGraph) -> None:
-    """Raise ConfigError for a pipeline with loops: in a cycle no stage comes first."""
+def refuse_unbounded(graph: LogicalGraph) -> None:
+    """Raise ConfigError for a pipeline with windows, whose watermarks no unit knows, or with loops: in a cycle no stage
+    comes first."""
+    if graph.windows:
+        raise ConfigError(
+            f"Operator {graph.windows[0].id!r} has windows, and event time in bounded work (backfill, catch-up, "
+            f"replay, audit, diff, Spark) is not there yet. The local engine has it: use `exactlyonce run`, for a "
+            f"bounded run with --until latest."
+        )
     if graph.loops:
         raise ConfigError(
             f"Records go round loop {graph.loops[0].id!r}, and bounded work runs the stages of a pipeline one after "

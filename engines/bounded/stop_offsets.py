@@ -1,24 +1,28 @@
 """The stop offsets of bounded work, and the ranges up to them.
 
 Invariants: an end is exclusive, and never beyond the last stable offset; ranges name every partition of every source,
-even empty ones, so that they end in a whole Sn; the parts of a range are adjacent, in order, and complete.
+even empty ones, so that they end in a whole Sn; the parts of a range are adjacent, in order, and complete. A split of a
+source that reads no topic is read to its end, which nobody knows before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import FindsSplits
 from exactlyonce.engines.bounded.unit.messages import Reading
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, by_kind
+from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.moments import moment_of
 
+ENDLESS = 1 << 62
 LATEST = -1
 """Spark's number for the latest offset."""
 _decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
@@ -53,14 +57,20 @@ class StopOffsets:
 
     def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
         """The ends by source and partition; *starts* are the offsets where the work stands."""
+        if inputs.others and (self.offsets is not None or self.moment is not None):
+            raise ConfigError(
+                f"Source {next(iter(inputs.others))!r} reads no topic, so it has no offsets or times to go to, and is "
+                f"read to its end. Leave out --to, or write --to latest."
+            )
         ends: dict[str, dict[int, int]] = {}
         for id, source in inputs.sources.items():
-            seen = inputs.topics.end_offsets(source.topic, committed=True)
+            topics = inputs.topics.of(source)
+            seen = topics.end_offsets(source.topic, committed=True)
             latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
             if self.offsets is not None:
-                ends[id] = _named(self.offsets.get(source.topic, {}), source.topic, starts[id], latest)
+                ends[id] = _named(self.offsets.get(source.place, {}), source.place, starts[id], latest)
             elif self.moment is not None:
-                ends[id] = inputs.topics.offsets_at(source.topic, int(self.moment.timestamp() * 1000))
+                ends[id] = topics.offsets_at(source.topic, int(self.moment.timestamp() * 1000))
             else:
                 ends[id] = latest
         return ends
@@ -99,42 +109,68 @@ def _offsets(text: str) -> dict[str, dict[int, int]]:
         ) from None
 
 
-def require_topics(graph: LogicalGraph) -> None:
-    """Raise ConfigError where a source of *graph* reads no topic: only a topic knows its end before it is read."""
-    for id in by_kind(graph)[1]:
-        raise ConfigError(
-            f"Source {id!r} reads no topic, and work up to given offsets reads topics only. Use `exactlyonce run "
-            f"--until latest`, which reads it to its end."
-        )
-
-
-def readings(starts: Offsets, ends: Mapping[str, Mapping[int, int]]) -> tuple[Reading, ...]:
-    """Every partition from its start to its end, by source and partition.
+def readings(
+    starts: Offsets, ends: Mapping[str, Mapping[int, int]], others: Mapping[str, FindsSplits] = MappingProxyType({})
+) -> tuple[Reading, ...]:
+    """Every partition from its start to its end, by source and partition; the splits of *others* to theirs.
 
     A partition beyond its end, or without one, has an empty range.
     """
+
+    def end(source: str, start: SourceOffset) -> int:
+        if source in others:
+            return start.offset + others[source].left(start)
+        return max(start.offset, ends.get(source, {}).get(start.partition, start.offset))
+
     return tuple(
         Reading(
-            source, start.topic, start.topic_id, partition, start.offset,
-            max(start.offset, ends.get(source, {}).get(partition, start.offset)),
+            source, start.topic, start.topic_id, partition, start.offset, end(source, start), to_end=source in others
         )
         for source, offsets in sorted(starts.items())
         for partition, start in sorted(offsets.items())
-    )  # fmt: skip
+    )
 
 
-def rest(ranges: Sequence[Reading], part: Sequence[Reading]) -> tuple[Reading, ...]:
-    """What *part*, a beginning of all *ranges*, leaves of them."""
-    return tuple(msgspec.structs.replace(reading, start=done.end) for reading, done in zip(ranges, part, strict=True))
+def to_their_ends(ranges: Sequence[Reading]) -> tuple[Reading, ...]:
+    """*ranges* without guesses: splits are read to their ends, however many records they have."""
+    return tuple(
+        msgspec.structs.replace(reading, end=ENDLESS) if reading.to_end and reading.length else reading
+        for reading in ranges
+    )
 
 
-def first_part(ranges: Sequence[Reading], records_max: int) -> tuple[Reading, ...]:
+def rest(ranges: Sequence[Reading], part: Sequence[Reading], reached: Iterable[SourceOffset]) -> tuple[Reading, ...]:
+    """What is left of *ranges* once *part*, a beginning of all, has *reached* these offsets.
+
+    A split that has more records than was guessed may have twice as many.
+    """
+    positions = {(position.source, position.partition): position for position in reached}
+
+    def left(reading: Reading, done: Reading) -> Reading:
+        position, end = positions[reading.source, reading.partition], reading.end
+        if done.to_end and done.length:
+            end = position.offset if position.ended else max(end, 2 * position.offset)
+        return msgspec.structs.replace(reading, start=position.offset if done.to_end else done.end, end=end)
+
+    return tuple(map(left, ranges, part))
+
+
+def first_part(ranges: Sequence[Reading], records_max: int, splits_max: int = OPEN_READERS_MAX) -> tuple[Reading, ...]:
     """The beginning of *ranges*, of at most about *records_max* offsets; never empty unless *ranges* are.
 
-    Every partition advances by the same share of its range, so that the times of records stay together.
+    Every partition advances by the same share of its range, so that the times of records stay together. Splits that are
+    read to their end come one after the other: as many as make up the share, and *splits_max* at most.
 
     >>> [(reading.start, reading.end) for reading in first_part([Reading("s", "t", "id", 0, 10, 15)], 2)]
     [(10, 12)]
     """
     count = max(1, -(-sum(reading.length for reading in ranges) // records_max))
-    return tuple(msgspec.structs.replace(reading, end=reading.start - (-reading.length // count)) for reading in ranges)
+    share = -(-sum(reading.length for reading in ranges if reading.to_end) // count)
+    part = []
+    for reading in ranges:
+        length = -(-reading.length // count)
+        if reading.to_end:
+            length = min(reading.length, records_max) if share > 0 and splits_max > 0 else 0
+            share, splits_max = share - length, splits_max - (length > 0)
+        part.append(msgspec.structs.replace(reading, end=reading.start + length))
+    return tuple(part)

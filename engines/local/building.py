@@ -28,7 +28,9 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.wire import describe
@@ -184,7 +186,7 @@ class _Builder:
     def touched_groups(self, node: Node) -> None:
         """All groups are read: any key may come."""
 
-    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
         parallelism = self.plan.parallelism
         for sender in range(parallelism):
             self.inputs.append(
@@ -194,20 +196,25 @@ class _Builder:
                     codec,
                     push,
                     siblings=parallelism,
+                    port=ports[sender] if ports else None,
                     cautious=self.cautious,
                     bounds=self.bounds,
                     now_s=self.now_s,
                 )
             )
 
-    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> ops.Shuffle:
         channels = [self.channels["out", edge.name, receiver] for receiver in range(self.plan.parallelism)]
         self.outputs += channels
 
         def send(receiver: int, batch: Batch) -> None:
             channels[receiver].send(codec.encode(batch), len(batch.records))
 
-        return ops.Shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism)
+        def tell(watermark: Watermark) -> None:
+            for channel in channels:
+                channel.send_signal(watermark)
+
+        return ops.Shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism, tell=tell)
 
     def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
         name = f"{edge.name}:{self.start.subtask}"
@@ -225,7 +232,7 @@ class _Builder:
 
         return send
 
-    def read(self, node: Node, push: Push) -> None:
+    def read(self, node: Node, head: ops.BatchOperator) -> None:
         start, source = self.start, cast("Readable", node.source)
         mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
         before = [offset for offset in start.manifest.offsets if offset.source == node.id]
@@ -239,7 +246,7 @@ class _Builder:
         notes = self.parts.notes
         decoder = SourceDecoder(node.id, source, notes.append, before, skips=start.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
-        read = SourceInput(node.id, source.open_reader(context), decoder, push, self.parts.activity, slices)
+        read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
         self.parts.sources.append(read)
 

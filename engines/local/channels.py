@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exactlyonce.engines.runtime import signals
-from exactlyonce.engines.runtime.signals import Barrier, Signal
+from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 OUTBOX_BYTES_MAX = 1 << 20
@@ -61,6 +61,8 @@ class _Arrivals:
         """The captures whose barrier has not come."""
 
     def append(self, frame: Frame) -> None:
+        if isinstance(frame, Watermark) and self.frames and isinstance(self.frames[-1], Watermark):
+            self.frames.pop()  # the later one says more
         self.frames.append(frame)
         self.size += len(frame) if isinstance(frame, bytes) else 0
         for capture in self.captures:

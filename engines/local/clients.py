@@ -38,8 +38,8 @@ class Clients(Protocol):
 
     def block_reader(self) -> Blocks: ...
 
-    def consumers(self, topic: str) -> Consumers:
-        """The consumers of a source's subtask that reads *topic*."""
+    def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
+        """The consumers of a source's subtask that reads *topic*; *client*: see `connectors.source.ReadsTopic`."""
 
     def producers(self, topic: str) -> Producers:
         """The producers of a sink's subtask that writes to *topic*."""
@@ -67,8 +67,8 @@ class KafkaClients:
     def block_reader(self) -> Blocks:
         return self._blocks
 
-    def consumers(self, topic: str) -> Consumers:
-        return Consumers(self._config.confluent({"group.id": self._pipeline}), exact_consumer)
+    def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
+        return Consumers((client or self._config).confluent({"group.id": self._pipeline}), exact_consumer)
 
     def producers(self, topic: str) -> Producers:
         return KafkaProducers(topic, self._config.confluent(), self._start.transaction_timeout_ms, self._executor)

@@ -1,8 +1,8 @@
 """The inputs of a subtask: source partitions, channels, and restored in-flight records, with one interface.
 
-Invariants: an input hands out batches and barriers in order. A source injects its barrier between two batches, and
-notes Sn at that moment; after a final barrier it hands out nothing more. Sn and order logs count records handed out,
-never those fetched. Restored in-flight records come first, and count as records of their channel.
+Invariants: an input hands out batches, watermarks and barriers in order. A source injects its barrier between two
+batches, and notes Sn at that moment; after a final barrier it hands out nothing more. Sn and order logs count records
+handed out, never those fetched. Restored in-flight records come first, and count as records of their channel.
 
 `next` never waits. A slice is as long as its pace allows, for a barrier waits for its end. A source with few records
 lets them gather for a moment; its barriers do not wait for that.
@@ -35,9 +35,15 @@ from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
-from exactlyonce.engines.runtime.signals import Barrier, Signal
+from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.departures import Departures
+from exactlyonce.pipeline.event_time import END_OF_TIME
+
+TICK_S = 0.2
+"""The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
 
 class Input(Protocol):
@@ -47,9 +53,11 @@ class Input(Protocol):
     def name(self) -> str: ...
     @property
     def push(self) -> Push: ...
+    @property
+    def port(self) -> Port | None: ...
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
-        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A barrier needs no room."""
+        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
@@ -113,6 +121,8 @@ class SourceTrigger(NamedTuple):
     final: bool
     added: Collection[SourceOffset]
     """The starts of splits that are read from this barrier on."""
+    drains: bool = False
+    """Whether the watermark goes to the end of time before it."""
 
 
 @dataclass
@@ -125,6 +135,8 @@ class SourceInput:
     push: Push
     activity: Activity
     slices: Slices
+    port: Port | None = None
+    """Takes the watermarks; None: its records have no times."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
@@ -138,6 +150,11 @@ class SourceInput:
 
     def __post_init__(self) -> None:
         self._phase = f"reading source {self.name!r}"
+        self._drained = False
+        self._ticks_s = 0.0
+        """The time of the next look at the clock and at idle splits."""
+        self._behind = True
+        """Whether no poll since the last such look has got less than it asked for."""
 
     def barrier(self) -> Barrier | None:
         """Inject the oldest pending barrier after all that was handed out."""
@@ -146,6 +163,8 @@ class SourceInput:
         trigger = self.triggers.popleft()
         for start in trigger.added:
             self.reader.add(start)
+            if self.decoder.times is not None:
+                self.decoder.times.found(start.partition)
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
         self.decoder.tell()
         self.stopped = trigger.final
@@ -153,25 +172,43 @@ class SourceInput:
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
+            if self.triggers[0].drains and not self._drained and self.decoder.times is not None:
+                self._drained = True
+                return Watermark(END_OF_TIME)
             return self.barrier()
+        if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
+            return watermark
         if not room or self.stopped or self.held or self.reader.idle or (now_s := self.slices.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
         messages = self.reader.poll(count, 0.0)  # other fetched messages stay in the client
         if len(messages) < count:
-            self.due_s = now_s + GATHER_S
+            self.due_s, self._behind = now_s + GATHER_S, False
         if not messages:
             return None
         self.slices.handed_out(len(messages))
         self.records += len(messages)
-        return self.decoder.decode(messages)
+        return self.decoder.decode(messages, self.reader.runs)
+
+    def _tick(self, times: SourceTimes) -> Watermark | None:
+        """Every `TICK_S`, look which splits are idle; the watermark, if that or the clock has moved it."""
+        now_s = self.slices.now_s()
+        if now_s < self._ticks_s or self.stopped:
+            return None
+        times.rest(self.reader.positions(), self.reader.quiet(), now_s, behind=self._behind)
+        self._ticks_s, self._behind = now_s + TICK_S, True
+        return times.advanced(now_s)
 
     def runs(self) -> Iterable[tuple[int, int]]:
         return self.reader.runs
 
     def processed(self) -> None:
-        self.slices.processed()
+        now_s = self.slices.processed()
+        if self.decoder.times is None or self.port is None:
+            return
+        if (watermark := self.decoder.times.advanced(now_s)) is not None:
+            self.port.advance(watermark.value, idle=watermark.idle)
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX
@@ -229,6 +266,8 @@ class ChannelInput(FramedInput):
     push: Push
     siblings: int = 1
     """The number of channels of the same shuffle, with this one."""
+    port: Port | None = None
+    """Takes the watermarks; None: none come."""
     closed: bool = False
     """Whether the writer must send nothing; see `close`."""
     window: int = field(init=False)
@@ -281,6 +320,7 @@ class RestoredInput(FramedInput):
     edges: Mapping[str, RestoredEdge]
     name: str = ""
     """The channel of the frame in hand."""
+    port: None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,6 +68,8 @@ class Trigger(msgspec.Struct, tag=True):
     """Whether it is a savepoint: aligned in every mode, with its state written whole."""
     overtakes_after_ms: int | None = None
     """The time that it waits behind records before it overtakes them; None: it does not overtake."""
+    drains: bool = False
+    """Whether all windows close before it."""
 
 
 class Granted(msgspec.Struct, tag=True):

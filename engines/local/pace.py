@@ -111,6 +111,10 @@ class Outlet:
         room = self.output.room
         return room and max(1, int(room / self.share))
 
+    def fired(self) -> None:
+        """The subtask has put out results without taking records: the share does not count them."""
+        self._sent = self.output.records
+
     def took(self, records: int) -> None:
         """The subtask has taken *records* and put out their results."""
         if not records:

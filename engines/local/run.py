@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines import events
@@ -31,8 +32,11 @@ from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Unavailable, Undetermined
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.names import setting
 
 PAUSE_S = 0.1
 """The interval in which a waiting run looks for its turn."""
@@ -85,6 +89,7 @@ def run_loaded(
     graph = loaded.pipeline.build()
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)
+    refuse_event_time(graph, options.checkpoint)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
     with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
@@ -115,6 +120,22 @@ def run_loaded(
                 job.report.turned(WAITING, rests_s=delay_ms / 1000)
                 if stopper.asked.wait(delay_ms / 1000):
                     raise
+
+
+def refuse_event_time(graph: LogicalGraph, settings: CheckpointSettings) -> None:
+    """Raise ConfigError for windows together with anything that they do not go with yet."""
+    if not graph.windows:
+        return
+    begins = f"Operator {graph.windows[0].id!r} has windows, and event time with"
+    if settings.unaligned:
+        raise ConfigError(f"{begins} unaligned checkpoints is not there yet: leave {setting('unaligned')} out.")
+    if settings.mode != EXACTLY_ONCE:
+        raise ConfigError(f"{begins} mode {settings.mode} is not there yet: use mode {EXACTLY_ONCE}.")
+    if graph.loops:
+        raise ConfigError(
+            f"{begins} loops is not there yet: write the records of the windows, or those that go into loop "
+            f"{graph.loops[0].id!r}, to a topic, and read it in another pipeline."
+        )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One subtask of a task: it takes batches from its inputs, aligns barriers, and takes snapshots.
 
-Invariants: a batch goes through all operators before the next is taken. Exactly once, nothing of an input is taken
+Invariants: a batch goes through all operators before the next is taken. What a watermark makes due is out before
+anything else is taken, in slices. Exactly once, nothing of an input is taken
 between its barrier and the snapshot. The snapshot's synchronous part and the sending of the barrier are one step, so
 that no record comes between them. Acknowledgements are sent in order. Restored in-flight records go before anything
 else of their channel: all others first, then those that went round a loop, before what comes round it now.
@@ -33,7 +34,7 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.cut import Cut
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 
@@ -166,6 +167,8 @@ class Subtask:
             if isinstance(source, ChannelInput):
                 source.close(closed)
         room = self.room
+        if self.operators.firings:
+            return bool(room) and self._fire(room)
         room_of_new = self._room_before_barrier if closed and self._due else room
         if self.restored is not None and not self.restored.goes_round:
             return bool(room_of_new) and not self.full and self._take_restored(self.restored, room_of_new, hurried)
@@ -178,7 +181,12 @@ class Subtask:
             if self.alignment.is_held(source.name):
                 continue
             goes_round = isinstance(source, FeedbackInput)
-            item = source.next(room if goes_round else room_of_new, hurried=hurried)
+            asked = room if goes_round else room_of_new
+            while isinstance(item := source.next(asked, hurried=hurried), Watermark):
+                assert source.port is not None
+                source.port.advance(item.value, idle=item.idle)
+                if self.operators.firings:
+                    return True
             if item is None:
                 continue
             self._came_round = goes_round
@@ -189,6 +197,12 @@ class Subtask:
                 self._barrier(source, item)
             return True
         return False
+
+    def _fire(self, room: int) -> bool:
+        self.operators.fire(room)
+        for outlet in self._outlets:
+            outlet.fired()
+        return True
 
     def _take_restored(self, restored: RestoredInput, room: int, hurried: bool) -> bool:
         self._came_round = restored.goes_round

@@ -258,7 +258,7 @@ class Worker:
         after_ms = trigger.overtakes_after_ms
         for source in self.parts.sources:
             mine = trigger.added.get(source.name, ())
-            source.triggers.append(SourceTrigger(frame, trigger.final, mine))
+            source.triggers.append(SourceTrigger(frame, trigger.final, mine, trigger.drains))
         overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
         for task in self.parts.subtasks:
             task.triggered(frame, overtakes_s, final=trigger.final)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
@@ -26,20 +27,33 @@ from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Port
+from exactlyonce.engines.runtime.windows import OPERATORS as WINDOW_OPERATORS
+from exactlyonce.engines.runtime.windows import WindowOperator
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
-from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation, text_of
+from exactlyonce.pipeline.errors import (
+    USERS_ERRORS,
+    ExactlyOnceError,
+    GraphError,
+    InvariantViolation,
+    require,
+    text_of,
+)
 from exactlyonce.pipeline.exactness import in_utc
+from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import naming
+from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Session
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
-from exactlyonce.state.backend import StateBackend, Table
+from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import restore, restore_timed
 from exactlyonce.state.state_type import StateType
+from exactlyonce.state.stored import Fetch
 
-STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
@@ -56,13 +70,14 @@ class RestoredEdge(NamedTuple):
 class Ends(Protocol):
     """The sources, channels and sinks that the operators of one subtask are wired to."""
 
-    def read(self, node: Node, push: Push) -> None:
-        """Give *push* the records of source *node*."""
+    def read(self, node: Node, head: ops.BatchOperator) -> None:
+        """Give *head* the records and the watermarks of source *node*."""
 
-    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
-        """Give *push* the records that upstream subtasks send over *edge*."""
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
+        """Give *push* the records that upstream subtasks send over *edge*, and the watermarks of each its own of
+        *ports*, which are empty in a graph without event time."""
 
-    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> ops.Shuffle:
         """Sends records over *edge*. Encodes them before it returns: another branch may then change them in place."""
 
     def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
@@ -101,12 +116,14 @@ class TaskOperators:
     subtask: int
     by_id: dict[str, Any] = field(default_factory=dict)
     """The receiver of the records of each node."""
-    tables: list[Table[Any]] = field(default_factory=list)
+    tables: list[KeyedState] = field(default_factory=list)
     dead_letters: dict[str, DeadLetterOutput] = field(default_factory=dict)
     """Those of each node that has some."""
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
+    firings: list[ops.TimedOperator] = field(default_factory=list)
+    """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
 
@@ -116,6 +133,16 @@ class TaskOperators:
                 self.order.note(source.name, partition, count)
             self.order.end_batch()
         source.push(batch)
+
+    def fire(self, room: int) -> None:
+        """Let the first operator that has something due give about *room* results, then pass its watermark on."""
+        operator = self.firings[0]
+        if not operator.fire(room):
+            hit("timed-firing")
+            return
+        hit("timed-fired")
+        del self.firings[0]
+        operator.pass_on(operator.watermark, idle=operator.idle)
 
     def cut(
         self,
@@ -133,6 +160,7 @@ class TaskOperators:
         *whole*: tables are written whole, not only their changes since *base*. *exact*: the records since the last cut
         are exactly those between two barriers.
         """
+        require(not self.firings, "a cut waits until all that is due is out")
         order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
@@ -202,17 +230,21 @@ class Assembler:
             operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
+            ports = self._ports(node, push)
             for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
                 edge = self.plan.shuffle_into(node, read)
                 if read.output == DEAD_LETTERS:
                     operators.dead_letters[read.node].listeners.append(push)
                 elif edge is None:
                     ops.listeners(operators.by_id[read.node], read.output).append(push)
+                    operators.by_id[read.node].ports += islice(ports, 1)
                 else:
-                    ends.receive(edge, BatchCodec(graph.type_of(read)), push)
+                    shares = islice(ports, self.plan.parallelism)
+                    ends.receive(edge, BatchCodec(graph.type_of(read)), push, [*shares])
         for edge in self.plan.out_of(task):
             sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             operators.by_id[edge.producer].downstream.append(sent)
+            operators.by_id[edge.producer].ports += [sent] if graph.has_event_time else []
         for back in self.plan.feedback:
             type_ = graph.node(back.loop).type
             if back.loop in ids:
@@ -221,11 +253,24 @@ class Assembler:
                 ops.listeners(operators.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
         self._restore(ids, ends, operators)
 
-    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Push:
+    def _ports(self, node: Node, operator: Any) -> Iterator[Port]:
+        """The ports of *node*, one for each subtask or operator that it gets watermarks from, in order."""
+        if not self.plan.graph.has_event_time or node.kind in (Kind.SINK, Kind.FEEDBACK):
+            return iter(())
+        edges = [self.plan.shuffle_into(node, read) for read in node.inputs]
+        count = sum(1 if edge is None else self.plan.parallelism for edge in edges)
+        if count == 1:
+            return iter((operator,))
+        merged = MergedPorts(operator)
+        return (merged.add() for _ in range(count))
+
+    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
+        if node.kind is Kind.WINDOW:
+            return self._window(node, operators)
         self.activity.phase(f"the making of operator {node.id!r}")
         function = node.make()
         if hasattr(function, "open"):
@@ -233,7 +278,7 @@ class Assembler:
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
         operators.functions.append((node.id, function))
         operator: ops.BatchOperator
-        if node.kind not in STATEFUL:
+        if not node.stateful:
             operator = _stateless(node, function)
         else:
             self.activity.phase(f"restoring the state of operator {node.id!r}")
@@ -241,42 +286,77 @@ class Assembler:
             operators.tables.append(table)
             flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
             sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
-            operator = ops.Stateful(node.id, function, table, flat, reduces, sides)
+            operator = ops.Stateful(node.id, function, table, flat, reduces, sides=sides)
             if node.dead_letters is not None:
                 state_type = StateType[Any](node.id, node.kept)
                 operator.clone = state_type.clone if state_type.mutable else None
         operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
         return operator
 
+    def _window(self, node: Node, operators: TaskOperators) -> WindowOperator[Any]:
+        assert node.window is not None
+        assert node.accumulator is not None
+        self.activity.phase(f"restoring the state of operator {node.id!r}")
+        table = self.timed_table(node, by_key=isinstance(node.window, Session))
+        operators.tables.append(table)
+        accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
+        return WINDOW_OPERATORS[type(node.window)](
+            node.id,
+            node.window,
+            node.accumulator,
+            table,
+            self._groups(node),
+            Any if node.key_type is UNKNOWN else node.key_type,
+            self.note,
+            accumulators.clone if accumulators.mutable else None,
+            sides={name: [] for name in node.outputs},
+            firings=operators.firings,
+            activity=self.activity,
+        )
+
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
         """The table of stateful *node* at the manifest.
 
         With *touched*, only the state of these key groups is read; the state of the others is carried over.
         """
-        graph, parallelism = self.plan.graph, self.plan.parallelism
+        with whole_or_halt(self.manifest):
+            return restore(*self._stored(node), touched, backend=self.backend)
+
+    def timed_table(self, node: Node, *, by_key: bool = False) -> TimedTable[Any]:
+        """The timed table of *node* at the manifest; *by_key*: with `TimedTable.slots_of`."""
+        with whole_or_halt(self.manifest):
+            return restore_timed(*self._stored(node), meaning=node.meaning, by_key=by_key, backend=self.backend)
+
+    def _stored(self, node: Node) -> tuple[str, VersionedState, range, int, int, list[bytes], Fetch]:
+        """The stored state of *node* for this subtask, as `restore` takes it."""
+        graph, groups = self.plan.graph, self._groups(node)
         snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
-        groups = group_range(self.subtask, parallelism, graph.max_parallelism)
-        if any(graph.node(read.node).partitioned for read in node.inputs):
-            groups = range(graph.max_parallelism)
-            refuse_to_distribute(graph, self.manifest, parallelism)
+        if self._is_placed_by_partition(node):
+            refuse_to_distribute(graph, self.manifest, self.plan.parallelism)
             if snapshot is not None:
                 snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[self.subtask],))
 
         def read(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
             return ((ref, block.body) for ref, block in self.blocks.fetch(refs))
 
-        with whole_or_halt(self.manifest):
-            return restore(
-                node.id,
-                replace(node.kept, drops_fields=self.drops_fields),
-                groups,
-                graph.max_parallelism,
-                self.manifest.checkpoint,
-                [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
-                read,
-                touched,
-                backend=self.backend,
-            )
+        return (
+            node.id,
+            replace(node.kept, drops_fields=self.drops_fields),
+            groups,
+            graph.max_parallelism,
+            self.manifest.checkpoint,
+            [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
+            read,
+        )
+
+    def _groups(self, node: Node) -> range:
+        """The key groups whose state *node* has in this subtask."""
+        if self._is_placed_by_partition(node):
+            return range(self.plan.graph.max_parallelism)
+        return group_range(self.subtask, self.plan.parallelism, self.plan.graph.max_parallelism)
+
+    def _is_placed_by_partition(self, node: Node) -> bool:
+        return any(self.plan.graph.node(read.node).partitioned for read in node.inputs)
 
     def open_sink(
         self,
@@ -402,5 +482,5 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         apart = node.partitioned or node.type is UNKNOWN
         return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
     if node.kind is Kind.PROCESS:
-        return ops.Process(node.id, function, {name: [] for name in node.outputs})
+        return ops.Process(node.id, function, sides={name: [] for name in node.outputs})
     raise InvariantViolation(f"no operator for {node.kind}")

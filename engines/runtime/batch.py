@@ -1,4 +1,4 @@
-"""A batch: parallel lists of records, their origins and, if there are any, keys and times."""
+"""A batch: parallel lists of records, their origins and, if there are any, keys, times and floors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
 from typing import Any, Protocol
+
+from exactlyonce.pipeline.event_time import NO_FLOOR
 
 _append: Callable[[Any, Any], None] = list.append
 _exhaust = deque[Any](maxlen=0).extend
@@ -30,41 +32,52 @@ class Batch:
     """Canonical keys, below a `key_by`."""
     times: list[int] | None = None
     """Event times in milliseconds, where the graph needs them."""
+    floors: list[int] | None = None
+    """The floor of each late record: a time in ms, not below its own, up to which no window takes it. Others have
+    `NO_FLOOR`. None: no record is late."""
 
     def of(self, records: list[Any]) -> Batch:
         """*records* in place of these, one for each."""
-        return Batch(records, self.origins, self.keys, self.times)
+        return Batch(records, self.origins, self.keys, self.times, self.floors)
 
     def unkeyed(self, records: list[Any]) -> Batch:
         """*records* without keys in place of these, one for each."""
-        return Batch(records, self.origins, times=self.times)
+        return Batch(records, self.origins, times=self.times, floors=self.floors)
 
     def stemming(self, records: list[Any], places: Sequence[int]) -> Batch:
         """*records* without keys; each stems from the record at its place in *places*."""
         times = None if self.times is None else list(map(self.times.__getitem__, places))
-        return Batch(records, list(map(self.origins.__getitem__, places)), times=times)
+        floors = None if self.floors is None else list(map(self.floors.__getitem__, places))
+        return Batch(records, list(map(self.origins.__getitem__, places)), times=times, floors=floors)
 
     def keyed(self, keys: list[bytes]) -> Batch:
         """The same records with *keys*, one for each."""
-        return Batch(self.records, self.origins, keys, self.times)
+        return Batch(self.records, self.origins, keys, self.times, self.floors)
 
     def part(self, start: int, end: int) -> Batch:
         keys = None if self.keys is None else self.keys[start:end]
         times = None if self.times is None else self.times[start:end]
-        return Batch(self.records[start:end], self.origins[start:end], keys, times)
+        floors = None if self.floors is None else self.floors[start:end]
+        return Batch(self.records[start:end], self.origins[start:end], keys, times, floors)
 
     def where(self, kept: Sequence[bool]) -> Batch:
         keys = None if self.keys is None else list(compress(self.keys, kept))
         times = None if self.times is None else list(compress(self.times, kept))
-        return Batch(list(compress(self.records, kept)), list(compress(self.origins, kept)), keys, times)
+        floors = None if self.floors is None else list(compress(self.floors, kept))
+        return Batch(list(compress(self.records, kept)), list(compress(self.origins, kept)), keys, times, floors)
 
     def expanded(self, lists: Sequence[Sequence[Any]]) -> Batch:
         """The records of *lists*, one list for each of these records, without keys."""
         lengths = list(map(len, lists))
+
+        def repeated(items: Iterable[Any]) -> list[Any]:
+            return list(chain.from_iterable(map(repeat, items, lengths)))
+
         return Batch(
             list(chain.from_iterable(lists)),
-            list(chain.from_iterable(map(repeat, self.origins, lengths))),
-            times=None if self.times is None else list(chain.from_iterable(map(repeat, self.times, lengths))),
+            repeated(self.origins),
+            times=None if self.times is None else repeated(self.times),
+            floors=None if self.floors is None else repeated(self.floors),
         )
 
     def dealt(self, receivers: Sequence[int], count: int) -> list[Batch]:
@@ -78,22 +91,30 @@ class Batch:
         none: list[Any] = [None] * count
         keys = none if self.keys is None else shares(self.keys)
         times = none if self.times is None else shares(self.times)
-        return list(map(Batch, shares(self.records), shares(self.origins), keys, times))
+        floors = none if self.floors is None else shares(self.floors)
+        return list(map(Batch, shares(self.records), shares(self.origins), keys, times, floors))
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """The records of *batches*, which all have the same lists, in one batch."""
+    """The records of *batches*, which all have the same lists but for floors, in one batch."""
 
     def flat(lists: Iterable[Any]) -> list[Any] | None:
         given = [items for items in lists if items is not None]
         return list(chain.from_iterable(given)) if given else None
 
+    late = any(batch.floors is not None for batch in batches)
     return Batch(
         list(chain.from_iterable(batch.records for batch in batches)),
         list(chain.from_iterable(batch.origins for batch in batches)),
         flat(batch.keys for batch in batches),
         flat(batch.times for batch in batches),
+        flat(map(floors_of, batches)) if late else None,
     )
+
+
+def floors_of(batch: Batch) -> list[int]:
+    """The floor of each record of *batch*."""
+    return [NO_FLOOR] * len(batch.records) if batch.floors is None else batch.floors
 
 
 Push = Callable[[Batch], None]

@@ -12,9 +12,10 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch import Batch, floors_of
 from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.wire import wire_of
@@ -144,12 +145,13 @@ class BatchCodec:
 class OpenFrame:
     """A frame under construction, of the records of several batches."""
 
-    __slots__ = ("_keys", "_names", "_offsets", "_packed", "_partitions", "_times", "_topics", "size")
+    __slots__ = ("_floors", "_keys", "_names", "_offsets", "_packed", "_partitions", "_times", "_topics", "size")
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
         self._keys: list[bytes] | None = None
         self._times: array[int] | None = None
+        self._floors: array[int] | None = None
         self._names: dict[str | tuple[str, str], int] = {}
         """Places by topic, or by place and mark."""
         self._topics, self._partitions, self._offsets = array("H"), array("i"), array("q")
@@ -169,6 +171,9 @@ class OpenFrame:
             self.size += sum(map(len, batch.keys))
         if batch.times is not None:
             self._times = (self._times or array("q")) + array("q", batch.times)
+        if batch.floors is not None or self._floors is not None:
+            self._floors = self._floors or array("q", [NO_FLOOR]) * len(self)
+            self._floors += array("q", floors_of(batch))
         topics: list[Any] = [origin.topic() or "" for origin in batch.origins]
         if topics and hasattr(batch.origins[0], "mark"):
             marks = [getattr(origin, "mark", None) for origin in batch.origins]
@@ -184,8 +189,10 @@ class OpenFrame:
         coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
         names = [(name, None) if isinstance(name, str) else name for name in self._names]
         marks = [mark for _, mark in names]
-        times = b"" if self._times is None else self._times.tobytes()
-        rest = (times, marks) if any(mark is not None for mark in marks) else (times,) if times else ()
+        times, floors = (b"" if column is None else column.tobytes() for column in (self._times, self._floors))
+        rest: list[Any] = [times, marks if any(mark is not None for mark in marks) else [], floors]
+        while rest and not rest[-1]:
+            rest.pop()
         return _encode((records, self._keys, [name for name, _ in names], *coordinates, *rest))
 
 
@@ -241,12 +248,15 @@ class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
     """Empty if its batches had none."""
     marks: list[str | None] = []
     """Those of `names`; empty if all are topics."""
+    floors: bytes = b""
+    """Empty if no record is late."""
 
     def batch(self) -> Batch:
         topics, partitions, offsets = array("H", self.topics), array("i", self.partitions), array("q", self.offsets)
         times = list(array("q", self.times)) if self.times else None
+        floors = list(array("q", self.floors)) if self.floors else None
         marks = self.marks or [None] * len(self.names)
-        return Batch(self.records, Origins(self.names, marks, topics, partitions, offsets), self.keys, times)
+        return Batch(self.records, Origins(self.names, marks, topics, partitions, offsets), self.keys, times, floors)
 
 
 def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[_Frame[Any]]:

@@ -7,6 +7,9 @@ record; an outage becomes `Unavailable`, for which the job restarts.
 An operator breathes between chunks, for a user's function may take any time. A breath is like a turn of the loop
 between two batches: it polls writers, which hold only outputs of earlier batches. It takes no input and advances no
 snapshot, which would see state in the middle of a batch.
+
+A watermark goes from operator to operator between two batches. A `TimedOperator` passes it on once it has given all
+results that are due; see `engines.runtime.watermarks`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     ExactlyOnceError,
@@ -35,6 +40,7 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
@@ -105,6 +111,10 @@ class BatchOperator:
     activity: Activity = field(default_factory=Activity, kw_only=True)
     dead_letters: DeadLetterOutput | None = field(default=None, kw_only=True)
     """Takes the records on which the user's function raises; None: the job stops before such a record."""
+    sides: dict[str, list[Push]] = field(default_factory=dict, kw_only=True)
+    """The receivers by side output, for kinds with any. A function with state gets `emit` if there are some."""
+    ports: list[Port] = field(default_factory=list, kw_only=True)
+    """Where watermarks go: to all operators after this one. Empty in a graph without event time."""
 
     def __call__(self, batch: Batch) -> None:
         raise NotImplementedError
@@ -113,6 +123,15 @@ class BatchOperator:
         """Give a batch to the operators after this one."""
         for push in self.downstream:
             push(batch)
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        """Take a watermark; see `Port`."""
+        self.pass_on(watermark, idle=idle)
+
+    def pass_on(self, watermark: int, *, idle: bool) -> None:
+        """Give a watermark to the operators after this one."""
+        for port in self.ports:
+            port.advance(watermark, idle=idle)
 
     def error(self, origin: Origin, error: BaseException) -> RecordError | Unavailable:
         """The *error* that the user's function raised on the record at *origin*."""
@@ -128,7 +147,7 @@ class BatchOperator:
         done: list[Any] = []
         failed: list[tuple[int, BaseException]] = []
         entered_s = self.activity.enter(self.id)
-        for chunk in _chunks(len(batch.records)):
+        for chunk in chunks(len(batch.records)):
             end = min(chunk.stop, len(batch.records))
             records = iter(batch.records[chunk])
             while len(done) + len(failed) < end:
@@ -155,7 +174,8 @@ class BatchOperator:
         return self.dead_letters.add(batch, failed)
 
 
-def _chunks(records: int) -> Iterator[slice]:
+def chunks(records: int) -> Iterator[slice]:
+    """So many records in parts, between which an operator breathes."""
     return (slice(start, start + CHUNK_RECORDS) for start in range(0, records, CHUNK_RECORDS))
 
 
@@ -278,8 +298,6 @@ class Stateful(BatchOperator):
     table: Table[Any]
     flat: bool = False
     reduces: bool = False
-    sides: dict[str, list[Push]] = field(default_factory=dict)
-    """The receivers by side output. If there are any, the function gets `emit`."""
     clone: Callable[[Any], Any] | None = None
     """Copies a state that the function may change in place; None: it cannot, or there are no dead letters."""
 
@@ -295,7 +313,7 @@ class Stateful(BatchOperator):
             fn = self._surviving(self._reduced if self.reduces else fn, dead, emitted)
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
-        for chunk in _chunks(len(batch.records)):
+        for chunk in chunks(len(batch.records)):
             try:
                 outputs += run(fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
@@ -366,14 +384,13 @@ class Process(BatchOperator):
     """A function that emits to its main output and to side outputs."""
 
     fn: Callable[[Any, Callable[..., None]], Any]
-    sides: dict[str, list[Push]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> None:
         emitted = Emitted(batch, self.sides, main=self.downstream)
         fn, emit = self.fn, emitted.emit
         failed: list[tuple[int, BaseException]] = []
         entered_s = self.activity.enter(self.id)
-        for chunk in _chunks(len(batch.records)):
+        for chunk in chunks(len(batch.records)):
             for emitted.place, record in enumerate(batch.records[chunk], chunk.start):
                 try:
                     fn(record, emit)
@@ -389,6 +406,30 @@ class Process(BatchOperator):
 
 
 @dataclass(slots=True)
+class TimedOperator(BatchOperator):
+    """An operator that gives results when its watermark moves: a firing.
+
+    `TaskOperators.fire` calls `fire` between two batches, until all that is due is out. Only then the watermark goes
+    on.
+    """
+
+    firings: list[TimedOperator] = field(default_factory=list, kw_only=True)
+    """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
+    watermark: int = field(default=NO_WATERMARK, init=False)
+    """No earlier record comes: a record at or below it is late here, whatever its floor."""
+    idle: bool = field(default=False, init=False)
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        self.watermark, self.idle = max(self.watermark, watermark), idle
+        if not any(operator is self for operator in self.firings):
+            self.firings.append(self)
+
+    def fire(self, room: int) -> bool:
+        """Give about *room* results that are due at `watermark`, 1 at least; True if no other is due."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
 class Shuffle(BatchOperator):
     """The end of a task: it distributes records by key group. *send* takes (subtask, batch)."""
 
@@ -397,12 +438,18 @@ class Shuffle(BatchOperator):
     max_parallelism: int
     groups: set[int] | None = None
     """The key groups that were sent; None: not noted."""
+    tell: Callable[[Watermark], None] | None = field(default=None, kw_only=True)
+    """Gives a watermark to all subtasks; None: nobody waits for one."""
     _owners: list[int] = field(init=False)
     """The receiving subtask by key group."""
 
     def __post_init__(self) -> None:
         groups = range(self.max_parallelism)
         self._owners = [subtask_of(group, self.parallelism, self.max_parallelism) for group in groups]
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        if self.tell is not None:
+            self.tell(Watermark(watermark, idle))
 
     def groups_by_subtask(self) -> dict[int, list[int]]:
         """The key groups that were sent, by receiving subtask, in order."""
@@ -426,7 +473,6 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
     """The receivers of *producer*'s main output, or of side output *output*."""
     if output is None:
         return producer.downstream
-    assert isinstance(producer, Process | Stateful)
     return producer.sides.setdefault(output, [])
 
 

@@ -17,7 +17,15 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", array_like=True):
     """Whether it is a savepoint's: every input is held back after it, and the state is written whole."""
 
 
-Signal = Barrier
+class Watermark(msgspec.Struct, frozen=True, tag="watermark", array_like=True):
+    """The watermark of one sender; see `engines.runtime.watermarks`."""
+
+    value: int
+    """In ms."""
+    idle: bool = False
+
+
+Signal = Barrier | Watermark
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Signal).decode
+decode = msgspec.msgpack.Decoder[Signal](Signal).decode

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
 from operator import length_hint
 from typing import Any
 
@@ -19,11 +20,13 @@ from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.operators import facts_of, or_skip
+from exactlyonce.engines.runtime.operators import facts_of, or_skip, record_error
 from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
+from exactlyonce.engines.runtime.source_times import Runs, SourceTimes
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.pipeline.dead_letters import DeadLetter
+from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
+from exactlyonce.pipeline.moments import NoTime
 
 NAMED_MAX = 5
 """The skipped records that get a line each between two barriers; the others share one."""
@@ -79,6 +82,10 @@ class SourceDecoder:
         self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.place}
         self._sleep = sleep
         self._on_error, self._dead_letters = source.on_error, dead_letters
+        self.times: SourceTimes | None = None
+        """None: its records have no event time."""
+        if (event_time := source.event_time) is not None:
+            self.times, self._on_time_error = SourceTimes(event_time, before), event_time.on_error
         self._decoder = source.decoder()
 
     @property
@@ -86,7 +93,9 @@ class SourceDecoder:
         return sum(skipped.count for skipped in self.skipped.values())
 
     def noted(self, position: SourceOffset) -> SourceOffset:
-        """*position*, the next offset to decode in its partition, with the records skipped before it."""
+        """*position*, the next offset to decode in its partition, with the records skipped before it and the floor."""
+        if self.times is not None:
+            position = self.times.noted(position)
         count, last = self._before.get(position.partition, (0, ()))
         if (skipped := self.skipped.get(position.partition)) is not None:
             count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
@@ -101,12 +110,15 @@ class SourceDecoder:
             )
         self._named = self._unnamed = 0
 
-    def decode(self, messages: Sequence[Any]) -> Batch:
-        """The batch of *messages*. A bad one is an error, is skipped or becomes a dead letter, as the source says.
+    def decode(self, messages: Sequence[Any], runs: Runs | None = None) -> Batch:
+        """The batch of *messages*; *runs* tell their splits, if known.
+
+        A bad one is an error, is skipped or becomes a dead letter, as the source says; so is one without a usable time.
 
         Dead letters have left when this returns. Raises `Unavailable` if the codec still meets an outage after
         `RETRY_PAUSES_S`.
         """
+        read = len(messages)
         if self._skips:
             messages = self._without_skips(messages)
         parts, decode = self._decoder.parts(messages), self._decoder.decode
@@ -128,17 +140,57 @@ class SourceDecoder:
                     self._sleep(RETRY_PAUSES_S[retries])
                     retried, values = place, iter(parts[place:])
                 else:
-                    if (letter := self._left_out(messages[place], error)) is not None:
+                    if (letter := self._undecoded(messages[place], error)) is not None:
                         letters.append(letter)
                     bad.append(place)
             else:
                 break
+        origins = self._without(messages, bad, letters)
+        if self.times is None:
+            return Batch(records, origins)
+        return self._timed(self.times, Batch(records, origins), runs if len(origins) == read else None)
+
+    def _without(self, messages: Sequence[Any], bad: Sequence[int], letters: list[DeadLetter]) -> Sequence[Any]:
+        """*messages* without the *bad* ones, at these places; *letters* leave."""
         if not bad:
-            return Batch(records, messages)
-        if self._dead_letters is not None:
+            return messages
+        if letters and self._dead_letters is not None:
             self._dead_letters.push(letters, [messages[place] for place in bad])
         left_out = set(bad)
-        return Batch(records, [message for place, message in enumerate(messages) if place not in left_out])
+        return [message for place, message in enumerate(messages) if place not in left_out]
+
+    def _timed(self, source_times: SourceTimes, batch: Batch, runs: Runs | None) -> Batch:
+        """*batch* with times and floors, without the records that have no usable time. *runs* None: look at them."""
+        if not batch.records:
+            return batch
+        try:
+            times = source_times.times(batch.records, self._decoder.times_ms(batch.origins))
+        except USERS_ERRORS:
+            batch, times = self._usable(source_times, batch)
+            runs = None
+        if runs is None:
+            splits = groupby(origin.partition() or 0 for origin in batch.origins)
+            runs = [(split, sum(1 for _ in group)) for split, group in splits]
+        batch.times, batch.floors = times, source_times.late(times, runs)
+        return batch
+
+    def _usable(self, source_times: SourceTimes, batch: Batch) -> tuple[Batch, list[int]]:
+        """The records of *batch* that have a usable time, and their times."""
+        records: list[Any] = []
+        times: list[int] = []
+        bad: list[int] = []
+        letters: list[DeadLetter] = []
+        for place, (record, origin) in enumerate(zip(batch.records, batch.origins, strict=True)):
+            try:
+                times += source_times.times([record], self._decoder.times_ms([origin]))
+                records.append(record)
+            except USERS_ERRORS as error:
+                if is_outage(error):
+                    raise record_error("time=", self.id, origin, error) from error
+                if (letter := self._untimed(origin, error)) is not None:
+                    letters.append(letter)
+                bad.append(place)
+        return Batch(records, self._without(batch.origins, bad, letters)), times
 
     def _without_skips(self, messages: Sequence[Any]) -> list[Any]:
         """*messages* without those to leave out, each of which is counted and named."""
@@ -154,28 +206,51 @@ class SourceDecoder:
         return kept
 
     def time_ms(self, message: Any) -> int:
-        return self._decoder.time_ms(message)
+        """The timestamp of *message*."""
+        return next(iter(self._decoder.times_ms([message])))
 
-    def _left_out(self, message: Any, error: BaseException) -> DeadLetter | None:
-        """The letter of *message*; without dead letters it is counted as skipped; or raise."""
+    def _undecoded(self, message: Any, error: BaseException) -> DeadLetter | None:
+        problem = partial(self._decoder.problem, message, error)
+        return self._left_out(message, error, problem, "on_error", self._on_error, "the codec", "the type")
+
+    def _untimed(self, message: Any, error: BaseException) -> DeadLetter | None:
+        raised = f"time= raised {type(error).__name__}: {text_of(error)}{place_of(error)}"
+        problem = partial(str, text_of(error) if isinstance(error, NoTime) else raised)
+        return self._left_out(message, error, problem, "on_time_error", self._on_time_error, "time=", "time=")
+
+    def _left_out(
+        self,
+        message: Any,
+        error: BaseException,
+        problem: Callable[[], str],
+        option: str,
+        on_error: OnError,
+        raiser: str,
+        remedy: str,
+    ) -> DeadLetter | None:
+        """The letter of *message*; without dead letters it is counted as skipped; or raise. *on_error* is the value of
+        *option*, *raiser* the code that has raised *error*, and *remedy* what may have to be another."""
+
+        def sentence() -> str:
+            return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem()}.")
+
         if not is_bad_record(error):
             raise RecordError(
-                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
+                f"{sentence()} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
-                f"away, so on_error= does not leave it out. Fix the codec: let it raise ValueError for a bad record, "
+                f"away, so {option}= does not leave it out. Fix {raiser}: let it raise ValueError for a bad record, "
                 f"and exactlyonce.Unavailable for an outage{or_skip(message)}."
             ) from error
-        if self._on_error == "fail":
+        if on_error == "fail":
             raise RecordError(
-                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
-                f'the producer, or let the source keep such records elsewhere: on_error=DeadLetters("topic"), or skip '
-                f'them: on_error="skip"{or_skip(message)}.',
+                f"{sentence()} The job has stopped before it; nothing is lost. Fix {remedy} or the producer, or let "
+                f'the source keep such records elsewhere: {option}=DeadLetters("topic"), or skip them: '
+                f'{option}="skip"{or_skip(message)}.',
                 **facts_of(self.id, message),
             ) from error
-        if self._dead_letters is not None:
-            problem = sendable(self._decoder.problem(message, error))
-            return self._dead_letters.undecoded(message, error, problem)
-        self._count(message, lambda: self._undecodable(message, error))
+        if on_error != "skip" and self._dead_letters is not None:
+            return self._dead_letters.undecoded(message, error, sendable(problem()))
+        self._count(message, sentence)
         return None
 
     def _count(self, message: Any, why: Callable[[], str]) -> None:
@@ -201,10 +276,6 @@ class SourceDecoder:
                 f"{text_of(error)}{place_of(error)}. Nothing is skipped or lost: the record is decoded again."
             )
         )
-
-    def _undecodable(self, message: Any, error: BaseException) -> str:
-        problem = self._decoder.problem(message, error)
-        return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem}.")
 
 
 def _place(record: RawRecord) -> str:

@@ -123,6 +123,11 @@ class KeptState:
     def _of(self, indexes: Sequence[Index], groups: list[int]) -> Iterator[KeptEntry]:
         if not groups:
             return
+        if indexes[0].head.times is not None:
+            raise ConfigError(
+                f"Operator {self.operator!r} keeps windows of event time. A run goes on with them, at any parallelism; "
+                f"they cannot be shown, exported, or restored from a savepoint yet."
+            )
         stored: StoredState[Any] = StoredState(
             operator=self.operator,
             type=Any,

@@ -159,10 +159,16 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def is_stopped(spark: SparkSession) -> bool:
-    """Whether the program has stopped *spark*; PySpark's own calls then fail with an AttributeError."""
+    """Whether the program has stopped *spark*, or is about to; PySpark's own calls then fail with an AttributeError."""
     if is_connect(spark):
         return bool(spark.is_stopped)  # type: ignore[attr-defined]  # of Connect's class
-    return spark.sparkContext._jsc is None
+    context = spark.sparkContext._jsc
+    try:
+        return context is None or bool(context.sc().isStopped())
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        return False  # the JVM is gone, without a stop
 
 
 def runs_here(spark: SparkSession) -> bool:

@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
+from exactlyonce.engines.surroundings.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.kafka.sink import gives_times
@@ -27,19 +28,19 @@ from exactlyonce.sinks.writer import WritesToTopic
 TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
 Offsets = dict[str, dict[int, SourceOffset]]
 """Where to go on, by source and split."""
-Seen = Mapping[str, tuple[Topic | None, ...]]
-"""By topic, its state as each live broker knows it; see `Topics.seen_by_each`."""
+ELSEWHERE_TIMEOUT_MS = 5_000
+"""For one look at the topics of other clusters, between two heartbeats."""
 
 
 @dataclass
 class Inputs:
     """The inputs of an incarnation, and their partitions or other splits as they are now."""
 
-    topics: Topics
+    topics: InputTopics
     sources: Mapping[str, ReadsTopic]
     """Those that read topics."""
     described: Mapping[str, Topic]
-    """By topic name; ids never change, partitions only become more."""
+    """By place; ids never change, partitions only become more."""
     targets: dict[str, dict[int, int]]
     """The end of a bounded run, by source and partition: the last stable offsets at its start. A source without topic
     has none, and ends with its splits. Empty when unbounded."""
@@ -57,6 +58,10 @@ class Inputs:
         for finder in self._finders.values():
             finder.close()
 
+    def read(self, *, elsewhere: bool) -> list[ReadsTopic]:
+        """The sources that read topics of the checkpoints' cluster; *elsewhere*: of other clusters."""
+        return [source for source in self.sources.values() if (source.client is not None) == elsewhere]
+
     @property
     def ids(self) -> set[str]:
         """The sources."""
@@ -64,8 +69,8 @@ class Inputs:
 
     @property
     def counted(self) -> tuple[tuple[str, str, int], ...]:
-        """(source id, topic, partitions) of every source that reads a topic."""
-        return tuple((id, source.topic, self.described[source.topic].partitions) for id, source in self.sources.items())
+        """(source id, place, partitions) of every source that reads a topic."""
+        return tuple((id, source.place, self.described[source.place].partitions) for id, source in self.sources.items())
 
     def require_read(self, places: Iterable[RecordPlace]) -> None:
         """ConfigError where one of *places* is in no partition that the pipeline reads. Other splits may still come."""
@@ -75,8 +80,8 @@ class Inputs:
                 continue
             topic = self.described.get(place.topic)
             if topic is None or place.partition >= topic.partitions:
-                topics = self.described.values()
-                there = ", ".join([*(f"{topic.name} with {topic.partitions} partitions" for topic in topics), *others])
+                topics = self.described.items()
+                there = ", ".join([*(f"{name} with {topic.partitions} partitions" for name, topic in topics), *others])
                 raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
 
     def settled(
@@ -121,10 +126,10 @@ class Inputs:
             if id not in known:
                 self._find(id, ())
         in_topics = (
-            SourceOffset(id, source.topic, self.described[source.topic].topic_id, partition, offset)
+            SourceOffset(id, source.place, self.described[source.place].topic_id, partition, offset)
             for id, source in sorted(self.sources.items())
             if id not in known
-            for partition, offset in sorted(source.first_offsets(id, self.topics).items())
+            for partition, offset in sorted(source.first_offsets(id, self.topics.of(source)).items())
         )
         found = (start for id, starts in sorted(self._found.items()) if id not in known for start in starts.values())
         return (*in_topics, *found)
@@ -146,8 +151,8 @@ class Inputs:
         noted = {(offset.source, offset.partition) for offset in manifest.offsets}
         added = {
             id: {
-                p: SourceOffset(id, source.topic, self.described[source.topic].topic_id, p, 0)
-                for p in range(self.described[source.topic].partitions)
+                p: SourceOffset(id, source.place, self.described[source.place].topic_id, p, 0)
+                for p in range(self.described[source.place].partitions)
                 if (id, p) not in noted
             }
             for id, source in self.sources.items()
@@ -183,11 +188,10 @@ class Inputs:
 
         Called once everything that the next manifest will name has been read. *manifest* is the newest.
         """
-        if not self.targets:
-            self.find_splits(manifest.offsets)
-        described = {}
-        for name, known in self.described.items():
-            now = _now(known, seen_by_each[name])
+        described = dict(self.described)
+        for name, seen in seen_by_each.items():
+            known = described[name]
+            now = _now(known, seen)
             if now is None:
                 raise Halt(
                     f"Topic {name!r} was deleted since checkpoint {manifest.checkpoint}; its id was {known.topic_id}. "
@@ -210,7 +214,8 @@ class Inputs:
                 f"{sorted(self.ids)} now. A source is found again by its id: give it the old id, or start over "
                 f"with `exactlyonce reset {manifest.pipeline}`."
             )
-        places = {*self.described, *(source.place for source in self.others.values())}
+        read = {source.place: source for source in self.sources.values()}
+        places = {*read, *(source.place for source in self.others.values())}
         for name, in_topic in sorted({(offset.topic, offset.in_topic) for offset in manifest.offsets}):
             if name not in places:
                 what = "topic" if in_topic else "place"
@@ -218,17 +223,17 @@ class Inputs:
                     f"Checkpoint {manifest.checkpoint} was read from {what} {name!r}, which the pipeline reads no "
                     f"longer. Give the source its old {what}, {_reset(manifest)}."
                 )
-            if in_topic:
-                require_unread(self.topics, manifest, self.described[name])
+            if name in read:
+                require_unread(self.topics.of(read[name]), manifest, self.described[name], name)
         self.find_splits(manifest.offsets)
 
 
-def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
-    """Raise Halt if *topic* is not the one that *manifest* has read, or if records after Sn are missing."""
-    name, offsets = topic.name, [offset for offset in manifest.offsets if offset.topic == topic.name]
+def require_unread(topics: Topics, manifest: Manifest, topic: Topic, place: str) -> None:
+    """Raise Halt if *topic* is not the one that *manifest* has read at *place*, or if records after Sn are missing."""
+    name, offsets = place, [offset for offset in manifest.offsets if offset.topic == place]
     if offsets[0].topic_id != topic.topic_id:
         raise _made_anew(manifest, name, offsets[0].topic_id, topic.topic_id)
-    first, end = topics.start_offsets(name), topics.end_offsets(name, committed=False)
+    first, end = topics.start_offsets(topic.name), topics.end_offsets(topic.name, committed=False)
     added = sorted(first.keys() - {read.partition for read in offsets})
     for read in (*offsets, *(SourceOffset("", name, "", partition, 0) for partition in added)):
         if read.partition not in first:
@@ -244,7 +249,7 @@ def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
         if read.offset > end[read.partition]:
             raise _truncated(manifest, read, f"the topic ends at {end[read.partition]}")
     for source in sorted({read.source for read in offsets}):
-        _require_epochs(topics, manifest, name, [read for read in offsets if read.source == source])
+        _require_epochs(topics, manifest, topic.name, [read for read in offsets if read.source == source])
 
 
 def _require_epochs(topics: Topics, manifest: Manifest, name: str, offsets: list[SourceOffset]) -> None:
@@ -441,24 +446,31 @@ class PipelineTopics:
         self.added: Offsets = {}
         """The first offsets of partitions that the newest manifest lacks."""
         self._topics, self._graph, self._parallelism, self._note = topics, graph, parallelism, note
+        self._input_topics = InputTopics(topics)
         self._bounded = bounded
+
+    def close(self) -> None:
+        """Close the connections to sources that are not in the cluster of the checkpoints."""
+        self._input_topics.close()
+        if hasattr(self, "inputs"):
+            self.inputs.close()
 
     def look_at_inputs(self) -> None:
         """Look at every input topic; TopicError for a missing one."""
-        topics = self._topics
+        topics = self._input_topics
         sources, others = by_kind(self._graph)
-        described = topics.describe(sorted({source.topic for source in sources.values()}))
+        described = topics.describe(sources.values())
         targets: dict[str, dict[int, int]] = {}
         if self._bounded:
-            targets = {id: topics.end_offsets(source.topic, committed=True) for id, source in sources.items()}
-            targets |= {id: {} for id in others}
+            ends = ((id, topics.of(source).end_offsets(source.topic, committed=True)) for id, source in sources.items())
+            targets = {**dict(ends), **{id: {} for id in others}}
         self.inputs = Inputs(topics, sources, described, targets, others)
 
     def look_at_outputs(self) -> None:
         """Look at every output topic; TopicError for a missing one that the sink does not create."""
         nodes = [node for node in self._graph.sinks if node.sink and node.sink.topic]
         sinks = {node.id: cast("WritesToTopic", node.sink) for node in nodes}
-        inputs = {node.source.topic for node in self._graph.sources if node.source is not None}
+        inputs = {node.source.place for node in self._graph.sources if node.source is not None}
         described: dict[str, Topic] = {}
         for id, sink in sinks.items():
             if sink.topic in inputs:
@@ -487,11 +499,18 @@ class PipelineTopics:
                 self.inputs.check_continuity(manifest)
                 return self._note_empty(manifest.offsets)
             case ask.LookAtInputs(newest):
-                return self._take_note(newest, self._topics.seen_by_each(self.inputs.described, APPEND_TIMEOUT_MS))
+                here = self.inputs.read(elsewhere=False)
+                self._find_splits(newest)
+                return self._take_note(newest, self._input_topics.seen_by_each(here, APPEND_TIMEOUT_MS))
+            case ask.LookElsewhere(newest):
+                elsewhere = self.inputs.read(elsewhere=True)
+                return self._take_note(newest, self._input_topics.seen_by_each(elsewhere, ELSEWHERE_TIMEOUT_MS))
             case ask.LookAtTopics(newest):
-                names = (*self.inputs.described, *self.outputs.described)
-                seen = self._topics.seen_by_each(names, APPEND_TIMEOUT_MS)
-                self._take_note(newest, seen)
+                here = self.inputs.read(elsewhere=False)
+                read = [source.topic for source in here]
+                seen = self._topics.seen_by_each((*read, *self.outputs.described), APPEND_TIMEOUT_MS)
+                self._find_splits(newest)
+                self._take_note(newest, {name: seen[name] for name in read})
                 return self.outputs.look_again(newest, seen)
             case ask.GoOnFrom(manifest):
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
@@ -506,6 +525,10 @@ class PipelineTopics:
     def _note_empty(self, noted: Sequence[SourceOffset]) -> None:
         for empty in self.inputs.without_splits(noted):
             self._note(empty)
+
+    def _find_splits(self, newest: Manifest) -> None:
+        if not self.inputs.targets:
+            self.inputs.find_splits(newest.offsets)
 
     def _take_note(self, newest: Manifest, seen: Seen) -> None:
         before = self.inputs.described

@@ -56,7 +56,13 @@ class LakeCommitter:
             return _Change(ledger, due)
 
         _, table = self._changed(change)
-        table.forget([committable.body for committable in committables if committable.records])
+        try:
+            table.forget([committable.body for committable in committables if committable.records])
+        except StoreError as error:  # given up as lost, a later sweep would remove files of the table
+            raise StoreUnavailable(
+                f"{error} The output is in the table, and nothing of it is lost; what was set aside for it must be "
+                f"removed."
+            ) from error
         return bool(due)
 
     def _changed(self, change: Callable[[SinkLedger], _Change]) -> tuple[SinkLedger, LoadedTable]:
@@ -71,6 +77,10 @@ class LakeCommitter:
             try:
                 table.commit(after, staged, max((one.checkpoint for one in committables), default=0))
             except Conflict:
+                continue
+            except StoreError:  # a commit of the same removes what was set aside, once it is done
+                if self.lake.load().ledger == before:
+                    raise
                 continue
             return after, table
         raise StoreUnavailable(

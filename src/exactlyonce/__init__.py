@@ -2,6 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
+from exactlyonce.pipeline.aggregates import (
+    Aggregate,
+    Count,
+    CountDistinct,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    TopN,
+)
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
@@ -25,44 +37,60 @@ from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream
+from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, WindowedStream
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 if TYPE_CHECKING:
     from exactlyonce.sinks.kafka.dead_letters import DeadLetters
 
 __all__ = [
+    "Aggregate",
     "AvroCodec",
     "BrokerUnavailable",
     "BytesCodec",
     "Codec",
     "ConfigError",
     "Context",
+    "Count",
+    "CountDistinct",
     "DeadLetters",
     "Emit",
     "ExactlyOnceError",
     "Feedback",
     "Fenced",
+    "First",
     "GraphError",
     "Halt",
+    "Hopping",
     "InvariantViolation",
     "JsonCodec",
     "JsonSchemaCodec",
     "KeyedStream",
+    "Last",
+    "Max",
+    "Mean",
+    "Min",
     "Operator",
     "Output",
     "Pipeline",
     "ProtobufCodec",
     "Record",
     "RecordError",
+    "Session",
     "SideEmit",
     "StoreError",
     "StoreUnavailable",
     "StrCodec",
     "Stream",
+    "Sum",
+    "TopN",
     "TopicError",
+    "Tumbling",
     "Unavailable",
     "Undetermined",
     "UserError",
+    "Windowed",
+    "WindowedStream",
 ]
 
 if not TYPE_CHECKING:  # else mypy would accept any name

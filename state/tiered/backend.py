@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.state.backend import Table
+from exactlyonce.state.backend import Table, TimedTable
 from exactlyonce.state.stored import StoredState
 
 S = TypeVar("S")
@@ -30,11 +30,22 @@ class RocksDBBackend:
         """The table; nothing is read from blocks until a record, or `fetch`, wants it."""
         from exactlyonce.state.tiered.table import TieredTable
 
-        has_all = len(stored.groups) == stored.max_parallelism  # other workers may have all, too
-        worker = self._worker if has_all else ""
-        table: TieredTable[S] = TieredTable(stored, self._folder / stored.operator, self._memory, worker)
+        table: TieredTable[S] = TieredTable(stored, *self._place(stored))
         self._tables.append(table)
         return table
+
+    def timed_table(self, stored: StoredState[S], *, by_key: bool = False) -> TimedTable[S]:
+        """The same; a key group is also read from blocks when one of its slots ends."""
+        from exactlyonce.state.tiered.timed import TieredTimedTable
+
+        table: TieredTimedTable[S] = TieredTimedTable(stored, *self._place(stored), by_key=by_key)
+        self._tables.append(table)
+        return table
+
+    def _place(self, stored: StoredState[Any]) -> tuple[Path, Any, str]:
+        """The folder, the memory and the worker's name for a table."""
+        has_all = len(stored.groups) == stored.max_parallelism  # other workers may have all, too
+        return self._folder / stored.operator, self._memory, self._worker if has_all else ""
 
     def delete_others(self, operators: Collection[str]) -> None:
         """Delete the files of operators that the pipeline no longer has; it has *operators*."""

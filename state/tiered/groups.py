@@ -6,7 +6,7 @@ until then, so nothing that is read hides a change.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 from exactlyonce.state.merging import Merging
@@ -28,6 +28,8 @@ class TableGroups:
         self.counts = dict.fromkeys(self.all, 0)
         """About how many keys each has that was read; exact after an image."""
         self.merging = Merging(stored.credit, stored.share)
+        self.reads: Callable[[int, Collection[bytes]], None] = _unnoted
+        """Called with each key group that was read, and its keys."""
         self._stored = stored
         self._store = files.store
         self._memory = memory
@@ -77,8 +79,13 @@ class TableGroups:
                 other, self._partly_read = self._partly_read, group
                 yield from self._store.load(group, state.states)
                 self.counts[group] = len(state.states)
+                self.reads(group, state.states)
                 for checkpoint, entries in state.increments:
                     self.merging.incremented(group, checkpoint, entries)
                 self.unread.discard(group)
                 self._partly_read = other
             yield
+
+
+def _unnoted(group: int, keys: Collection[bytes]) -> None:
+    """The default for `TableGroups.reads`."""

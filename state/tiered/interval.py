@@ -10,15 +10,15 @@ increments are then read from. Intervals are encoded in order, each once, in sli
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby, islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import compress, groupby, islice
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, INCREMENT
+from exactlyonce.state.slots import KeyLayout, TableTimes
 from exactlyonce.state.snapshot import BlockSequence
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.tiered.files import LocalFiles
@@ -41,8 +41,13 @@ class TableResources(Generic[S]):
     files: LocalFiles
     state_type: StateType[S]
     groups: TableGroups
-    max_parallelism: int
+    layout: KeyLayout
     memory: TableMemory
+    times: TableTimes | None = None
+    new_layer: Callable[[], dict[bytes, S | None]] = dict
+    """Makes the dict for a layer."""
+    first_places: dict[int, bytes] = field(default_factory=dict)
+    """By key group, where the places begin that the store has not dropped."""
     slice_entries: int = _ENTRIES_AT_FIRST
     """How many entries make a slice of `SLICE_BYTES`, judging by the last ones."""
 
@@ -53,7 +58,7 @@ class TieredInterval(Generic[S]):
     def __init__(self, table: TableResources[S], number: int) -> None:
         self.checkpoint = 0
         """The checkpoint at whose barrier it ends; 0 before that."""
-        self.layers: list[dict[bytes, S | None]] = [{}]
+        self.layers: list[dict[bytes, S | None]] = [table.new_layer()]
         """Those that are not settled, oldest first."""
         self.settled = False
         self.blocks: BlockSequence = ()
@@ -63,6 +68,10 @@ class TieredInterval(Generic[S]):
         self.number = number
         self.spilled = 0
         """Changes that were noted in the store."""
+        self.dropped: set[int] = set()
+        """Key groups whose slots were dropped."""
+        self._first_places: dict[int, bytes] = {}
+        """By key group, where the places begin that are there at the barrier."""
         self._table = table
         self._spilling: Iterator[None] = iter(())
         self._dealt: dict[int, list[Entry]] = defaultdict(list)
@@ -78,6 +87,8 @@ class TieredInterval(Generic[S]):
     def freeze(self, checkpoint: int, *, whole: bool = False) -> TieredInterval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
+        if self._table.times is not None:
+            self._first_places = {group: self._table.times.first_place(group) for group in self._table.times.floors}
         self._slices = self._encode()
         return TieredInterval(self._table, self.number + 1)
 
@@ -91,7 +102,7 @@ class TieredInterval(Generic[S]):
         """Settle a slice of this interval, before its barrier; all older intervals are settled."""
         if next(self._spilling, _DONE) is _DONE:
             self.spilled += len(self.layers[-1])
-            self.layers.append({})
+            self.layers.append(self._table.new_layer())
             self._spilling = self._settle_oldest(noted=True)
 
     def _encode(self) -> Iterator[None]:
@@ -102,7 +113,9 @@ class TieredInterval(Generic[S]):
         merged = self._choose()
         yield from self._settle()
         self._view = files.store.view()
-        self.blocks = self._writer = IntervalBlocks(files.store, self._view, self._table.state_type, self.checkpoint)
+        self.blocks = self._writer = IntervalBlocks(
+            files.store, self._view, self._table.state_type, self._table.layout, self.checkpoint
+        )
         if self.spilled:  # else a process that takes the files would find it among the changes of its own intervals
             files.store.forget(self.number)
         if not groups.unread:
@@ -111,6 +124,7 @@ class TieredInterval(Generic[S]):
         yield  # settling goes no further: `written` is right only once older intervals are encoded
         if self._whole:  # a key group without a block is in the changes alone, and gets an image there
             merged = set(groups.written)
+        merged |= {group for group in self.dropped & groups.written if not groups.counts.get(group)}
         for group in sorted(merged):
             yield from self._image(group)
         for group, changes in self._changes():
@@ -136,6 +150,12 @@ class TieredInterval(Generic[S]):
         yield from self._spilling
         while self.layers:
             yield from self._settle_oldest(noted=bool(self.spilled))
+        starts = self._table.first_places
+        self._table.files.wait()
+        for group in sorted(self.dropped):
+            self._table.files.store.drop(group, starts.get(group, b""), self._first_places[group])
+            starts[group] = self._first_places[group]
+        yield
 
     def _settle_oldest(self, *, noted: bool) -> Iterator[None]:
         """Write the oldest layer to the store, in slices; lookups use the layer until all of it is written."""
@@ -143,7 +163,13 @@ class TieredInterval(Generic[S]):
         table.files.wait()
         items = iter(self.layers[0].items())
         while some := list(islice(items, min(SLICE_ENTRIES, table.slice_entries))):
-            groups = key_groups([key for key, _ in some], table.max_parallelism)
+            groups = table.layout.groups([key for key, _ in some])
+            if self.dropped:
+                kept = [key >= self._first_place(group) for (key, _), group in zip(some, groups, strict=True)]
+                some, groups = list(compress(some, kept)), list(compress(groups, kept))
+                if not some:
+                    yield
+                    continue
             packed = iter(table.state_type.pack([state for _, state in some if state is not None]))
             entries = [
                 (group, key, b"" if state is None else next(packed))
@@ -173,13 +199,27 @@ class TieredInterval(Generic[S]):
             return
         noted = self._table.files.store.changes(self._view, self.number, SLICE_ENTRIES)
         for group, same in groupby(noted, key=itemgetter(0)):
-            yield group, SectionSource((entries for _, entries in same), 0, interval=self.number)
+            slices = self._present(group, (entries for _, entries in same))
+            yield group, SectionSource(slices, 0, interval=self.number)
+
+    def _first_place(self, group: int) -> bytes:
+        """Where the places of *group* begin that are there at the barrier, as far as it is known."""
+        if self.checkpoint or self._table.times is None:
+            return self._first_places.get(group, b"")
+        return self._table.times.first_place(group)
+
+    def _present(self, group: int, slices: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
+        """*slices* of *group* without places that were dropped: noted changes, or a key group read meanwhile."""
+        first = self._first_places.get(group, b"")
+        return (
+            filter(None, ([entry for entry in entries if entry[0] >= first] for entries in slices)) if first else slices
+        )
 
     def _image(self, group: int) -> Iterator[None]:
         """Write the whole of *group* as it was at the barrier."""
         groups, before = self._table.groups, self._writer.entries_written
         groups.merging.imaged(group)
-        slices = self._table.files.store.group(self._view, group, SLICE_ENTRIES)
+        slices = self._present(group, self._table.files.store.group(self._view, group, SLICE_ENTRIES))
         yield from self._writer.write(group, IMAGE, SectionSource(slices, groups.counts.get(group, 0)))
         groups.counts[group] = self._writer.entries_written - before
 

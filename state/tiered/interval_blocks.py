@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, EncodedKeys, encode_keys
+from exactlyonce.state.slots import KeyLayout
 from exactlyonce.state.state_type import StateType, joined
 from exactlyonce.state.tiered.store import Entry, LocalStore
 
@@ -51,10 +52,13 @@ class _Released(NamedTuple):
 class IntervalBlocks:
     """Cuts entries into sections, packs them into blocks, and has these by number."""
 
-    def __init__(self, store: LocalStore, view: Any, state_type: StateType[Any], checkpoint: int) -> None:
+    def __init__(
+        self, store: LocalStore, view: Any, state_type: StateType[Any], layout: KeyLayout, checkpoint: int
+    ) -> None:
         """Sections are read again from *view*."""
         self.entries_written = 0
         self._store, self._view = store, view
+        self._layout = layout
         self._format = state_type.operator, checkpoint, state_type.version
         self._encoder = BlockEncoder(*self._format)
         self._bytes_per_entry = 0.0
@@ -81,7 +85,7 @@ class IntervalBlocks:
 
     def _write_section(self, group: int, kind: int, entries: list[Entry], source: SectionSource) -> None:
         """Write *entries* as a section, or as several if they are large."""
-        (keys, states), count = _encoded_section(entries), len(entries)
+        (keys, states), count = self._encoded_section(entries), len(entries)
         size = len(keys.body) + len(states)
         if size > _SECTION_TARGET and count > 1:
             self._write_section(group, kind, entries[: count // 2], source)
@@ -118,15 +122,14 @@ class IntervalBlocks:
         for section, origin in zip(released.header.sections, released.origins, strict=True):
             entries = self._store.entries(self._view, section.group, origin.interval, origin.first_key)
             present = (entry for entry in entries if entry[1] or section.kind != IMAGE)
-            encoded = _encoded_section(list(islice(present, section.entries)))
+            encoded = self._encoded_section(list(islice(present, section.entries)))
             require(encoder.add(section.group, section.kind, *encoded, section.entries) is None, "they fit one block")
         block = encoder.flush()
         require(block is not None and block.header == released.header, "a view shows the same whenever it is read")
         assert block is not None
         return block
 
-
-def _encoded_section(entries: list[Entry]) -> tuple[EncodedKeys, bytes]:
-    keys, packed = [key for key, state in entries if state], [state for _, state in entries if state]
-    deleted = [key for key, state in entries if not state] if len(keys) < len(entries) else []
-    return encode_keys(keys, deleted), joined(packed)
+    def _encoded_section(self, entries: list[Entry]) -> tuple[EncodedKeys, bytes]:
+        keys, packed = [key for key, state in entries if state], [state for _, state in entries if state]
+        deleted = [key for key, state in entries if not state] if len(keys) < len(entries) else []
+        return encode_keys(keys, deleted, self._layout), joined(packed)

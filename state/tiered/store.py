@@ -34,6 +34,7 @@ from rocksdict import (
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
 from exactlyonce.state.errors import SnapshotDeclined
+from exactlyonce.state.slots import SLOT_BYTES
 from exactlyonce.state.tiered.memory import Memory
 
 _CHANGES = 0xFFFF
@@ -202,6 +203,30 @@ class LocalStore:
                 return
             yield some
             place = some[-1][0] + b"\0"
+
+    def slot(self, group: int, slot: bytes, slice_entries: int) -> Iterator[list[Entry]]:
+        """The newest entries of a key group that begin with *slot*, in order, in slices."""
+        for some in self._slices(self.view(), _PREFIXES[group] + slot, slice_entries):
+            yield [(place[2:], packed) for place, packed in some]
+
+    def slots(self, group: int) -> Iterator[bytes]:
+        """The slots of the places in a key group, packed, in order: one look for each."""
+        view, prefix, place = self.view(), _PREFIXES[group], _PREFIXES[group]
+        while True:
+            with self._asked():
+                some = _from(view, prefix, place, 1)
+            if not some:
+                return
+            place = some[0][0][: 2 + SLOT_BYTES]
+            yield place[2:]
+            if (beyond := int.from_bytes(place[2:]) + 1) >> 8 * SLOT_BYTES:
+                return
+            place = prefix + beyond.to_bytes(SLOT_BYTES)
+
+    def drop(self, group: int, start: bytes, end: bytes) -> None:
+        """Delete the entries of a key group from *start* up to *end*."""
+        with self._asked():
+            self._db.delete_range(_PREFIXES[group] + start, _PREFIXES[group] + end)
 
     def forget(self, interval: int) -> None:
         """Delete the noted changes of *interval*."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.state.batches import BatchTable
+from exactlyonce.state.batches import BatchTable, StatesTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.index import index_digest
 from exactlyonce.state.snapshot import Snapshot, SnapshotHistory
@@ -38,12 +36,19 @@ DISCARDED_PER_BATCH = 2048
 ITEMS_SLICE = 1024
 
 
-class TieredTable(BatchTable[S]):
-    """A `Table`; see the module."""
+class TieredStates(StatesTable[S]):
+    """The common part of tiered tables; see the module."""
 
-    def __init__(self, stored: StoredState[S], folder: Path, memory: Memory, worker: str = "") -> None:
+    def __init__(
+        self,
+        stored: StoredState[S],
+        folder: Path,
+        memory: Memory,
+        worker: str = "",
+        new_layer: Callable[[], dict[bytes, S | None]] = dict,
+    ) -> None:
         self.operator = stored.operator
-        self.max_parallelism = stored.max_parallelism
+        self._layout = stored.layout
         self.state_type = StateType(stored.operator, stored.type)
         self._memory = TableMemory(memory)
         wanted = Marker(
@@ -54,7 +59,7 @@ class TieredTable(BatchTable[S]):
         self._files = LocalFiles(folder, wanted, memory, worker)
         self._groups = TableGroups(stored, self._files, self._memory)
         self._resources: TableResources[S] = TableResources(
-            self._files, self.state_type, self._groups, stored.max_parallelism, self._memory
+            self._files, self.state_type, self._groups, self._layout, self._memory, stored.times, new_layer
         )
         self._states: dict[bytes, S | None] = {}
         self._cold: dict[bytes, S | None] = {}
@@ -70,31 +75,19 @@ class TieredTable(BatchTable[S]):
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def apply(
-        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
-    ) -> list[O]:
-        """See `Table.apply`."""
-        return self._in_parts(partial(super().apply, fn), keys, records)
-
-    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
-        """See `Table.reduce`."""
-        return self._in_parts(partial(super().reduce, fn), keys, records)
-
     def _in_parts(
-        self, go: Callable[[Sequence[bytes], Sequence[R]], list[O]], keys: Sequence[bytes], records: Sequence[R]
-    ) -> list[O]:
+        self, go: Callable[[Sequence[bytes], Sequence[R]], None], keys: Sequence[bytes], records: Sequence[R]
+    ) -> None:
         """Call *go* with no more keys at once than there is memory for their states."""
         require(len(keys) == len(records), "every record has a key")
-        if len(keys) <= self._memory.together_max:
-            return go(keys, records)
-        outputs = list[O]()
-        while (start := len(outputs)) < len(keys):
+        start = 0
+        while start < len(keys):
             end = start + self._memory.together_max
             try:
-                outputs += go(keys[start:end], records[start:end])
+                go(keys[start:end], records[start:end])
             except ApplyFailed as error:
                 raise ApplyFailed(start + error.index) from error.__cause__
-        return outputs
+            start = end
 
     def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
         states, self._batch_keys = self._states, len(keys)
@@ -135,7 +128,7 @@ class TieredTable(BatchTable[S]):
                 keys = [key for key in keys if key not in layer]
         if not keys:
             return
-        groups = key_groups(keys, self.max_parallelism)
+        groups = self._layout.groups(keys)
         own = self._groups.counts.keys()
         require(own >= set(groups), f"all keys are of the key groups {sorted(own)}")
         if self._groups.unread:
@@ -199,11 +192,11 @@ class TieredTable(BatchTable[S]):
 
     @property
     def full(self) -> str:
-        """See `Table.full`."""
+        """See `KeyedState.full`."""
         return self._files.store.no_room()
 
     def fetch(self) -> bool:
-        """See `Table.fetch`."""
+        """See `KeyedState.fetch`."""
         if not self._groups.unread or self.full:
             return False
         self._groups.read_slice()
@@ -212,13 +205,15 @@ class TieredTable(BatchTable[S]):
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> Snapshot:
-        """See `Table.freeze`."""
+        """See `KeyedState.freeze`."""
         whole = self._history.begin(checkpoint, base, whole=whole)
         self._forget_settled()
         self._history.intervals.append(self._interval)
         self._unsettled.append(self._interval)
         self._interval = self._interval.freeze(checkpoint, whole=whole)
-        return Snapshot(self._history, base, self.state_type, self.max_parallelism, whole=whole, sealed=self._sealed)
+        return Snapshot(
+            self._history, base, self.state_type, self._layout.max_parallelism, whole=whole, sealed=self._sealed
+        )
 
     def _sealed(self, checkpoint: int, parts: tuple[bytes, ...]) -> None:
         self._files.completed(min(self._history.chains))
@@ -226,13 +221,13 @@ class TieredTable(BatchTable[S]):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, key: bytes) -> S | None:
+    def _get(self, key: bytes) -> S | None:
         if key not in self._states:
             self._find([key])
             self._absent = []
         return self._states[key]
 
-    def items(self) -> Iterator[tuple[bytes, S]]:
+    def _items(self) -> Iterator[tuple[bytes, S]]:
         self._groups.read(self._groups.unread)
         newest: dict[bytes, S | None] = {}
         for layer in reversed([*self._layers()]):
@@ -252,3 +247,27 @@ class TieredTable(BatchTable[S]):
         """At a clean end: delete the local files, except saved ones."""
         self._history.intervals, self._unsettled = [], []  # their views would keep the database open
         self._files.close()
+
+
+class TieredTable(TieredStates[S], BatchTable[S]):
+    """A `Table`; see the module."""
+
+    def apply(
+        self, fn: Callable[[S | None, R], tuple[S | None, O]], keys: Sequence[bytes], records: Sequence[R]
+    ) -> list[O]:
+        """See `Table.apply`."""
+        outputs, apply = list[O](), super().apply
+        self._in_parts(lambda keys, records: outputs.extend(apply(fn, keys, records)), keys, records)
+        return outputs
+
+    def reduce(self, fn: Callable[[S, S], S], keys: Sequence[bytes], records: Sequence[S]) -> list[S]:
+        """See `Table.reduce`."""
+        outputs, reduce = list[S](), super().reduce
+        self._in_parts(lambda keys, records: outputs.extend(reduce(fn, keys, records)), keys, records)
+        return outputs
+
+    def get(self, key: bytes) -> S | None:
+        return self._get(key)
+
+    def items(self) -> Iterator[tuple[bytes, S]]:
+        return self._items()

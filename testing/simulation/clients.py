@@ -484,7 +484,7 @@ class SimulatedClients:
     def block_reader(self) -> FetchedBlocks:
         return self.blocks
 
-    def consumers(self, topic: str) -> Consumers:
+    def consumers(self, topic: str, client: Any = None) -> Consumers:
         def make(_: Mapping[str, Any]) -> Any:
             return SimulatedConsumer(self.process, topic)
 

@@ -73,6 +73,7 @@ class SimulatedJob(Job):
             self.world.settings,
             parallelism=coordinator.plan.parallelism,
             until="latest",
+            drain=self.world.drains,
         )
         report = Report(self.world.graph.pipeline_id, [EventReporter(self._told)], str)
         super().__init__(coordinator.plan, options, ExponentialDelay(20, 200), coordinator, report)

@@ -61,6 +61,8 @@ class SimulatedWorld:
     """The checkpoint topic."""
     outside: OutsideBlocks | None = None
     load: Load | None = None
+    drains: bool = False
+    """Whether windows close at the end."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -254,6 +254,21 @@ class SourceContract(Contract):
         reader.until(lambda: reader.reader.lag() == 0, "All has been handed out, and the lag is not 0.")
         assert reader.reader.waiting == "", "Nothing is waited for that does not answer."
 
+    def test_quiet(self) -> None:
+        """A split is quiet once all its records were returned, unless it has ended."""
+        self.filled()
+        reader = self.reader()
+        while len(reader.records) < SPLITS * 20:
+            reader.poll(2)
+            early = {split: reader.of(split)[-1:] for split in reader.reader.quiet() if len(reader.of(split)) < 20}
+            assert not early, f"Splits are said to be quiet after these records, and others are unread: {early}."
+
+        def all_quiet() -> bool:
+            ended = {position.partition for position in reader.reader.positions() if position.ended}
+            return {*reader.reader.quiet(), *ended} == {*range(SPLITS)}
+
+        reader.until(all_quiet, "All has been handed out, and not all splits are quiet.")
+
     # --- splits that come, records that go ----------------------------------------------------------------------------
 
     def test_a_split_is_added(self) -> None:
@@ -331,7 +346,7 @@ class SourceContract(Contract):
     def test_times(self) -> None:
         """A record has its time in milliseconds, by which backfilled splits are kept in step."""
         self.append(0, texts(0, 0, 2))
-        times_ms = [SourceDecoder(SOURCE, self.readable()).time_ms(record) for record in self._raw(2)]
+        times_ms = [*self.readable().decoder().times_ms(self._raw(2))]
         valid = all(isinstance(time_ms, int) and time_ms >= 0 for time_ms in times_ms)
         assert valid, f"Times are milliseconds since 1970: {times_ms}"
 
@@ -419,6 +434,6 @@ class Following:
 
 
 class _NoClients:
-    def consumers(self, topic: str) -> Any:
+    def consumers(self, topic: str, client: Any = None) -> Any:
         """Refuse: a source that reads no topic needs no consumers."""
         raise NotImplementedError(f"consumers of {topic}: write `clients` in the test class")

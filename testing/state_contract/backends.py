@@ -23,6 +23,7 @@ from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, OPERATOR, StateBlocks, Subtasks, key_of
+from exactlyonce.testing.state_contract.timed import TimedTableContract
 
 KEYS = range(60)
 AT_BARRIER = "A snapshot is the state at its barrier, whatever records do after it: set the interval aside, or clone."
@@ -48,7 +49,7 @@ def _fill(cart: Cart | None, item: int) -> tuple[Cart | None, Cart | None]:
     return cart, cart
 
 
-class StateBackendContract:
+class StateBackendContract(TimedTableContract):
     """See the package."""
 
     def backend(self) -> StateBackend:

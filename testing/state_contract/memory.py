@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key, key_group
-from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
+from exactlyonce.state.backend import KeyedState, StateBackend, Table, TableSnapshot, TimedTable
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.key_groups import group_range, subtask_of
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import restore, restore_timed
 
 OPERATOR = "totals"
 MAX_PARALLELISM = 8
+T = TypeVar("T", bound=KeyedState)
 
 
 class StateBlocks:
@@ -60,32 +61,15 @@ def key_of(number: int) -> bytes:
     return canonical_key(f"key-{number}")
 
 
-class Subtasks:
-    """All subtasks of the operator, each with a table of *backend* restored from a checkpoint."""
+class AnySubtasks(Generic[T]):
+    """All subtasks of the operator, each with a table."""
 
-    def __init__(
-        self, backend: StateBackend, blocks: StateBlocks, type_: Any = int, *, parallelism: int = 1,
-        checkpoint: int = 0, indexes: Sequence[bytes] = (), touched: Collection[int] | None = None,
-    ) -> None:  # fmt: skip
-        self.backend, self.blocks, self.type, self.parallelism = backend, blocks, type_, parallelism
-        self.tables: list[Table[Any]] = []
-        for subtask in range(parallelism):
-            groups = group_range(subtask, parallelism, MAX_PARALLELISM)
-            some = None if touched is None else set(touched) & set(groups)
-            self.tables.append(
-                restore(
-                    OPERATOR, type_, groups, MAX_PARALLELISM, checkpoint, indexes, blocks.fetch, some, backend=backend
-                )
-            )
+    def __init__(self, blocks: StateBlocks, tables: Sequence[T]) -> None:
+        self.blocks, self.tables, self.parallelism = blocks, tables, len(tables)
 
-    def table_of(self, key: bytes) -> Table[Any]:
+    def table_of(self, key: bytes) -> T:
         """The table of *key*."""
         return self.tables[subtask_of(key_group(key, MAX_PARALLELISM), self.parallelism, MAX_PARALLELISM)]
-
-    def put(self, states: Mapping[int, Any]) -> None:
-        """Set states by one record per key; None deletes."""
-        for number, state in states.items():
-            self.table_of(key_of(number)).apply(lambda _, record: (record, None), [key_of(number)], [state])
 
     def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> list[TableSnapshot]:
         """Let the barrier of *checkpoint* reach all subtasks."""
@@ -95,6 +79,69 @@ class Subtasks:
         """Write the snapshots; returns all parts of their indexes."""
         return [part for snapshot in snapshots for part in self.blocks.write(snapshot)]
 
+
+class Subtasks(AnySubtasks[Table[Any]]):
+    """Each has a table of *backend* restored from a checkpoint."""
+
+    def __init__(
+        self, backend: StateBackend, blocks: StateBlocks, type_: Any = int, *, parallelism: int = 1,
+        checkpoint: int = 0, indexes: Sequence[bytes] = (), touched: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.backend, self.type = backend, type_
+
+        def table(groups: range) -> Table[Any]:
+            some = None if touched is None else set(touched) & set(groups)
+            place = OPERATOR, type_, groups, MAX_PARALLELISM, checkpoint, indexes, blocks.fetch
+            return restore(*place, some, backend=backend)
+
+        super().__init__(blocks, list(map(table, _shares(parallelism))))
+
+    def put(self, states: Mapping[int, Any]) -> None:
+        """Set states by one record per key; None deletes."""
+        for number, state in states.items():
+            self.table_of(key_of(number)).apply(lambda _, record: (record, None), [key_of(number)], [state])
+
     def items(self) -> dict[bytes, Any]:
         """The current states of all subtasks."""
         return {key: state for table in self.tables for key, state in table.items()}
+
+
+class TimedSubtasks(AnySubtasks[TimedTable[Any]]):
+    """Each has a timed table of *backend* restored from a checkpoint."""
+
+    def __init__(
+        self, backend: StateBackend, blocks: StateBlocks, type_: Any = int, *, parallelism: int = 1,
+        checkpoint: int = 0, indexes: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
+        self.type = type_
+
+        def table(groups: range) -> TimedTable[Any]:
+            place = OPERATOR, type_, groups, MAX_PARALLELISM, checkpoint, indexes, blocks.fetch
+            return restore_timed(*place, by_key=True, backend=backend)
+
+        super().__init__(blocks, list(map(table, _shares(parallelism))))
+
+    def put(self, states: Mapping[tuple[int, int], Any]) -> None:
+        """Set the state of each (slot, number of a key); None removes it."""
+        for (slot, number), state in states.items():
+            self.table_of(key_of(number)).put(slot, key_of(number), state)
+
+    def fire(self, limit: int) -> list[tuple[int, int, bytes, Any]]:
+        """Read and drop all slots up to *limit*: (slot, key group, key, state), in the order of each table."""
+        fired = []
+        for table in self.tables:
+            for slot in table.slots(limit):
+                for group in table.groups(slot):
+                    keys, states = table.read(slot, group)
+                    fired += [(slot, group, key, state) for key, state in zip(keys, states, strict=True)]
+                    table.drop(slot, group)
+        return fired
+
+    def items(self) -> dict[tuple[int, bytes], Any]:
+        """The current states of all subtasks."""
+        return {(slot, key): state for table in self.tables for slot, key, state in table.items()}
+
+
+def _shares(parallelism: int) -> list[range]:
+    """The key groups of each subtask."""
+    return [group_range(subtask, parallelism, MAX_PARALLELISM) for subtask in range(parallelism)]

@@ -37,6 +37,13 @@ FIGURES = {
         "checkpoints a minute, slow records after shuffles": "",
         "checkpoints a minute, sinks with a quota": "",
     },
+    "event-time": {
+        f"{window}, against the running total": ""
+        for window in (
+            *("tumbling count", "tumbling fold of a user's function"),
+            *("hopping count of 60 s every 5 s", "session count"),
+        )
+    },
     "gap": {"longest gap between batches, 250,000 keys": "ms"},
     "parquet": {"records to Parquet files, against pyarrow": ""},
     "memory": {"resident memory, checkpoint 60 against 30": ""},
@@ -49,7 +56,6 @@ FIGURES = {
 """Name and unit of every figure, by scenario."""
 
 
-@pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", FIGURES)

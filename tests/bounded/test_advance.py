@@ -19,8 +19,6 @@ from exactlyonce.engines.bounded.stages import stages
 from exactlyonce.engines.bounded.submit import in_process, perform
 from exactlyonce.engines.plan import plan
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.mark.exhaustive
 def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:

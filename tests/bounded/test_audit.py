@@ -36,9 +36,6 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
-
-
 Audit = Callable[..., tuple[int, dict[str, Any]]]
 
 

@@ -23,8 +23,6 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 COUNT = 200
 
 

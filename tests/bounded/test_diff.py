@@ -67,7 +67,6 @@ def case(kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str
     return Case(kafka, topic_name, capsys)
 
 
-@pytest.mark.broker
 def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> None:
     written = case.written()
     report = json.loads(case.diff(OLD, OLD, "--from", "1", "--on", "driver", "--json"))
@@ -96,7 +95,6 @@ def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> Non
     assert case.written() == written
 
 
-@pytest.mark.broker
 def test_what_is_refused(case: Case) -> None:
     assert "checkpoint 99" in case.diff(OLD, NEW, "--from", "99", "--on", "driver", code=2)
     said = case.diff(OLD, "diffed_pipelines:elsewhere", "--on", "driver", code=2)

@@ -14,8 +14,6 @@ from exactlyonce.cli.main import main
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.mark.exhaustive
 def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> None:

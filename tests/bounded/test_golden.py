@@ -11,8 +11,6 @@ from golden import compute_again, states_of
 
 from exactlyonce.engines.bounded.submit import in_process
 
-pytestmark = pytest.mark.broker
-
 
 def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
     """Readers see exactly what the intervals give along their order logs: nothing less, more, other or otherwise."""

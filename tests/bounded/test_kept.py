@@ -80,7 +80,6 @@ def test_modules_are_frozen_once_and_the_garbage_of_units_is_collected() -> None
         gc.freeze()  # as before: see the conftest of all tests
 
 
-@pytest.mark.broker
 def test_units_of_a_stage_share_a_producer(
     fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bounded import Fed, catch_up, drive, load_pipeline
-
-from exactlyonce.pipeline.failpoints import NAMES
-
-pytestmark = pytest.mark.broker
-
-STEPS = [name for name in NAMES if name.startswith(("unit-", "publication-", "advance-", "coordinator-"))]
+from bounded import DRIVER_STEPS, Fed, catch_up, drive, load_pipeline
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("failpoint", [name for name in STEPS if name != "coordinator-triggered"])
+@pytest.mark.parametrize("failpoint", DRIVER_STEPS)
 def test_a_killed_driver(failpoint: str, fed: Fed, tmp_path: Path) -> None:
     fed.feed(3_000)
     assert drive(fed, tmp_path / "staging", failpoint, tmp_path / "fired") == -9

@@ -13,7 +13,6 @@ from settled import await_readable
 
 from exactlyonce.pipeline.loading import Loaded, load_reference
 
-pytestmark = pytest.mark.broker
 TARGET = "timed_pipelines:placed"
 TO_THE_END = ("--until", "latest", "--inline", "--checkpoint-interval", "10m", "--restart", "none")
 COUNT = 40

@@ -27,6 +27,7 @@ from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.surroundings.input_topics import InputTopics
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
@@ -111,6 +112,31 @@ def test_a_staging_folder_that_is_full(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def at(reading: Reading, offset: int, *, ended: bool = False) -> SourceOffset:
+    return SourceOffset(reading.source, reading.topic, "i", reading.partition, offset, ended=ended)
+
+
+@pytest.mark.parametrize("splits_max", [1, 2, 100])
+@pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
+def test_splits_are_read_to_their_ends(records_max: int, splits_max: int) -> None:
+    """Whatever was guessed of their lengths, and beside a topic; one that has ended is not touched again."""
+    lengths = {0: 0, 1: 400, 2: 10, 3: 55}
+    splits = [Reading("f", "file:/x", "i", split, 0, 50, to_end=True) for split in lengths]
+    left: tuple[Reading, ...] = (*splits, Reading("t", "t", "i", 0, 10, 43))
+    read, parts = dict.fromkeys(lengths, 0), 0
+    while any(each.length for each in left):
+        part, reached = first_part(left, records_max, splits_max), []
+        assert sum(each.to_end and each.length > 0 for each in part) <= splits_max
+        for each in part:
+            end = min(each.end, lengths[each.partition]) if each.to_end else each.end
+            if each.to_end:
+                read[each.partition] += end - each.start
+            reached.append(at(each, end, ended=each.to_end and each.end > 0 and end == lengths[each.partition]))
+        left, parts = rest(left, part, reached), parts + 1
+        assert parts < 1_000
+    assert read == lengths
+
+
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
     ranges = (Reading("s", "t", "i", 0, 5, 105), Reading("s", "t", "i", 1, 0, 0), Reading("u", "v", "i", 0, 10, 43))
@@ -118,7 +144,7 @@ def test_parts_are_the_whole(records_max: int) -> None:
     left: tuple[Reading, ...] = ranges
     while any(each.length for each in left):
         found.append(first_part(left, records_max))
-        left = rest(left, found[-1])
+        left = rest(left, found[-1], [at(each, each.end) for each in found[-1]])
     for place, each in enumerate(ranges):
         ends = [each.start, *(part[place].end for part in found)]
         assert [part[place].start for part in found] == ends[:-1]
@@ -131,8 +157,9 @@ def inputs(ends: dict[int, int]) -> Inputs:
     def end_offsets(topic: str, *, committed: bool) -> dict[int, int]:
         return ends
 
-    topics = SimpleNamespace(end_offsets=end_offsets)
-    return cast(Inputs, SimpleNamespace(sources={"s": SimpleNamespace(topic="t")}, topics=cast(Any, topics)))
+    topics = InputTopics(cast(Any, SimpleNamespace(end_offsets=end_offsets)))
+    source = SimpleNamespace(topic="t", place="t", client=None)
+    return cast(Inputs, SimpleNamespace(sources={"s": source}, topics=topics, others={}))
 
 
 def test_a_partition_that_appears_meanwhile() -> None:

@@ -13,7 +13,7 @@ from losing import QUICK_ABORTS, Lossy
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

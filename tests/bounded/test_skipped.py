@@ -12,7 +12,6 @@ from running import assert_totals, run_here
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.cli.main import main
 
-pytestmark = pytest.mark.broker
 BAD = b'{"id": 7, "customer": 12, "total": 1}'
 
 

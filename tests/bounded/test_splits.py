@@ -65,6 +65,7 @@ def source(fed: Fed) -> str:
     producers[0].commit_transaction()
     producers[1].abort_transaction()
     producers[2].commit_transaction()
+    await_readable(fed.kafka, topic)
     return topic
 
 

@@ -181,7 +181,6 @@ def broken(folder: FolderOfLargeFiles, damage: Callable[[str], None]) -> Callabl
 
 
 @pytest.mark.exhaustive(but=["none-s3"])
-@pytest.mark.broker
 @pytest.mark.parametrize("fault", ["none", "vanishes", "is cut short"])
 def test_catching_up(fault: str, fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles) -> None:
     """Staging that fails ends the command with a clear error, and with nothing visible of its checkpoint."""
@@ -205,7 +204,6 @@ def test_catching_up(fault: str, fed: Fed, loaded: Any, shared: str, folder: Fol
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_a_killed_driver(
     fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +232,6 @@ def quota(server: HdfsServer, shared: str, space: str) -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_a_staging_that_is_full(
     server: Server, fed: Fed, loaded: Any, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

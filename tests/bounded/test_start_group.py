@@ -12,7 +12,6 @@ from bounded import Fed, catch_up, exactlyonce, load_pipeline
 from confluent_kafka import Consumer, TopicPartition
 from settled import await_readable
 
-pytestmark = pytest.mark.broker
 COUNT = 60
 
 

@@ -6,14 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from bounded import HERE, Fed, catch_up
 from settled import await_readable
 from timed_pipelines import FIRST_MS
 
 from exactlyonce.pipeline.loading import Loaded, load_reference
 
-pytestmark = pytest.mark.broker
 TARGET = "timed_pipelines:timed"
 COUNT = 40
 

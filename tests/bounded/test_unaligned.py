@@ -25,7 +25,7 @@ from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 class Slow:

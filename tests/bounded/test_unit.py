@@ -32,8 +32,6 @@ from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
 from exactlyonce.pipeline.loading import Loaded
 
-pytestmark = pytest.mark.broker
-
 
 class Computing:
     def __init__(self, fed: Any, loaded: Loaded, parallelism: int, folder: Path) -> None:

@@ -12,7 +12,6 @@ from bounded import HERE, Fed, catch_up, load_pipeline
 from exactlyonce.cli import spark_arguments
 from exactlyonce.cli.main import main
 
-pytestmark = pytest.mark.broker
 HERE_SAID = "the work runs in this process, without Spark"
 NO_JAVA = "Spark needs Java 17 or 21"
 

@@ -13,8 +13,6 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from tests.connectors.kafka.checkpoint_topic.conftest import RealLog, Store
 
-pytestmark = pytest.mark.broker
-
 
 def leader(store: Store, log: RealLog) -> Leader:
     config = LeaderConfig(

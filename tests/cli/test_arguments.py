@@ -56,19 +56,19 @@ def test_defaults_are_the_engines() -> None:
 def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         '[run]\nparallelism = 4\nuntil = "latest"\n'
-        '[kafka]\n"bootstrap.servers" = "file:1"\n"linger.ms" = 5\n"client.id" = 1\n'
+        '[kafka]\n"bootstrap.servers" = "toml:1"\n"linger.ms" = 5\n"client.id" = 1\n'
     )
     line = ["run", "o:p", "--config", str(tmp_path / "c.toml"), "--parallelism", "2", "--kafka", "linger.ms=7"]
     options = options_from(run.settings_given(parser().parse_args(line)))
     assert (options.parallelism, options.until) == (2, "latest")
-    assert dict(options.client.settings) == {"bootstrap.servers": "file:1", "linger.ms": "7", "client.id": "1"}
+    assert dict(options.client.settings) == {"bootstrap.servers": "toml:1", "linger.ms": "7", "client.id": "1"}
 
 
 def test_client_of_the_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", "environment:1")
-    (tmp_path / "c.toml").write_text('[kafka]\n"bootstrap.servers" = "file:1"\n')
+    (tmp_path / "c.toml").write_text('[kafka]\n"bootstrap.servers" = "toml:1"\n')
     in_file = ["--config", str(tmp_path / "c.toml")]
-    cases = {"option:1": [*in_file, "--bootstrap-servers", "option:1"], "file:1": in_file, "environment:1": []}
+    cases = {"option:1": [*in_file, "--bootstrap-servers", "option:1"], "toml:1": in_file, "environment:1": []}
     for expected, line in cases.items():
         assert client(parser().parse_args(["reset", "p", *line])).bootstrap_servers == expected
     monkeypatch.delenv("EXACTLYONCE_BOOTSTRAP_SERVERS")

@@ -14,8 +14,6 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import block_storage, references
 from tests.cli.conftest import Orders, files
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

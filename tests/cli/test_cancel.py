@@ -25,8 +25,6 @@ from exactlyonce.engines.short_incarnation import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
 
-pytestmark = pytest.mark.broker
-
 DELETING = ("--retention", "delete_on_cancellation")
 
 

@@ -103,6 +103,25 @@ def test_a_damaged_checkpoint_is_shown(history: History) -> None:
     assert (second["state"], second["damage"]) == ("decided", None)
 
 
+@pytest.mark.parametrize(
+    ("floors", "shown"),
+    [
+        ((None, None), ""),
+        ((None, 5_000), "in none yet: orders[0] has had no record"),
+        ((65_432, 5_000), "in 1970-01-01T00:00:05.000Z, held back by orders[1]"),
+    ],
+)
+def test_the_watermark_and_the_split_that_holds_it_back(floors: tuple[int | None, ...], shown: str) -> None:
+    found, first = History("p"), manifest(41)
+    offsets = [
+        offset if floor is None else msgspec.structs.replace(offset, floor=floor)
+        for offset, floor in zip(first.offsets, (*floors, None), strict=True)
+    ]
+    found.admit(msgspec.structs.replace(first, offsets=tuple(offsets)))
+    lines = as_text(CheckpointsView(found), "h:9092", 200)
+    assert [" ".join(line.split()[1:]) for line in lines if line.split()[:1] == ["watermark"]] == [shown] * bool(shown)
+
+
 def test_json(history: History) -> None:
     found = json.loads(msgspec.json.encode(as_json(CheckpointsView(history))))
     assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
@@ -111,7 +130,7 @@ def test_json(history: History) -> None:
     assert (second["checkpoint"], second["state"], second["finalized_at_ms"]) == (42, "decided", None)
     assert (first["duration_ms"], first["written_bytes"], first["state_bytes"]) == (113, 2_000, 1_500_000)
     offset = {"source": "in", "topic": "orders", "topic_id": "id", "partition": 1, "offset": 410, "leader_epoch": -1}
-    assert first["offsets"][1] == offset | {"skipped": 0, "skipped_at": [], "ended": False, "cursor": ""}
+    assert first["offsets"][1] == offset | {"skipped": 0, "skipped_at": [], "ended": False, "cursor": "", "floor": None}
     assert [(each["fate"], each["records"]) for each in first["committables"]] == [("committed", 30), ("repaired", 5)]
     written = {"topic": "totals", "partition": 1, "first_offset": 100, "count": 20}
     assert first["committables"][0]["written"][1] == written
@@ -129,7 +148,6 @@ def test_a_duration_is_never_negative() -> None:
     assert CheckpointView(odd, None).duration_ms == 0
 
 
-@pytest.mark.broker
 def test_of_a_pipeline(orders: Orders) -> None:
     orders.command.refused(f"there is no topic {orders.name}.checkpoints", "checkpoints", orders.name)
     orders.ran()

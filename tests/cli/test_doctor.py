@@ -37,6 +37,7 @@ from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
 from exactlyonce.views.doctor.inputs import check_inputs
 from exactlyonce.views.doctor.readers import ReadersCheck
 from exactlyonce.views.doctor.rights import RightsCheck
+from exactlyonce.views.rights import TOPIC, Right
 from exactlyonce.views.unclaimed_blocks import BlockSurvey
 from tests.cli.conftest import Orders, wait_until
 
@@ -68,7 +69,6 @@ def somebody_writing(orders: Orders) -> Iterator[None]:
     producer.abort_transaction(LIMIT_S)
 
 
-@pytest.mark.broker
 def test_where_nothing_is_wrong(orders: Orders) -> None:
     orders.command.refused(f"no topic {orders.name}.checkpoints", "doctor", orders.name)
     never = orders.command("doctor", "orders:pipeline", "--json").json
@@ -86,7 +86,6 @@ def test_where_nothing_is_wrong(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_a_transaction_of_somebody_else(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.ran()
@@ -102,7 +101,6 @@ def test_a_transaction_of_somebody_else(orders: Orders) -> None:
     assert (young.code, [each["level"] for each in young.json["findings"]]) == (0, [NOTE])
 
 
-@pytest.mark.broker
 def test_what_a_dead_run_has_left(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.killed_at("coordinator-checked")
@@ -126,7 +124,6 @@ def test_what_a_dead_run_has_left(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_beside_a_run(orders: Orders) -> None:
     arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
     with orders.running(*arguments) as run:
@@ -139,7 +136,6 @@ def test_beside_a_run(orders: Orders) -> None:
     assert orders.history().incarnation_latest == 1
 
 
-@pytest.mark.broker
 def test_a_wrong_policy_and_damaged_blocks(orders: Orders) -> None:
     orders.ran()
     topic = f"{orders.name}.checkpoints"
@@ -172,7 +168,6 @@ def state_block(orders: Orders) -> BlockRef:
     return block
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
     orders.ran()
@@ -181,7 +176,6 @@ def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
     assert "transaction.max.timeout.ms" in ended.out.replace("\n", " ")
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_input_that_retention_has_taken(orders: Orders) -> None:
     orders.ran()
@@ -195,7 +189,6 @@ def test_input_that_retention_has_taken(orders: Orders) -> None:
     assert "retention has taken offsets" in gone.what
 
 
-@pytest.mark.broker
 def test_unread_input_that_retention_is_about_to_take(orders: Orders) -> None:
     orders.ran()
     topic, week_ms = f"{orders.name}-orders", 7 * 24 * 60 * 60 * 1000
@@ -346,12 +339,14 @@ def test_a_question_without_an_answer() -> None:
     found = Findings()
     facts = topic_facts(Deaf(), ["a", "b", "c"], found)
     assert list(facts) == ["a", "c"]
-    subject: Any = SimpleNamespace(inputs=["a", "b", "c"], topics=["a", "b", "c"], newest=None, name="p")
+    subject: Any = SimpleNamespace(
+        inputs=["a", "b", "c"], read_elsewhere={}, topics=["a", "b", "c"], newest=None, name="p"
+    )
     check_inputs(subject, cast(Any, None), facts, found)
     assert [each.what for each in found.diagnoses] == ["Topic c is missing"]
     rights = RightsCheck(subject, cast(Any, None), facts, found)
     for topic in facts.keys() | {"b"}:
-        rights._topic(topic, ("Read",))
+        rights._topic(Right(TOPIC, topic, ("Read",)))
     assert "rights on topic a" in found.checked
     assert {each.what: each.failed for each in found.unchecked} == {
         "topic b": True, "rights on topic b": True, "rights on topic c": False,
@@ -396,7 +391,7 @@ def test_input_that_was_truncated() -> None:
     read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
     newest = SimpleNamespace(checkpoint=4, pipeline="p", offsets=(read,))
     subject: Any = SimpleNamespace(
-        inputs=["t"], newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
+        inputs=["t"], read_elsewhere={}, newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
     )
     facts = {"t": TopicFacts("t", "id", (1,), (1,), None)}
     for end, epoch_end, why in (
@@ -415,7 +410,6 @@ def test_input_that_was_truncated() -> None:
         assert lost.do.startswith("restore it from a replica or backup")
 
 
-@pytest.mark.broker
 def test_a_check_that_fails_beside_the_others(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.ran()
     silent, asked = f"{orders.name}-totals", Topics.facts

@@ -51,7 +51,6 @@ def test_where_no_folder_can_be(command: Command) -> None:
         assert f"{name} cannot be created:" in ended.err
 
 
-@pytest.mark.broker
 def test_first_day(
     command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

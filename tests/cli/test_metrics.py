@@ -10,14 +10,11 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from exactlyonce.connectors.embedded.broker import HOST, free_port
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
-
-pytestmark = pytest.mark.broker
 
 
 def asked(address: str, path: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import Storages, references
 from tests.cli.conftest import Orders, by_customer, files
 
-pytestmark = [pytest.mark.broker, pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 TOPIC = "topic"
 

@@ -12,8 +12,6 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.names import checkpoint_topic
 from tests.cli.conftest import Orders, armed
 
-pytestmark = pytest.mark.broker
-
 SMALL_PARTS = """from functools import partial
 
 from exactlyonce.engines import connections

@@ -87,7 +87,6 @@ def last_checkpoint(ended: Ended) -> dict[str, object]:
     return [event for event in ended.events if event["event"] == "checkpoint"][-1]
 
 
-@pytest.mark.broker
 def test_reset(orders: Orders) -> None:
     orders.command.refused(f"{orders.name} has no checkpoints", "reset", orders.name, "--yes")
     orders.ran("--checkpoint-partitions", "3")
@@ -116,7 +115,6 @@ class Typed(io.StringIO):
         return True
 
 
-@pytest.mark.broker
 def test_consent(orders: Orders) -> None:
     orders.ran()
     assert "Kept:\n" in orders.command.refused("Add --yes", "reset", orders.name).out
@@ -127,7 +125,6 @@ def test_consent(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
     """Everything is looked at again after the confirmation: nothing goes that was not shown."""
     orders.ran()
@@ -155,7 +152,6 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
     """One that was killed on this machine is known to be dead."""
     with orders.running():
@@ -168,7 +164,6 @@ def test_refuses_while_it_runs(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_open_transactions_are_aborted(orders: Orders) -> None:
     orders.ran()
     lasting = {"transaction.timeout.ms": LIMIT_S * 1000}
@@ -195,7 +190,6 @@ def test_open_transactions_are_aborted(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_damaged_topic(orders: Orders) -> None:
     orders.ran()
     orders.kafka.configure_topic(f"{orders.name}.checkpoints", cleanup_policy="delete")

@@ -26,8 +26,6 @@ from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.cluster import OwnCluster
 from tests.cli.conftest import Orders, by_customer, wait_until
 
-pytestmark = pytest.mark.broker
-
 
 def exported(orders: Orders, tmp_path: Path) -> str:
     orders.ran("--parallelism", "3")

@@ -20,7 +20,6 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
 
-pytestmark = pytest.mark.broker
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
 """Totals of 700 orders of 1 by 7 customers."""
 

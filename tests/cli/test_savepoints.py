@@ -20,8 +20,6 @@ from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
 
-pytestmark = pytest.mark.broker
-
 
 def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
     command = orders.command

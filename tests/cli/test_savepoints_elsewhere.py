@@ -9,7 +9,7 @@ import pytest
 from exactlyonce.engines.savepoints.exported import METADATA
 from tests.cli.conftest import Orders, by_customer
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.fixture

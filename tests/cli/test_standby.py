@@ -15,8 +15,6 @@ from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, Running, wait_until
 
-pytestmark = pytest.mark.broker
-
 WAITS = '"event": "standby"'
 LEADS = '"event": "started"'
 RUNS = '"event": "checkpoint"'

@@ -98,7 +98,6 @@ def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str
     assert f"argument --limit: {limit!r}: write a whole number, 1 or more" in capsys.readouterr().err
 
 
-@pytest.mark.broker
 def test_after_a_run(orders: Orders) -> None:
     orders.ran()
 

@@ -25,8 +25,6 @@ from exactlyonce.pipeline.errors import ConfigError, Fenced
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def orders(orders: Orders) -> Orders:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from exactlyonce import Codec, Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import Cluster, KafkaSource
 from exactlyonce.sinks import KafkaSink
 
 
@@ -518,4 +518,12 @@ def enriched(name: str) -> Pipeline:
     read.map(lambda order: Total(order.id, order.customer, order.total), output=Total).union(counted).sink(
         "out", KafkaSink(f"{name}-out")
     )
+    return pipeline
+
+
+def other_cluster(name: str, servers: str = "env:EU_SERVERS") -> Pipeline:
+    """The totals of NAME-in in another cluster."""
+    pipeline = Pipeline(name)
+    eu = Cluster("eu", {"bootstrap.servers": servers})
+    summed(pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, cluster=eu)), name)
     return pipeline

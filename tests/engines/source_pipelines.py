@@ -20,10 +20,12 @@ from exactlyonce.connectors import (
 )
 
 
-def files(name: str, folder: str, watch: str = "", forget: str = "") -> Pipeline:
+def files(name: str, folder: str, watch: str = "", forget: str = "", format: str = "jsonl") -> Pipeline:
     """The orders of a folder to NAME-copies and, summed, to NAME-out; small files are read in parts, too."""
     pipeline = Pipeline(name)
-    source = FileSource(folder, value=Order, watch=watch or None, forget_removed=bool(forget), split_bytes=1 << 12)
+    source = FileSource(
+        folder, value=Order, format=format, watch=watch or None, forget_removed=bool(forget), split_bytes=1 << 12
+    )
     orders = pipeline.source("orders", source)
     copied(orders, name)
     summed(orders, name)
@@ -67,9 +69,11 @@ def order_of(number: int) -> Order:
     return Order(number, f"c{number * 7 % 17}", number % 90 + 1)
 
 
-def generated(name: str, count: str, rate: str = "", splits: str = "1") -> Pipeline:
+def generated(name: str, count: str = "", rate: str = "", splits: str = "1") -> Pipeline:
     pipeline = Pipeline(name)
-    source = GeneratorSource(order_of, count=int(count), rate=float(rate) if rate else None, splits=int(splits))
+    source = GeneratorSource(
+        order_of, count=int(count) if count else None, rate=float(rate) if rate else None, splits=int(splits)
+    )
     orders = pipeline.source("orders", source)
     copied(orders, name)
     summed(orders, name)

@@ -16,8 +16,6 @@ from running import HERE, Job, Run, ids_in, stop, workers_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 RETAINED = ("--num-retained", "100")
 JobOf = Callable[..., Job]
 

@@ -201,7 +201,6 @@ def test_a_stop_before_the_end_that_was_asked_for(job_of: JobOf) -> None:
     job.assert_totals()
 
 
-@pytest.mark.exhaustive
 def test_input_that_retention_has_taken(kafka: KafkaCluster, job_of: JobOf) -> None:
     job = job_of("linear", partitions=1)
     job.feed(100)

@@ -17,8 +17,6 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 
-pytestmark = pytest.mark.broker
-
 
 class Stored:
     def __init__(self, job_of: Callable[..., Job], root: Path) -> None:

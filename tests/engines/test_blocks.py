@@ -28,8 +28,6 @@ from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.key_groups import group_range
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 KEYS = [canonical_key(number) for number in range(200_000)]
 
 

@@ -11,7 +11,7 @@ from running import Job, stop
 
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def _restarted(cluster: OwnCluster) -> None:

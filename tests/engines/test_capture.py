@@ -89,6 +89,7 @@ def test_a_capture_has_what_is_taken_later_and_was_sent_before_the_barrier(local
     assert numbers(second.frames()) == list(range(10, 18))
     later: list[Any] = []
     while (item := read.next(100)) is not None:
+        assert isinstance(item, Barrier | Batch)
         later += [item.checkpoint * 100] if isinstance(item, Barrier) else [each.n for each in item.records]
     assert later == [*range(10, 17), 700, 17, 800, 18]
 

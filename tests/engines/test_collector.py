@@ -27,7 +27,6 @@ def test_everything_is_collected_as_often_as_in_a_plain_loop() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_objects_that_refer_to_themselves(job_of: Callable[..., Job]) -> None:
     job = job_of("cyclic", "--param", f"keep={KEPT}")
     run = job.start()

@@ -38,8 +38,8 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
     assert options.client.settings["client.id"] == "given"
     assert options.client.settings["linger.ms"] == "5"
     assert options.client.bootstrap_servers == "environment:1"
-    file = written(tmp_path, '[kafka]\n"bootstrap.servers" = "file:1"\n')
-    assert options_from({"config": file}).client.bootstrap_servers == "file:1"
+    file = written(tmp_path, '[kafka]\n"bootstrap.servers" = "toml:1"\n')
+    assert options_from({"config": file}).client.bootstrap_servers == "toml:1"
     for given in ({"bootstrap_servers": "given:1"}, {"kafka": {"metadata.broker.list": "given:1"}}):
         assert options_from({"config": file, **given}).client.bootstrap_servers == "given:1"
     file = written(tmp_path, "[checkpoint]\nincremental = false")
@@ -177,8 +177,8 @@ def test_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "run": {
-        "parallelism": 2, "until": "latest", "standby": True, "ui": "127.0.0.1:8080", "metrics": "127.0.0.1:9100",
-        "repair": "halt", "checkpoint_partitions": 9, "from_savepoint": "s3://bucket/prefix/1",
+        "parallelism": 2, "until": "latest", "drain": True, "standby": True, "ui": "127.0.0.1:8080",
+        "metrics": "127.0.0.1:9100", "repair": "halt", "checkpoint_partitions": 9, "from_savepoint": "s3://bucket/prefix/1",
         "map": {"sums": "totals"}, "allow_dropped_state": True,
     },
     "checkpoint": {
@@ -192,6 +192,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Settings other than the default, by table of a file and key."""
 NEEDED: dict[str, dict[str, Any]] = {
+    "drain": {"until": "latest"},
     "map": {"from_savepoint": 12},
     "allow_dropped_state": {"from_savepoint": 12},
     "aligned_timeout": {"unaligned": True},

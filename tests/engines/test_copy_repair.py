@@ -16,7 +16,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TIMEOUTS = (
     "--checkpoint-interval", "300ms", "--checkpoint-timeout", "20s", "--restart-budget", "1s",

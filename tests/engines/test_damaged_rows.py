@@ -15,7 +15,7 @@ from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.testing.cluster import OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.exhaustive

@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 HALT = 6
 

@@ -323,7 +323,6 @@ def audit(job: Job) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive(but=["a kill"])
 @pytest.mark.parametrize(
     ("kills", "last_kill"),
@@ -362,7 +361,6 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_kills(
     assert (report["findings"], report["unjudged"]) == ([], [])
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_a_backfill_writes_the_same_letters(job_of: Callable[..., Job]) -> None:
     job = job_of("lettered", "--param", "max_per_checkpoint=200", partitions=1)
@@ -383,7 +381,6 @@ def backfill(job: Job) -> int:
         return main([*words, "--param", "max_per_checkpoint=200", "--bootstrap-servers", job.kafka.bootstrap_servers])
 
 
-@pytest.mark.broker
 def test_a_flood_stops_the_job_before_any_of_it_is_written(job_of: Callable[..., Job]) -> None:
     job = job_of("lettered", "--param", "max_per_checkpoint=20", partitions=1)
     job.feed(30)
@@ -414,7 +411,6 @@ def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> Callable
     return run
 
 
-@pytest.mark.broker
 def test_letters_are_shown_and_each_is_sent_back_once(
     job_of: Callable[..., Job], kafka: KafkaCluster, command: Callable[..., str]
 ) -> None:
@@ -444,7 +440,6 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     assert f"{job.name}-nowhere" in command("list", f"{job.name}-nowhere", code=2)
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_the_example(kafka: KafkaCluster) -> None:
     example = Path(__file__).parents[2] / "examples" / "dead_letters.py"

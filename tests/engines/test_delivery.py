@@ -16,8 +16,6 @@ from test_kill_matrix import ELSEWHERE, run_to_the_end
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-pytestmark = pytest.mark.broker
-
 COUNT = 1000
 ONE_CHECKPOINT = ("--checkpoint-interval", "5m")
 """The last one, at the end of the input: what a crash there doubles or loses is all of it."""

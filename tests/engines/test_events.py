@@ -118,7 +118,6 @@ def test_levels() -> None:
         Selection("loud")
 
 
-@pytest.mark.broker
 def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """`on_event` gets every event from one thread, and stderr gets nothing."""
     for topic in ("in", "out"):

@@ -16,7 +16,7 @@ from running import Job, Run, stop, workers_of
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.testing.cluster import OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 AT_ONCE_S = APPEND_TIMEOUT_MS / 2000
 """Far less than a broker that is away is waited for, far more than ending at once takes on any machine."""
 

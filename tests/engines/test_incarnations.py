@@ -9,7 +9,6 @@ from running import Job, no_decision_counts, stop
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 @pytest.mark.slow
 def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(job_of: Callable[..., Job]) -> None:
     job = job_of("linear", "--restart", "fixed_delay:attempts=2,delay=1s")

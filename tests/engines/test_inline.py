@@ -19,8 +19,6 @@ from exactlyonce.pipeline.errors import UserError
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 RUNS = 4
 
 

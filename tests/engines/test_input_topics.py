@@ -15,8 +15,6 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
-pytestmark = pytest.mark.broker
-
 HALTED = 6
 KEPT = 60
 JobOf = Callable[..., Job]

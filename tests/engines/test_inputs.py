@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import pytest
 
-from exactlyonce.engines.local.inputs import Slices, SourceInput, SourceTrigger
-from exactlyonce.engines.local.pace import GATHER_S, slice_pace
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors import IterableSource
+from exactlyonce.connectors.source import ReaderContext
+from exactlyonce.engines.local.inputs import TICK_S, Slices, SourceInput, SourceTrigger
+from exactlyonce.engines.local.pace import GATHER_S, Pace, slice_pace
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.records.manifest import SourceOffset
     from exactlyonce.connectors.source import Readable, SourceReader
 
 
@@ -71,13 +74,17 @@ class Few:
 
     def __init__(self, has: int, clock: Callable[[], float]) -> None:
         self.has, self.asked, self._clock = has, list[float](), clock
+        self._taken = 0
 
     def poll(self, records_max: int, timeout_s: float) -> list[Any]:
+        self.runs: list[tuple[int, int]] = []
         self.asked.append(self._clock())
-        return [Line(n) for n in range(min(self.has, records_max))]
+        lines = [Line(n) for n in range(min(self.has, records_max))]
+        self._taken += len(lines)
+        return lines
 
     def positions(self) -> tuple[SourceOffset, ...]:
-        return ()
+        return (SourceOffset("in", "lines", "id", 0, self._taken),)
 
 
 class Line(NamedTuple):
@@ -86,6 +93,7 @@ class Line(NamedTuple):
 
 class Numbers:
     on_error = "fail"
+    event_time = None
 
     def decoder(self) -> Any:
         return SimpleNamespace(parts=lambda lines: [each.n for each in lines], decode=lambda n: n)
@@ -127,3 +135,76 @@ def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
     read.triggers.append(SourceTrigger(Barrier(7, 6), False, ()))
     assert read.next(1_000) == Barrier(7, 6)
     assert len(reader.asked) == 1
+
+
+class Told:
+    """A port that keeps the watermarks that it gets."""
+
+    def __init__(self) -> None:
+        self.watermarks: list[Watermark] = []
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        self.watermarks.append(Watermark(watermark, idle))
+
+
+def timed(items: list[int], positions: int = 1) -> tuple[SourceInput, Told, list[float]]:
+    """The input of an iterable, whose items are their times, with a clock and what its port is told."""
+    description = IterableSource(items, value=int, time=lambda item: item, disorder="2ms", idle="10s")
+    now, told = [100.0], Told()
+    starts = [SourceOffset("in", description.place, description.place, split, 0) for split in range(positions)]
+    context = ReaderContext(source="in", positions=starts, targets=None, clients=cast(Any, None))
+    reader = description.open_reader(context)
+    reader.open()
+    slices = Slices(Pace(0.1, 2, 2), lambda: now[0])
+    decoder = SourceDecoder("in", description, before=starts)
+    return SourceInput("in", reader, decoder, lambda _: None, Activity(), slices, told), told, now
+
+
+def test_a_watermark_follows_each_batch_and_sn_has_the_floor() -> None:
+    read, told, _ = timed([10, 5, 20, 21, 22])
+    taken = []
+    while isinstance(batch := read.next(2), Batch):
+        taken += [batch.times, batch.floors]
+        read.triggers.append(SourceTrigger(Barrier(7, 6), False, ()))
+        read.next(2)
+        read.processed()
+    assert taken == [[10, 5], [NO_FLOOR, 8], [20, 21], None, [22], None]
+    assert batch is None
+    assert told.watermarks == [Watermark(8), Watermark(19), Watermark(20)]
+    assert [position.floor for position in read.noted[7]] == [20]
+
+
+def test_a_drained_source_ends_time_once_before_its_last_barrier() -> None:
+    read, _, _ = timed([10])
+    read.triggers.append(SourceTrigger(Barrier(7, 6), True, (), drains=True))
+    read.triggers.append(SourceTrigger(Barrier(8, 6), True, (), drains=True))
+    items = [read.next(2) for _ in range(4)]
+    assert items == [Watermark(END_OF_TIME), Barrier(7, 6), Barrier(8, 6), None]
+    assert [position.floor for position in read.noted[8]] == [NO_FLOOR], "a later run goes on with its own time"
+
+
+def test_the_watermark_of_an_ended_source_follows_the_clock_after_a_while() -> None:
+    read, told, now = timed([10, 11, 12])
+    while isinstance(read.next(2), Batch):
+        read.processed()
+    assert told.watermarks == [Watermark(9), Watermark(10)]
+    now[0] += TICK_S
+    assert read.next(2) == Watermark(10, idle=True)
+    now[0] += 9
+    assert read.next(2) is None
+    for elapsed_ms in (10_000, 11_000):
+        now[0] += 1
+        assert read.next(2) == Watermark(10 + elapsed_ms, idle=True)
+    waiting, _, now = timed([10], positions=0)
+    assert waiting.next(2) == Watermark(NO_WATERMARK, idle=True)
+    assert waiting.next(2) is None
+
+
+def test_a_barrier_notes_all_that_was_handed_out_before_it() -> None:
+    read, _, _ = source(has=1_000_000)
+    for checkpoint in (1, 2):
+        read.next(10)
+        read.triggers.append(SourceTrigger(Barrier(checkpoint, checkpoint - 1), False, ()))
+        handed_out = read.records
+        assert read.next(10) == Barrier(checkpoint, checkpoint - 1)
+        assert [position.offset for position in read.noted[checkpoint]] == [handed_out]

@@ -11,16 +11,14 @@ from running import Job
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-pytestmark = pytest.mark.broker
-
 ELSEWHERE = {
     name
     for name in NAMES
     if name.startswith(
-        ("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-", "erasing-")
+        ("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-", "erasing-", "timed-")
     )
 }
-"""Failpoints that a plain `exactlyonce run` does not meet, but a repair, another store or a savepoint may."""
+"""Failpoints that a plain `exactlyonce run` does not meet, but a repair, another store, a savepoint or windows may."""
 STEPS = sorted(set(NAMES) - ELSEWHERE)
 
 

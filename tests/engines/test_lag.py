@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from running import Job, orders
+from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
 EXHAUSTIVE = pytest.mark.exhaustive
 COUNT = 300
 
@@ -30,6 +30,7 @@ def write(job: Job, producer: Producer, *, committed: bool) -> None:
         job.fed += more
     else:
         producer.abort_transaction(LIMIT_S)
+    await_readable(job.kafka, job.topic)
 
 
 def lags(kafka: KafkaCluster, job: Job) -> dict[int, int]:

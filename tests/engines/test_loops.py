@@ -25,7 +25,6 @@ from exactlyonce.engines.runtime.in_flight import frames_of
 from exactlyonce.engines.savepoints.kept_state import kept_state
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
 EXAMPLES = {"PYTHONPATH": str(Path(__file__).parents[2] / "examples")}
 _records = msgspec.msgpack.Decoder(tuple[list[dict[str, Any]], Any, Any, Any, Any, Any])
 ACCOUNTS = [f"a{i}" for i in range(9)]

@@ -31,7 +31,7 @@ from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KILLS_MAX = 12
 PARTITIONS = 8

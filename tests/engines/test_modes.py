@@ -17,7 +17,6 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.key_groups import subtask_of
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
 CUSTOMERS = [f"c{i}" for i in range(20) if subtask_of(key_group(canonical_key(f"c{i}"), 128), 2, 128) == 1]
 """Customers of the second worker: the first, which waits at the gate, takes nothing, so few others come past it."""
 

@@ -13,7 +13,6 @@ from running import QUICK, Job, run_here, visible
 
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
 JobOf = Callable[..., Job]
 
 

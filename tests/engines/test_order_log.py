@@ -59,7 +59,6 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = prepare_topic(config, topic_name)

@@ -11,7 +11,7 @@ import pytest
 from running import Job, stop
 from unreferenced import unreferenced_blocks
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.exhaustive

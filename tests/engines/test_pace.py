@@ -94,7 +94,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
     counted = 0
     read.slices.pace = Pace(1e-9, 7, 7)
     while not isinstance(item := read.next(5), Barrier):
-        assert item is not None
+        assert isinstance(item, Batch)
         assert len(item.records) <= 5
         assert item.keys == [b"%d" % each.n for each in item.records]
         assert [each.offset() for each in item.origins] == [each.n for each in item.records]

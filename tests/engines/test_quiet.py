@@ -43,7 +43,6 @@ def _clients(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 @pytest.mark.slow
 def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, job_of: Callable[..., Job]) -> None:
     job = job_of("linear", "--parallelism", "2", cluster=stoppable)
@@ -64,7 +63,6 @@ def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, job_of: Call
     job.assert_totals()
 
 
-@pytest.mark.broker
 def test_who_asks_gets_the_lines(job_of: Callable[..., Job]) -> None:
     job = job_of("linear")
     job.feed(10)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import pytest
 from running import QUICK, Job, run_here
 
-pytestmark = pytest.mark.broker
-
 
 def finish(job: Job, code: str, *arguments: str, ends: int = 0) -> str:
     """Run to the end of what was fed; what was said."""

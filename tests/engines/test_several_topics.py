@@ -11,7 +11,6 @@ import pytest
 from bounded import exactlyonce
 from running import Job, assert_once, ids_in
 
-pytestmark = pytest.mark.broker
 COUNT = 200
 
 

@@ -15,7 +15,7 @@ from running import HERE, Job, ids_in, stop
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.exhaustive

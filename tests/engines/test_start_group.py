@@ -16,7 +16,6 @@ from running import Job, assert_once, ids_in
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
 COUNT = 600
 ROOT = Path(__file__).parents[2]
 

@@ -12,8 +12,6 @@ import pytest
 from running import Job, stop
 from test_kill_matrix import run_to_the_end
 
-pytestmark = pytest.mark.broker
-
 CUSTOMERS = 900
 
 

@@ -25,8 +25,6 @@ from exactlyonce.pipeline.errors import StoppedShort
 from exactlyonce.pipeline.failpoints import NAMES
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 
 class Stored:
     def __init__(self, job: Job, database: Path) -> None:

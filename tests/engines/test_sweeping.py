@@ -27,8 +27,6 @@ from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undete
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 IDS = 300
 
 

@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 from auditing import audited
-from running import HERE, Job, Run, orders, visible, workers_of
+from bounded import Silent, load_pipeline
+from running import Job, Run, orders, visible, workers_of
 from shop import on_mariadb, on_postgres
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.catch_up import CatchUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
-
-pytestmark = pytest.mark.broker
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
@@ -113,6 +117,28 @@ def test_one_moment_or_none(table_of: Any) -> None:
 
 
 @pytest.mark.exhaustive
+@on_postgres
+@pytest.mark.parametrize("one", ["", "yes"])
+def test_a_session_that_an_administrator_ends(table_of: Any, one: str) -> None:
+    """The rest is read as of a later moment, and the run says so; or it stops."""
+    table = table_of("table", "--param", f"one={one}")
+    table.add(ROWS)
+    run = table.begun()
+    table.shop.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND application_name = 'exactlyonce' AND state = 'idle in transaction' ORDER BY backend_start LIMIT 1"
+    )
+    if one:
+        assert run.wait() == HALTED
+        assert "cannot go on reading orders as of one moment" in run.said
+        return
+    run.await_event(lambda event: "Rows not yet read are read as of a later moment" in event.get("text", ""))
+    table.change()
+    assert run.wait() == 0, run.said
+    table.changed(2 * ROWS)
+
+
+@pytest.mark.exhaustive
 @on_mariadb
 def test_a_server_that_is_killed(table_of: Any, database_server: Any) -> None:
     """The job restarts until the server is there again, and reads on."""
@@ -170,6 +196,44 @@ def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, t
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
+def loaded(table: Table, folder: Path, one: str = "") -> Loaded:
+    params = {"name": table.job.name, "kind": table.shop.kind, "folder": str(folder), "one": one}
+    return load_pipeline("source_pipelines", "table", **params)
+
+
+class Changes(Silent):
+    """The table changes after the first checkpoint."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self._table = table
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        if not self.checkpoints:
+            self._table.change()
+        super().advanced(advanced, offsets)
+
+
+def test_bounded_work_reads_a_table(table_of: Any, tmp_path: Path) -> None:
+    """In several checkpoints, each key once; on PostgreSQL the driver keeps the snapshot, as the leader of a run does.
+    MySQL's session ends with a unit, so bounded work refuses to promise one snapshot."""
+    table = table_of()
+    table.add(ROWS)
+    (tmp_path / "open").touch()
+    options = RunOptions(ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers}), parallelism=2)
+    is_postgres, staging = table.shop.kind == "postgres", tmp_path / "staging"
+    target = loaded(table, tmp_path, "yes")
+    if not is_postgres:
+        with pytest.raises(ConfigError, match=r"Source 'orders': one_snapshot=True.* share no snapshot on MySQL"):
+            CatchUp(target, options, Silent(), from_nothing=True).judge()
+        target = loaded(table, tmp_path)
+    work = CatchUp(target, options, Changes(table), chunk_records=500, from_nothing=True)
+    summary = work.lead(in_process, staging)
+    changed = table.changed(summary.records)
+    assert (any(changed), len(changed) > ROWS) == (not is_postgres, not is_postgres)
+    assert not CatchUp(target, options, Silent()).lead(in_process, staging).records, "it is not read again"
+
+
 @pytest.mark.exhaustive
 @on_postgres
 def test_an_audit_says_that_it_cannot_judge(table_of: Any, tmp_path: Path) -> None:
@@ -177,12 +241,7 @@ def test_an_audit_says_that_it_cannot_judge(table_of: Any, tmp_path: Path) -> No
     table.add(10)
     (tmp_path / "open").touch()
     table.job.finish()
-    reference: dict[str, object] = {
-        "module": "source_pipelines", "attribute": "table", "path": str(HERE),
-        "params": {"name": table.job.name, "kind": "postgres", "folder": str(tmp_path)},
-    }  # fmt: skip
-    target = Loaded(load_reference(reference), reference)
     client = ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers})
-    report = audited(target, client, tmp_path)
+    report = audited(loaded(table, tmp_path), client, tmp_path)
     assert report.findings == []
     assert [why for why in report.unjudged if "whose rows may have changed since then" in why]

@@ -17,7 +17,6 @@ from exactlyonce.cli.main import main
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
-pytestmark = pytest.mark.broker
 COUNT = 6_000
 HALT = 6
 Full = Callable[..., Job]

@@ -12,8 +12,6 @@ from running import Job, await_stopped
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-pytestmark = pytest.mark.broker
-
 FENCED = 5
 
 

@@ -169,6 +169,33 @@ def test_fields_that_are_dropped() -> None:
     assert AvroCodec(dict[str, Any], codec.schema).dropped == []
 
 
+class Counted(msgspec.Struct):
+    number: int
+    more: dict[str, int] | None = None
+
+
+@pytest.mark.parametrize("narrow", ["number", "more"])
+@pytest.mark.parametrize("number", [-(2**31), 2**31 - 1, -(2**31) - 1, 2**31, 2**40])
+def test_an_int_of_a_schema_has_32_bits(narrow: str, number: int) -> None:
+    """fastavro writes more, which other readers of Avro refuse, or cut."""
+    first: Any = {"name": "number", "type": "int"}
+    both: Any = [first, {"name": "more", "type": ["null", {"type": "map", "values": "int"}]}]
+    codec = AvroCodec(Counted, {"type": "record", "name": "Counted", "fields": both})
+    plain = AvroCodec(Plain, {"type": "record", "name": "Plain", "fields": [first]})
+    value = Counted(number) if narrow == "number" else Counted(1, {"a": number})
+    values: list[tuple[AvroCodec[Any], Any]] = [(codec, value), (plain, Plain(number))]
+    for each, record in values:
+        if -(2**31) <= number < 2**31:
+            assert each.decode(each.encode(record)) == record
+            continue
+        with pytest.raises(ValueError, match=str(number)):
+            each.encode(record)
+
+
+class Plain(msgspec.Struct):
+    number: int
+
+
 @pytest.mark.parametrize("wrong", [[], "", 5, None])
 def test_a_value_of_another_kind_is_refused(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from exactlyonce import AvroCodec, GraphError, JsonCodec, Operator, Output, Pipeline, Stream
-from exactlyonce.connectors import FileSource, KafkaSource
+from exactlyonce.connectors import FileSource, GeneratorSource, KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
 
@@ -170,6 +170,15 @@ MISTAKES: dict[str, Write] = {
     "two outputs have the same name": lambda p, s: s.process("r", lambda order, emit: None, outputs=[late, late]),
     "partitioned=True is about the source's topic": lambda p, s: (
         s.key_by(len).reduce("a", max).key_by(len, partitioned=True).reduce("b", max).sink("out", out)
+    ),
+    "partitions of a topic, and source 'n' reads none": lambda p, s: (
+        p.source("n", GeneratorSource(abs, count=9)).key_by(abs, partitioned=True).reduce("b", max).sink("out", out)
+    ),
+    "partitions of a topic, and source 'f' reads none": lambda p, s: (
+        s.union(p.source("f", FileSource("/in", value=Order)))
+        .key_by(len, partitioned=True)
+        .reduce("b", max)
+        .sink("out", out)
     ),
 }
 

@@ -3,6 +3,7 @@
 `--sample` runs all tests but the exhaustive ones, of which it runs the cases that their mark names. `--changed` runs
 the others: a share of them that goes round with the merges to main, then those of files that the change may break,
 nearest first, until `--minutes` have passed. `--resume` skips what passed on the same files, in a run that broke off.
+Tests that take a broker or a Spark session have their marks by that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from affected import affected_tests, base_of_the_change, git
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 """Every test that was collected, also those that are left out."""
+MARKED_BY = {"broker": {"kafka", "own_broker", "stoppable", "container_kafka"}, "spark": {"spark"}}
+"""Fixtures by the mark that each test has which takes one of them."""
 LEFT_OUT = {
     "exhaustive": "marked exhaustive: make test-all runs them",
     "matrix": "marked exhaustive(matrix=True): make test-matrix runs them",
@@ -99,6 +102,10 @@ class Selection:
         return {"distances": distances, "turn": turn, "late_s": late_s, "passed": passed}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        for item in items:
+            for mark, fixtures in MARKED_BY.items():
+                if fixtures & {*getattr(item, "fixturenames", ())}:
+                    item.add_marker(mark)
         config.stash[COLLECTED] = list(items)
         reasons = {item: self._why_left_out(item) for item in items}
         self.left_out.update(reason for reason in reasons.values() if reason)

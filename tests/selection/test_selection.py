@@ -219,3 +219,28 @@ def test_every_file_of_tests_is_collected() -> None:
 def test_files_on_spark_are_those_that_take_the_fixture(collected_tests: list[pytest.Item]) -> None:
     files = {item.path for item in collected_tests if "spark" in getattr(item, "fixturenames", ())}
     assert {file for file in files if not is_on_spark(file)} == set()
+
+
+def test_a_test_is_marked_by_its_fixtures(suite: pytest.Pytester) -> None:
+    """Also by one that another fixture takes; so `-m "not broker"` starts no broker."""
+    suite.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def kafka():
+            raise AssertionError
+
+        @pytest.fixture
+        def topic(kafka):
+            pass
+
+        def test_with(topic):
+            pass
+
+        def test_without():
+            pass
+        """
+    )
+    suite.makeini(f"[pytest]\npythonpath = {Path(__file__).parent}\nmarkers = broker")
+    suite.runpytest("-m", "not broker").assert_outcomes(passed=1, deselected=1)

@@ -15,11 +15,14 @@ from typing import Any
 import msgspec
 from oracle import Oracle
 from readers import Readers
-from topologies import CYCLE, Event
+from topologies import CYCLE, MAX_PARALLELISM, Event
 from watched import demand
 
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OperatorSnapshot
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.index import decode_index
+from exactlyonce.state.restore import restore_timed
 
 
 class OracleUnaligned(Oracle):
@@ -98,6 +101,33 @@ class OracleUnaligned(Oracle):
 
 
 _decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes] | None, list[str], bytes, bytes, bytes])
+
+
+class OracleWindows(OracleUnaligned):
+    """In-flight records are those in windows that are not over: they are in a state, before they go on."""
+
+    def _advance(self, manifest: Manifest) -> None:
+        super()._advance(manifest)
+        seen: set[tuple[str, str, int, int, str]] = set()
+        self.held = 0
+        for operator in manifest.operators:
+            if operator.operator in {step.id for step in self.topology.of("window")}:
+                for event in self._events(manifest.checkpoint, operator):
+                    self._await(operator.operator, event, seen)
+                    self.held += 1
+        self.met["record in a window"] += self.held
+
+    def _events(self, checkpoint: int, operator: OperatorSnapshot) -> list[Event]:
+        indexes = [self._body(ref) for index in operator.index for ref in index]
+        meanings = {times.meaning for body in indexes if (times := decode_index(body).head.times) is not None}
+        table = restore_timed(
+            operator.operator, list[Event], range(MAX_PARALLELISM), MAX_PARALLELISM, checkpoint, indexes,
+            lambda refs: [(ref, self._body(ref)) for ref in refs], meaning="".join(meanings), backend=HashMapBackend(),
+        )  # fmt: skip
+        return [event for _, _, events in table.items() for event in events]
+
+    def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
+        return Oracle._on_their_way(self, manifest)
 
 
 class ReadersAtLeastOnce(Readers):

@@ -188,6 +188,11 @@ LUCK = {
         chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.01, "unread_chance": 0.4},
         settings={"storage": "s3://simulated/blocks", "interval_ms": 20, "max_concurrent": 1}, stores={"harm": ""},
     ),
+    "windows": Luck(
+        kinds=("kill_worker", "kill_worker", "slow_worker", "crash_coordinator", "stop"),
+        chances={"_chance": 0.006, "_request_chance": 0.005, "cleaned_chance": 0.0},
+        rescale_chance=0.5, local_files=0.0,
+    ),
     "constant load": _LOAD,
     "unaligned load": replace(_LOAD, settings={**_LOAD.settings, "unaligned": True}),
     "load and crashes": replace(

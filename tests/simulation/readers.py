@@ -7,13 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from topologies import CYCLE, ROUND, Event, Input, Step, Topology, marked
+from topologies import CYCLE, PERIOD, ROUND, Event, Input, Step, Topology, is_late, marked
 from watched import Broken, demand
 
 Place = tuple[str, int]
 """A source and a partition of its topic."""
-PERIOD = 12
-"""The modulus of the offset on which the steps depend."""
 
 
 def ways_of(topology: Topology, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
@@ -44,6 +42,9 @@ def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: i
                 mark = marked(step.id)
                 ways[step.id] = [way for way in come if way.count(mark) >= offset % 4]
                 ways[f"{step.id}~"] = [f"{way}{mark}" for way in come if way.count(mark) < offset % 4]
+            case "window":
+                ways[step.id] = [] if is_late(offset) else come
+                ways[f"{step.id}~"] = come if is_late(offset) else []
             case "called":
                 ways[step.id], ways[f"{step.id}~"] = come, []
             case _:
@@ -82,6 +83,8 @@ class Readers:
         """Whether there were more or fewer subtasks before: what went round then comes in any order."""
         self._retried = bool(topology.of("called"))
         """Whether records wait for a service, and others pass them."""
+        self._held = {step.id for step in topology.of("sink") if step.inputs[0] in _held(topology)}
+        """Sinks that records come to window by window."""
         self._count_before = {
             step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
             for step in topology.of("sink", "store")
@@ -124,7 +127,7 @@ class Readers:
         if name in self._shown[sink]:
             raise Broken(f"{_it(event)} is visible twice in {sink}")
         stream = (sink, *place, event.way, event.first, event.second)
-        any_order = self._retried or (self.rescaled and ROUND in event.way)
+        any_order = self._retried or sink in self._held or (self.rescaled and ROUND in event.way)
         if offset <= self._newest.get(stream, -1) and not any_order:
             raise Broken(f"{_it(event)} comes out of order in {sink}")
         count = self._count_before[sink]
@@ -153,6 +156,15 @@ class Readers:
         for sink, inputs in self._inputs_of.items():
             other, there = shown.setdefault(inputs, (sink, self._shown[sink]))
             demand(self._shown[sink] == there, f"{sink} does not show what {other} shows")
+
+
+def _held(topology: Topology) -> set[str]:
+    """The steps after a window."""
+    held: set[str] = set()
+    for step in topology.steps:
+        if step.kind == "window" or held & {*step.inputs}:
+            held.add(step.id)
+    return held
 
 
 def _it(event: Event) -> str:

@@ -29,6 +29,7 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
@@ -186,15 +187,15 @@ class ReplayEnds:
     def lanes(self) -> list[ordering.Lane]:
         return [*self.partitions, *self.channels.values()]
 
-    def read(self, node: Node, push: Push) -> None:
+    def read(self, node: Node, head: ops.BatchOperator) -> None:
         assert isinstance(node.source, KafkaSource)
         decoder = SourceDecoder(node.id, node.source)
         for (source, partition), messages in self.replay.ranges.items():
             if source == node.id and partition % self.replay.plan.parallelism == self.subtask:
                 reader: Any = _Range(messages)
-                self.partitions.append(ordering.PartitionLane(source, partition, reader, decoder, push))
+                self.partitions.append(ordering.PartitionLane(source, partition, reader, decoder, head))
 
-    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
         for sender in range(self.replay.plan.parallelism):
             name = f"{edge.name}:{sender}"
             sent = self.replay.frames[edge.name, sender, self.subtask]
@@ -206,7 +207,7 @@ class ReplayEnds:
             lane = ordering.ChannelLane(frame.channel, [], edge.codec, edge.push)
             self.channels.setdefault(frame.channel, lane).before.insert(0, frame.frame)
 
-    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> ops.Shuffle:
         def send(receiver: int, batch: Batch) -> None:
             self.replay.frames[edge.name, self.subtask, receiver].append(codec.encode(batch))
 

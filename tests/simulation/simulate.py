@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from luck import LUCK
-from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, NAMED_SHAPES, SHAPES
+from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, NAMED_SHAPES, SHAPES, WINDOW_SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
@@ -38,6 +38,8 @@ def shapes_of(luck: str) -> list[str | None]:
     """The topologies with which it means something; None: as drawn."""
     if "cycles" in luck:
         return [*LOOP_SHAPES]
+    if luck == "windows":
+        return [*WINDOW_SHAPES]
     if LUCK[luck].load:
         return [ANY_LOAD]
     return [ANY_STORE] if LUCK[luck].stores else [None]

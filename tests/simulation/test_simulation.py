@@ -14,7 +14,7 @@ import pytest
 from luck import HARMS, LUCK
 from mutants import MUTANTS, SAMPLE
 from simulate import ANY, KINDS, kind, main, shapes_of
-from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, SHAPES
+from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, SHAPES, WINDOW_SHAPES
 from world import lived, replay_command, simulate
 
 FAULTS = {
@@ -87,6 +87,15 @@ def test_what_goes_round_breaks_no_invariant(shape: str, luck: str) -> None:
     seen = lived(range(8), shape, luck)
     assert seen["record on its way"] or luck == "cycles at least once"
     assert seen["savepoint restored with records on their way"] or luck != "cycles from savepoint"
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", WINDOW_SHAPES)
+def test_windows_take_each_record_once_whatever_happens(shape: str) -> None:
+    seen = lived(range(40), shape, "windows")
+    wanted = ("worker crashed", "rescaled", "clean end", "stop asked for", "record in a window")
+    assert [each for each in wanted if not seen[each]] == []
 
 
 def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -> None:
@@ -181,7 +190,7 @@ def test_the_pace_and_what_was_met_are_told() -> None:
 def test_one_command_soaks_everything(capsys: pytest.CaptureFixture[str]) -> None:
     found = [kind(seed, None, ANY) for seed in range(100, 100 + len(KINDS))]
     assert {luck for _, luck in found} == {*LUCK, None}
-    assert {*LOOP_SHAPES, ANY_STORE, ANY_LOAD, "stateless", None} == {shape for shape, _ in found}
+    assert {*LOOP_SHAPES, *WINDOW_SHAPES, ANY_STORE, ANY_LOAD, "stateless", None} == {shape for shape, _ in found}
     loops = [(shape, luck) for shape, luck in found if luck is not None and "cycles" in luck]
     assert all(shape in LOOP_SHAPES for shape, _ in loops)
     unaligned = next(seed for seed in range(100, 200) if kind(seed, None, ANY) == (None, "unaligned"))

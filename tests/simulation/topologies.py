@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from exactlyonce import Pipeline
+from exactlyonce import Pipeline, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.output import Output
@@ -62,6 +62,7 @@ class Step:
     - loop: passes on what its input gives, which comes after it: a back edge. That of id "back" rests a while.
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
+    - window: holds records until their window is over, then passes them on; late ones to its side output, "<id>~".
     - sink: writes every record, keyed.
     - store: writes every record, to a store that keeps a ledger.
     """
@@ -80,6 +81,8 @@ class Topology:
     name: str
     steps: tuple[Step, ...]
     simple: bool = False
+    idle: str | None = None
+    """After which time partitions are idle. Then all input is there from the beginning, so that none is it early."""
 
     def of(self, *kinds: str) -> list[Step]:
         return [each for each in self.steps if each.kind in kinds]
@@ -108,6 +111,25 @@ class Topology:
 
 def topic_of(source: str) -> str:
     return f"topic-{source}"
+
+
+DISORDER_MS, WINDOW_MS = 100, 50
+
+
+def time_of(event: Event) -> int:
+    """A record is late or in disorder by its offset alone, whatever the partition; see `is_late`."""
+    delay_ms = {LATE_OFFSET: 200, LATE_OFFSET + 2: 60}.get(event.offset % PERIOD, 0)
+    return 1_000 + 10 * event.offset - delay_ms
+
+
+PERIOD = 12
+"""The modulus of the offset on which the steps depend."""
+LATE_OFFSET = 5
+
+
+def is_late(offset: int) -> bool:
+    """Whether the last millisecond of its window is not above the time of the record before it, less the disorder."""
+    return offset % PERIOD == LATE_OFFSET
 
 
 # --- for the engine -------------------------------------------------------------------------------------------------
@@ -190,6 +212,14 @@ def _tally(tally: Tally | None, event: Event) -> tuple[Tally | None, Event]:
     return (None if tally.total == CYCLE else tally), _counted(event, tally.total)
 
 
+def _appended(events: list[Event], event: Event) -> list[Event]:
+    return [*events, event]
+
+
+def _value(windowed: Windowed[str, list[Event]]) -> list[Event]:
+    return windowed.value
+
+
 def _key(name: str) -> Callable[[Event], str]:
     def first(event: Event) -> str:
         return event.first
@@ -230,7 +260,10 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
         inputs = [streams[each] for each in step.inputs] if step.kind != "loop" else []
         match step.kind:
             case "source":
-                streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event))
+                timed: dict[str, Any] = {}
+                if topology.of("window"):
+                    timed = {"time": time_of, "disorder": f"{DISORDER_MS}ms", "idle": topology.idle, "ahead": None}
+                streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event, **timed))
             case "branch":
                 streams[step.id] = inputs[0].map(told(step.id, _branch(step.id)), id=step.id)
             case "twice":
@@ -250,6 +283,14 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, told(step.id, _count))
             case "tally":
                 streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, told(step.id, _tally))
+            case "window":
+                late = Output("late", Event)
+                keyed = inputs[0].key_by(_key(step.key)).window(Tumbling(f"{WINDOW_MS}ms"))
+                shown = any(f"{step.id}~" in each.inputs for each in topology.steps)
+                held = keyed.fold(step.id, list[Event], _appended, state=list[Event], late=late if shown else None)
+                streams[step.id] = held.flat_map(_value, id=f"{step.id}-records", output=Event)
+                if shown:
+                    streams[f"{step.id}~"] = held.side(late)
             case "sink":
                 inputs[0].sink(step.id, KafkaSink(step.id, key=_key(step.key)))
             case "store":
@@ -315,8 +356,20 @@ LOAD_SHAPES = {
         called: called both, out: sink called""",
 }
 """Shapes for constant load: one to three shuffles, and a loop in which records wait for a service."""
+WINDOW_SHAPES = {
+    "windows": "in: source, held: window in, out: sink held, late: sink held~",
+    "windows-twice": """
+        in: source, read: branch in, held: window read, again: window held by second, out: sink again by second,
+        late: sink held~""",
+    "windows-of-two": """
+        in: source, more: source, both: union in more, held: window both, totals: COUNT held, late: sink held~,
+        out: sink totals""",
+    "windows-idle": """
+        in: source, more: source, both: union in more, held: window both, out: sink held, late: sink held~""",
+}
+"""Windows of event time: no record of an earlier window is late for a later one."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
-NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES}
+NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
 SIMPLE = {"chain", "store-chain", "store-alone", "stateless"}
 """Those that have more input."""
@@ -345,7 +398,8 @@ def drawn(rng: random.Random, name: str | None = None) -> Topology:
     elif name is None:
         name = "chain" if rng.random() < 0.5 else rng.choice(COMPLEX)
     steps = (SHAPES | NAMED_SHAPES)[name].replace("COUNT", count).split(",")
-    return Topology(name, tuple(_step(*each.split(":")) for each in steps), name in SIMPLE)
+    idle = "100ms" if name == "windows-idle" else None
+    return Topology(name, tuple(_step(*each.split(":")) for each in steps), name in SIMPLE, idle)
 
 
 def _step(id: str, text: str) -> Step:
@@ -376,6 +430,7 @@ def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
             [(rng.choice(keys), rng.choice(keys)) for _ in range(rng.randint(12, most))]
             for _ in range(rng.randint(1, 3))
         ]
-        at_first = len(partitions) - (len(partitions) > 1 and rng.random() < 0.25)
+        added = len(partitions) > 1 and rng.random() < 0.25 and not topology.of("window")
+        at_first = len(partitions) - added
         found[source] = Input(partitions, at_first)
     return found

@@ -16,7 +16,7 @@ import msgspec
 from bounds import bounds
 from coordinator import SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
-from judges import OracleAtLeastOnce, OracleUnaligned
+from judges import OracleAtLeastOnce, OracleUnaligned, OracleWindows
 from load import Load
 from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
@@ -113,6 +113,7 @@ class World(SimulatedWorld):
         if self.stores:
             self.stores.tilt(self.luck.stores)
         self.load = Load(self, seed) if self.luck.load else None
+        self.drains = bool(self.topology.of("window"))
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
@@ -128,6 +129,8 @@ class World(SimulatedWorld):
         judge = Oracle if self.settings.mode == EXACTLY_ONCE or self.topology.is_stateless else OracleAtLeastOnce
         if self.settings.unaligned or (self.topology.loops and self.settings.mode == EXACTLY_ONCE):
             judge = OracleUnaligned
+        if self.topology.of("window"):
+            judge = OracleWindows
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
@@ -212,7 +215,7 @@ class World(SimulatedWorld):
     def feed(self) -> None:
         if not self.faults_allow_feeding:
             return
-        goal = self.steps // self._steps_per_record + 1
+        goal = self.steps // self._steps_per_record + (1 << 20 if self.topology.idle else 1)
         for (source, partition), fed in self._fed.items():
             records = self.inputs[source].partitions[partition]
             if fed < min(goal, len(records)) and partition < self.partitions_of(topic_of(source)):
@@ -312,7 +315,8 @@ class World(SimulatedWorld):
             self.seen["cancelled"] += 1
             late = end.manifest.checkpoint > coordinator.leader.cancelled_behind
             demand(not late, "a run that was cancelled takes another checkpoint")
-        self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
+        stopped_short = rounds or self.oracle.held or (self.stores and self.stores.halts)
+        self.finished = self.halted or (ends == goal and not stopped_short)
 
     def run(self) -> None:
         steps_max = LOADED_STEPS_MAX if self.load else STEPS_MAX

@@ -16,7 +16,6 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_flights_are_in_both_stores_as_the_page_says(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from auditing import audited
-from bounded import HERE, Fed, catch_up, exported_and_reset, load_pipeline, run_local
+from bounded import HERE, Fed, Files, catch_up, exported_and_reset, load_pipeline, run_local
 from drivers import Driver
 from running import orders
 
@@ -133,6 +134,34 @@ def test_tasks_that_fail_are_tried_again(
     assert_finished(fed, tmp_path)
 
 
+def test_executors_are_killed_and_come_and_go(
+    fed: Fed, tmp_path: Path, spark_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under dynamic allocation and adaptive execution an executor dies with a unit, and another with a publication."""
+    monkeypatch.setenv("SPARK_HOME", str(spark_home))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    fed.feed(3_000)
+    settings = {
+        "spark.pyspark.python": sys.executable, "spark.ui.enabled": "false", "spark.executor.cores": "1",
+        "spark.sql.adaptive.enabled": "true", "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+        "spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    }  # fmt: skip
+    options = [word for name, value in settings.items() for word in ("--spark-conf", f"{name}={value}")]
+    options += ["--master", "local-cluster[2,1,1024]", "--chunk-records", "3000"]
+    armed = ("unit-computed", "publication-flushed")
+    with command(fed, tmp_path, "backfill", *options, failpoints=",".join(f"{at}=stop" for at in armed)) as driver:
+        for failpoint in armed:
+            driver.await_fired(failpoint)
+            driver.kill_executor_of_stopped()
+        driver.end()
+    summary = json.loads(driver.stdout.read_text().splitlines()[-1])
+    assert (summary["records_in"], summary["checkpoints"], summary["parallelism"]) == (4_500, 2, 2)
+    fed.assert_output()
+    fed.assert_nothing_left()
+    assert_finished(fed, tmp_path)
+
+
 def test_a_split_whose_task_is_killed(kafka: Any, fed: Fed, tmp_path: Path) -> None:
     """Two units read one partition; one of them dies and is repeated. Output, state and checkpoint are exact."""
     source = f"{fed.name}-wide"
@@ -152,6 +181,31 @@ def test_a_split_whose_task_is_killed(kafka: Any, fed: Fed, tmp_path: Path) -> N
     report = audited(loaded, fed.config, tmp_path)
     assert (report.records_in, report.findings) == (2 * SPLIT_OFFSETS_MIN, [])
     fed.assert_nothing_left()
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet", "avro"])
+def test_files_whose_reader_is_killed(format: str, kafka: Any, topic_name: str, tmp_path: Path, fed: Fed) -> None:
+    """A task whose process dies reads its files again; then the driver dies, and the next one reads new files, too."""
+    files = Files(kafka, topic_name, tmp_path / "in")
+    words = ["-m", "exactlyonce.cli.main", "backfill", "source_pipelines:files", "--json", "--on", "spark"]
+    words += ["--bootstrap-servers", kafka.bootstrap_servers, "--staging", str(tmp_path / "staging")]
+    words += ["--master", "local[2,3]", "--chunk-records", "4000", "--param", f"name={files.name}"]
+    words += ["--param", f"folder={files.folder}", "--param", f"format={format}"]
+    for number in range(6):
+        files.add(f"{number}.{format}", 900)
+    with Driver(tmp_path, "unit-computed=kill@3,advance-published=kill@2", *words, cwd=HERE) as driver:
+        driver.end(-signal.SIGKILL)
+    assert {each.name for each in (tmp_path / "fired").iterdir()} == {"unit-computed", "advance-published"}
+    driver.await_all_ended()
+    files.add(f"0-new.{format}", 900)
+    with Driver(tmp_path, "publication-flushed=kill", *words, cwd=HERE) as driver:
+        driver.end()
+    assert (tmp_path / "fired" / "publication-flushed").exists()
+    files.assert_output()
+    files.assert_nothing_left()
+    loaded = load_pipeline("source_pipelines", "files", files.name, format=format, folder=str(files.folder))
+    report = audited(loaded, files.config, tmp_path)
+    assert (report.findings, report.records_in > 0) == ([], True)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
+pytestmark = pytest.mark.broker
 
 MODULE = """\
 from exactlyonce import Pipeline

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bounded import Fed, catch_up, exactlyonce, load_pipeline, run_local, start
-from reads import direct, transaction
+from reads import direct, make_anew, transaction
 from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import LaterOutput, split
+from exactlyonce.engines.spark.source.ranges import LaterOutput, Range, split
 from exactlyonce.engines.spark.source.reading import RangesReader
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -41,6 +43,14 @@ def ids(fed: Fed, *topics: str, **options: Any) -> Counter[int]:
     return Counter(json.loads(row["value"])["id"] for row in rows(direct(fed.kafka, names, **options)))
 
 
+def expire_half(kafka: KafkaCluster, topic: str) -> None:
+    """Delete the first half of each partition."""
+    offsets: dict[int, list[int]] = {}
+    for record in kafka.read_committed(topic):
+        offsets.setdefault(record.partition, []).append(record.offset)
+    kafka.delete_records(topic, {partition: own[len(own) // 2] for partition, own in offsets.items()})
+
+
 def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     """Workers write the output of the next checkpoint beside that of the last one; chunks write whole partitions."""
     fed.feed(400)
@@ -48,10 +58,11 @@ def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     fed.feed(600)
     run_local(fed, 3, "bounded_pipelines:broad", "--num-retained", "500", interval="20ms")
     await_readable(fed.kafka, *(f"{fed.name}-{topic}" for topic in ("copies", "out")))
-    manifests = fed.history().manifests
+    history = fed.history()
+    manifests = history.manifests
     sizes = []
     for number, manifest in sorted(manifests.items()):
-        if number not in fed.history().finalized:
+        if number not in history.finalized:
             continue
         at = {"pipeline": fed.name, "checkpoint": number}
         given = ids(fed, "in", "more", **at)
@@ -64,6 +75,12 @@ def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     second = sorted(manifests)[1]
     moment = datetime.fromtimestamp(manifests[second].completed_at_ms / 1000, timezone.utc).isoformat()
     assert ids(fed, "out", pipeline=fed.name, asOf=moment).total() == sizes[1]
+    expire_half(fed.kafka, f"{fed.name}-out")
+    left = Counter(json.loads(record.value or b"")["id"] for record in fed.kafka.read_committed(f"{fed.name}-out"))
+    assert 0 < left.total() < len(fed.all)
+    for number in sorted(history.finalized.keys() & manifests.keys()):
+        at = {"pipeline": fed.name, "checkpoint": number}
+        assert ids(fed, "out", **at) == left & ids(fed, "in", "more", **at), "the records that retention has left"
     for topic, options, reason in (
         ("out", {"checkpoint": 999}, "has no checkpoint 999"),
         ("out", {"asOf": "2001-01-01T00:00:00Z"}, r"has no checkpoint of 2001-01-01.* or before. The oldest one .* is"),
@@ -137,7 +154,7 @@ def test_a_savepoint_whose_successors_have_expired(fed: Fed, tmp_path: Path) -> 
 
 def test_the_next_checkpoint_is_open(kafka: KafkaCluster, topic_name: str) -> None:
     """Readers are held back by it: records after its first one are read once it has ended, without its own, in as many
-    tasks as one likes."""
+    tasks as one likes. Output that goes before a task has read it is an error, also where only its neighbours went."""
     topic = kafka.create_topic(topic_name)
     kafka.produce(topic, ["before"])
     first, later, second = (transaction(kafka, name, topic, [name] * 3) for name in ("first", "later", "second"))
@@ -155,10 +172,20 @@ def test_the_next_checkpoint_is_open(kafka: KafkaCluster, topic_name: str) -> No
     assert planned.value.end == 4, "the stable end"
     log_end = max(writers) + 1
     own = frozenset({writers[4]})
-    wanted = planned.value.__class__(topic, planned.value.topic_id, 0, 0, log_end, later=LaterOutput(4, own, log_end))
+    wanted = Range(topic, planned.value.topic_id, 0, 0, log_end, later=LaterOutput(4, own, log_end))
     later.commit_transaction(LIMIT_S)
     transaction(kafka, "last", topic, ["last"]).commit_transaction(LIMIT_S)
     for partitions_min in (1, 2, 3, log_end):  # a part may end between the records of a transaction and its marker
         parts = [type(planned)(part) for part in split([wanted], partitions_min)]
         values = [row["value"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
         assert values == [b"before", *[b"first"] * 3, *[b"second"] * 3, b"not of any transaction"], partitions_min
+    after = type(planned)(replace(wanted, start=7))  # all of it is there to the end
+    assert [row["value"] for batch in reader.read(after) for row in batch.to_pylist()][:3] == [b"second"] * 3
+    kafka.delete_records(topic, {0: 5})
+    with pytest.raises(RangeGone, match=r"has expired while it was read: .* begins at offset 5 now"):
+        list(reader.read(after))
+    with pytest.raises(RangeGone, match="from offset 0 up to 3, but the topic holds offsets 5 to"):
+        list(reader.read(type(planned)(wanted)))
+    make_anew(kafka, topic, count=9)
+    with pytest.raises(RangeGone, match="was deleted and made anew"):
+        list(reader.read(after))

@@ -17,7 +17,7 @@ import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = "\n".join((DOCS / name).read_text() for name in ("spark.md", "spark-checks.md", "spark-jobs.md"))

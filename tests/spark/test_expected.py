@@ -15,8 +15,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
 MODULE = """\
 import msgspec
 

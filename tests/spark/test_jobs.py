@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 def after(folder: Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """The batches; that of the last place comes once the file `go-on` is there."""

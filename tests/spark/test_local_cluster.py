@@ -15,7 +15,7 @@ import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).parents[2]
 BASE_PYTHON = Path(sys.base_prefix, "bin", "python3")

@@ -45,7 +45,6 @@ def text_of(output: Any) -> str:
 
 
 @pytest.mark.spark
-@pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_shipped_notebook(stoppable: OwnCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

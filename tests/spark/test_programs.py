@@ -14,7 +14,7 @@ from program import CELL
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
 
 PROGRAM = Path(__file__).parent / "rig" / "program.py"
 

@@ -26,7 +26,6 @@ from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicErro
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
 ALL = ReadAllAvailable()
 CANARY = "canary-5e1c"
 

@@ -18,7 +18,7 @@ from waiting import until
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = pytest.mark.broker
 CANARY = "canary-5e1c"
 
 

@@ -18,7 +18,6 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError, RecordError, Unavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
 TYPES = "typed_topics:make"
 ORDER = "struct<customer:string,total:bigint,items:array<struct<name:string,price:decimal(38,18)>>,at:timestamp>"
 
@@ -139,7 +138,6 @@ def test_a_schema_registry(kafka: Any, registry: Any, topic_name: str) -> None:
     assert [row["value"] for batch in batches for row in batch.to_pylist()] == list(map(msgspec.structs.asdict, orders))
 
 
-@pytest.mark.spark
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_on_a_session(spark: Any, kafka: Any, topic_name: str) -> None:

@@ -14,7 +14,6 @@ from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import FailpointRaised
 
-pytestmark = pytest.mark.broker
 EACH_TARGET = pytest.mark.parametrize("target", TARGETS, indirect=True)
 BEGIN, END = ("coordinator-checked", "coordinator-decided"), "coordinator-finalized"
 DEATHS = [

@@ -20,7 +20,7 @@ from exactlyonce.testing.cluster import LIMIT_S
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 COLUMNS = "id long, customer string, total long"
 KAFKA = pytest.mark.parametrize("target", ["kafka"], indirect=True)
 AS_VALUES = "to_json(struct(id, customer, total)) as value"

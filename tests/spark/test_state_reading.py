@@ -23,7 +23,7 @@ from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.state.errors import StateIncompatible
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 PIPELINE = "state_pipelines:make"
 RIG = Path(__file__).parent / "rig"

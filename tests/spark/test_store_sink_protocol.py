@@ -29,8 +29,6 @@ from exactlyonce.sinks.prepared import writer
 from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.mark.exhaustive(but=["untold"])
 @pytest.mark.parametrize("late", [True, False], ids=["late", "untold"])

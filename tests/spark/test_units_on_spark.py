@@ -29,8 +29,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
 
 @pytest.fixture
 def fed(kafka: KafkaCluster, topic_name: str) -> Fed:

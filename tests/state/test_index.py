@@ -17,6 +17,7 @@ from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import IndexHead, decode_index, encode_index
 from exactlyonce.state.key_groups import mask_of
+from exactlyonce.state.slots import GroupTimes
 
 _HEAD = IndexHead("totals", 5, 12, "int", 2.0)
 
@@ -51,6 +52,19 @@ def test_heads() -> None:
             assert decode_index(body).head == head
             unpacked = msgspec.msgpack.decode(zlib.decompressobj().decompress(body[4:]))
             assert len(unpacked[0]) == (7 if keys else 4 + version)
+
+
+def test_the_times_of_a_timed_table() -> None:
+    """They are written where there is no block, too; an index without them decodes as ever."""
+    times = GroupTimes([1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1], "tumbling=1000")
+    head = IndexHead("totals", 5, 12, "int", 2.0, times=times)
+    for chain in (_chain(), Chain()):
+        (body,) = encode_index(chain, head)
+        assert decode_index(body).head == head
+        assert decode_index(body).blocks == chain.blocks
+    columns = msgspec.msgpack.decode(zlib.decompressobj().decompress(body[4:]))
+    assert columns[0][7] == [[1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1], "tumbling=1000"]
+    assert encode_index(Chain(), IndexHead("totals", 5, 12, "int", times=GroupTimes())) == ()
 
 
 def test_what_keys_are_is_noted_of_each_block() -> None:

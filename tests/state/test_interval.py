@@ -67,7 +67,7 @@ def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.Monk
         return counted
 
     monkeypatch.setattr(table.state_type, "encode", counting(table.state_type.encode))
-    monkeypatch.setattr("exactlyonce.state.interval.key_groups", counting(key_groups))
+    monkeypatch.setattr("exactlyonce.state.slots.key_groups", counting(key_groups))
     keys = [canonical_key(number) for number in range(30_000)]
     for checkpoint in range(1, 12):
         changed = keys if checkpoint == 1 else keys[checkpoint :: 5 + checkpoint]

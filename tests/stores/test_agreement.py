@@ -12,7 +12,7 @@ from jobs import Feed, Job
 from servers import FORMATS, STORES, Row
 from together import table
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SINKS = (
     *("files-jsonl", "files-parquet", "mariadb-append", "mariadb-upsert"),

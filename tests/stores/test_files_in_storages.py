@@ -29,7 +29,7 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 RIG = Path(__file__).parent / "rig"
 ROWS = int(os.environ.get("EXACTLYONCE_ROWS", "300000"))

@@ -35,8 +35,6 @@ from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.sinks.postgres import store as postgres_store
 from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 USER, RECORD, AWAY, FENCED, HALTED = 2, 3, 4, 5, 6
 TABLES = ("postgres", "mariadb")
 

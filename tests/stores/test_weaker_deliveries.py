@@ -11,7 +11,7 @@ from servers import FORMATS, STORES, Row
 from together import table
 from waiting import until
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PLACES = (*STORES, *FORMATS)
 

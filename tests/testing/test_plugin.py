@@ -49,7 +49,6 @@ def test_no_warning_of_kafka_python_is_shown(tmp_path: Path) -> None:
     assert "warning" not in done.stdout
 
 
-@pytest.mark.broker
 class TestCluster:
     def test_what_is_produced_is_read_back(self, kafka, topic_name):
         topic = kafka.create_topic(topic_name, partitions=2)
@@ -85,7 +84,6 @@ class TestCluster:
         producer.abort_transaction()
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 def test_an_own_broker_can_be_killed(own_broker, topic_name):
     own = own_broker({"num.partitions": "3"})

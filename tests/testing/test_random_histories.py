@@ -38,7 +38,6 @@ def differs(history: Sequence[Step], one: NewStage, other: NewStage) -> str | No
         return None
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive(but=[str(seed) for seed in seeds()[:2]])
 @pytest.mark.parametrize("seed", seeds())
 def test_the_model_answers_as_the_real_broker(seed: int, new_model_stage: NewStage, new_real_stage: NewStage) -> None:

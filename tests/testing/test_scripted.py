@@ -45,13 +45,11 @@ def test_nothing_has_fired_at_first(tmp_path: Path) -> None:
     assert fired(tmp_path / "fired") == []
 
 
-@pytest.mark.broker
 def test_a_script_lies_in_its_topic_in_order(kafka: KafkaCluster, topic_name: str) -> None:
     topic = script_topic(kafka, topic_name, [1, CRASH, {"two": 2}, CRASH])
     assert [record.value for record in kafka.read_committed(topic)] == [b"1", b"CRASH 1", b'{"two":2}', b"CRASH 3"]
 
 
-@pytest.mark.broker
 @pytest.mark.slow
 def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
     script: list[Any] = [*range(1, 50), CRASH, CRASH, *range(50, 100)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, groupby
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -89,6 +89,9 @@ class ListReader:
         targets = self.context.targets
         return targets is not None and all(offset >= targets.get(split, 0) for split, offset in self.at.items())
 
+    def quiet(self) -> list[int]:
+        return [split for split, offset in self.at.items() if offset == len(self.lists.lines[split])]
+
     def lag(self) -> int:
         return sum(len(self.lists.lines[split]) - offset for split, offset in self.at.items())
 
@@ -125,8 +128,8 @@ class ListDecoder:
     def problem(self, record: Line, error: BaseException) -> str:
         return f"{record.data!r} is no text: {error}"
 
-    def time_ms(self, record: Line) -> int:
-        return record.number
+    def times_ms(self, records: Sequence[Line]) -> Iterator[int]:
+        return (record.number for record in records)
 
 
 class ListSource(Source[str]):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
+from exactlyonce.connectors.source import ReadsTopic
+from exactlyonce.engines.surroundings.input_topics import InputTopics
 from exactlyonce.engines.surroundings.preflight import require_unread
 from exactlyonce.pipeline.durations import shown_duration
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import Halt, TopicError
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.views.doctor.subject import Subject
@@ -19,6 +22,9 @@ SOON_SHARE = 4
 
 def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:
     """Compare the topics with the offsets in the checkpoints."""
+    for place, source in sorted(subject.read_elsewhere.items()):
+        with findings.checking(f"topic {place}"), closing(InputTopics(topics)) as clusters:
+            _check_elsewhere(subject, place, source, clusters, findings)
     for topic in subject.inputs:
         if topic in facts and facts[topic] is None:
             findings.add(
@@ -31,13 +37,31 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
         known = facts.get(name)
         if known is not None and known.visible:
             with findings.checking(f"what checkpoints need of {name}"):
-                _unread(subject, subject.newest, topics, Topic(name, known.topic_id, len(known.replicas)), findings)
+                there = Topic(name, known.topic_id, len(known.replicas))
+                _unread(subject, subject.newest, topics, there, name, findings)
 
 
-def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, findings: Findings) -> None:
+def _check_elsewhere(
+    subject: Subject, place: str, source: ReadsTopic, clusters: InputTopics, findings: Findings
+) -> None:
+    """Compare the topic of another cluster with the offsets in the checkpoints."""
+    try:
+        topic = clusters.describe([source])[place]
+    except TopicError:
+        findings.add(
+            "inputs", f"Topic {place} is missing", whose="the topic's (input)",
+            do="create it, or correct its name or its cluster in the pipeline",
+        )  # fmt: skip
+        return
+    newest = subject.newest
+    if newest is not None and any(read.topic == place for read in newest.offsets):
+        _unread(subject, newest, clusters.of(source), topic, place, findings)
+
+
+def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, place: str, findings: Findings) -> None:
     """Check *topic* as the start of a run does; if that would halt, skip the other checks."""
     try:
-        require_unread(topics, newest, topic)
+        require_unread(topics, newest, topic, place)
     except Halt as error:
         what, _, choices = str(error).partition("\n")
         do = choices.strip().removeprefix("Choices: ") or f"`exactlyonce reset {subject.name}`"
@@ -45,19 +69,19 @@ def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, fi
         return
     first = topics.start_offsets(topic.name)
     for manifest in subject.history.retained if subject.history is not None else ():
-        if any(o.topic == topic.name and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
+        if any(o.topic == place and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
             findings.add(
-                "inputs", f"{topic.name} no longer has the input after checkpoint {manifest.checkpoint}, which is "
+                "inputs", f"{place} no longer has the input after checkpoint {manifest.checkpoint}, which is "
                 f"retained: the checkpoint after it can be neither audited nor repaired by a replay",
                 whose="retention of the topic",
                 do="raise retention.ms of the topic above the age of the oldest checkpoint, or keep fewer checkpoints "
                 "(--num-retained)",
             )  # fmt: skip
             break
-    _deadline(subject, newest, topics, topic.name, findings)
+    _deadline(subject, newest, topics, topic.name, place, findings)
 
 
-def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, findings: Findings) -> None:
+def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, place: str, findings: Findings) -> None:
     """Report unread records that retention may soon take, by their own time, which may be long ago.
 
     Added partitions are not read yet.
@@ -69,7 +93,7 @@ def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, fi
     soon_ms, began_ms = retention_ms // SOON_SHARE, subject.now_ms - retention_ms
     read: dict[int, int] = {}
     for position in newest.offsets:
-        if position.topic == topic:
+        if position.topic == place:
             read[position.partition] = min(position.offset, read.get(position.partition, position.offset))
 
     def older(than_ms: int) -> int:
@@ -79,8 +103,8 @@ def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, fi
     if unread := older(began_ms + soon_ms):
         when = "at any time" if older(began_ms) else f"within {shown_duration(soon_ms)}"
         findings.add(
-            "inputs", f"{counted(unread, 'offset')} of {topic} still to be read: retention may take the first "
+            "inputs", f"{counted(unread, 'offset')} of {place} still to be read: retention may take the first "
             f"{when}", whose=f"retention of the topic: {shown_duration(retention_ms)}",
-            do=f"run {subject.name} before that, or raise retention.ms of {topic}",
+            do=f"run {subject.name} before that, or raise retention.ms of {place}",
             level=NOTE if subject.sign_of_life else PROBLEM,
         )  # fmt: skip

@@ -6,24 +6,17 @@ transactional ids the end of a transaction under an id that nobody uses, which c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.topics import TopicFacts
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.views.doctor.findings import Findings
 from exactlyonce.views.doctor.subject import Subject
+from exactlyonce.views.rights import CLUSTER, GROUP, TOPIC, Right, rights_of
 
-OF_INPUT = ("Read",)
-OF_OUTPUT = ("Read", "Write")
-OF_CHECKPOINTS = ("Read", "Write", "DescribeConfigs")
-OF_TRANSACTIONS = ("Write",)
-OF_GROUP = ("Read",)
-OF_START_GROUP = ("Describe",)
-OF_CLUSTER = ("DescribeConfigs",)
 NOBODYS = "doctor"
 """After the prefix: no sink and no coordinator has such an id."""
 
@@ -37,23 +30,22 @@ class RightsCheck:
 
     def run(self) -> None:
         subject = self.subject
-        for topics, needed in ((subject.inputs, OF_INPUT), (subject.outputs, OF_OUTPUT)):
-            for topic in topics:
-                self._topic(topic, needed)
-        self._topic(subject.checkpoint_topic, OF_CHECKPOINTS)
-        what = f"rights on group {subject.name}"
-        with self.findings.checking(what):
-            self._compare("group", subject.name, OF_GROUP, group_offsets.operations(subject.config, subject.name), what)
-        for group in subject.start_groups:
-            what = f"rights on group {group}"
-            with self.findings.checking(what):
-                self._compare("group", group, OF_START_GROUP, group_offsets.operations(subject.config, group), what)
-        with self.findings.checking("rights on the cluster"):
-            self._cluster()
-        with self.findings.checking(f"rights on transactional ids {transaction_prefix(subject.name)}"):
-            self._transactional_ids()
+        for right in rights_of(subject.name, subject.inputs, subject.outputs, subject.start_groups):
+            if right.resource == TOPIC:
+                self._topic(right)
+            elif right.resource == GROUP:
+                what = f"rights on group {right.name}"
+                with self.findings.checking(what):
+                    self._compare(right, group_offsets.operations(subject.config, right.name), what)
+            elif right.resource == CLUSTER:
+                with self.findings.checking("rights on the cluster"):
+                    self._cluster(right)
+            else:
+                with self.findings.checking(f"rights on transactional ids {right.name}"):
+                    self._transactional_ids(right)
 
-    def _topic(self, topic: str, needed: tuple[str, ...]) -> None:
+    def _topic(self, right: Right) -> None:
+        topic = right.name
         facts, what = self.facts.get(topic), f"rights on topic {topic}"
         if facts is None:
             asked = topic in self.facts or topic not in self.subject.topics
@@ -61,40 +53,33 @@ class RightsCheck:
             self.findings.not_checked(what, why, failed=not asked)
             return
         with self.findings.checking(what):
-            self._compare("topic", topic, needed, facts.operations, what)
+            self._compare(right, facts.operations, what)
 
-    def _compare(
-        self, kind: str, name: str, needed: tuple[str, ...], allowed: frozenset[str] | None, what: str
-    ) -> None:
+    def _compare(self, right: Right, allowed: frozenset[str] | None, what: str) -> None:
         if allowed is None:
             raise ConfigError(f"the brokers do not say what we may do there ({what}): that needs Describe")
-        missing = [operation for operation in needed if operation not in allowed and "All" not in allowed]
+        missing = [operation for operation in right.operations if operation not in allowed and "All" not in allowed]
         if missing:
-            self._missing(kind, name, missing, prefixed=False)
+            self._missing(right, missing)
 
-    def _cluster(self) -> None:
+    def _cluster(self, right: Right) -> None:
         try:
             self.transactions.max_timeout_ms()
         except ConfigError:
-            self._missing("cluster", "", list(OF_CLUSTER), prefixed=False)
+            self._missing(right, right.operations)
 
-    def _transactional_ids(self) -> None:
+    def _transactional_ids(self, right: Right) -> None:
         self.transactions.transaction_version()  # if this succeeds, a refusal below means that the right is missing
-        prefix = transaction_prefix(self.subject.name)
         try:
-            self.transactions.end(f"{prefix}{NOBODYS}", 0, 0, commit=False)
+            self.transactions.end(f"{right.name}{NOBODYS}", 0, 0, commit=False)
         except ConfigError:
-            self._missing("transactional-id", prefix, list(OF_TRANSACTIONS), prefixed=True)
+            self._missing(right, right.operations)
 
-    def _missing(self, kind: str, name: str, missing: list[str], *, prefixed: bool) -> None:
-        shown = f"{kind} {name}".rstrip()
-        servers = self.subject.config.bootstrap_servers
-        operations = " ".join(f"--operation {operation}" for operation in missing)
-        grant = f"kafka-acls --bootstrap-server {servers} --add --allow-principal User:<name>"
-        resource = f"--{kind} {name}".rstrip() + (" --resource-pattern-type prefixed" if prefixed else "")
+    def _missing(self, right: Right, missing: Sequence[str]) -> None:
+        shown = f"{right.resource} {right.name}".rstrip() + (" (prefixed)" if right.prefixed else "")
         self.findings.add(
-            "rights", f"We lack {', '.join(missing)} on {shown}" + (" (prefixed)" if prefixed else ""),
+            "rights", f"We lack {', '.join(missing)} on {shown}",
             whose="the principal that this command logs in as, which is to be the run's",
             do="let an administrator grant it",
-            run=[f"{grant} {operations} {resource}"],
+            run=[right.command(self.subject.config.bootstrap_servers, "User:<name>", missing)],
         )  # fmt: skip

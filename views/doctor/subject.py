@@ -10,7 +10,9 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.source import ReadsTopic
 from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
+from exactlyonce.engines.surroundings.preflight import by_kind
 from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -64,14 +66,22 @@ class Subject:
     @cached_property
     def inputs(self) -> list[str]:
         sources = self.graph.sources if self.graph is not None else ()
-        of_graph = (node.source.topic for node in sources if node.source is not None)
-        return sorted({*self.traces.inputs(), *(topic for topic in of_graph if topic is not None)})
+        of_graph = {node.source.place for node in sources if node.source is not None and node.source.topic}
+        return sorted({*self.traces.inputs(), *of_graph} - self.read_elsewhere.keys())
+
+    @cached_property
+    def read_elsewhere(self) -> dict[str, ReadsTopic]:
+        """The sources that read topics of other clusters, by place; only a graph tells how to reach them."""
+        sources = by_kind(self.graph)[0].values() if self.graph is not None else ()
+        return {source.place: source for source in sources if source.client is not None}
 
     @property
     def start_groups(self) -> list[str]:
-        """The consumer groups at whose offsets the first run will begin; none once there is a checkpoint."""
-        sources = self.graph.sources if self.graph is not None and self.newest is None else ()
-        return sorted({node.source.start_group for node in sources if node.source and node.source.start_group})
+        """The consumer groups of this cluster at whose offsets the first run will begin; none once there is a
+        checkpoint."""
+        nodes = self.graph.sources if self.graph is not None and self.newest is None else ()
+        sources = [node.source for node in nodes if node.source and node.source.place not in self.read_elsewhere]
+        return sorted({source.start_group for source in sources if source.start_group})
 
     @cached_property
     def outputs(self) -> list[str]:

@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_loops
+from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_unbounded
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of, count_of, flat
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
@@ -30,7 +30,10 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.blocks import whole_or_halt
 from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
+from exactlyonce.engines.surroundings.input_topics import InputTopics
+from exactlyonce.engines.surroundings.preflight import by_kind
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -138,8 +141,8 @@ def recomputation(
 ) -> Recomputation:
     """The recomputation of *interval*, whose staged files are at *files*. See `Stage` for the others.
 
-    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops, `Halt` if state or order logs are
-    gone.
+    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops or windows, `Halt` if state or order
+    logs are gone.
     """
     manifest = interval.manifest
     graph = loaded.pipeline.build()
@@ -148,8 +151,8 @@ def recomputation(
             f"Checkpoint {manifest.checkpoint} was taken by another graph than {manifest.pipeline!r} has now: its "
             f"interval can be computed again only by the pipeline as it was then."
         )
-    refuse_loops(graph)
-    require_same_topics(client, manifest)
+    refuse_unbounded(graph)
+    require_same_topics(client, graph, manifest)
     common = _common(loaded, client, interval, files, origins=origins, store_rows=store_rows)
     logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
     return Recomputation(manifest, Computation(plan(graph, manifest.parallelism), common, interval.ranges, logs, left))
@@ -162,8 +165,8 @@ def recompute(recomputations: Sequence[Recomputation], client: ClientConfig, sub
     """
     settings = client.as_text
     receipts = compute_together([each.computation for each in recomputations], settings, submit)
-    for manifest, _ in recomputations:
-        require_same_topics(client, manifest)
+    for manifest, computation in recomputations:
+        require_same_topics(client, computation.plan.graph, manifest)
     return [
         Recomputed(
             manifest,
@@ -211,12 +214,12 @@ def counts_before(history: History, manifest: Manifest, sink: str, present: Iter
     return [own, *sorted(counts - {own})]
 
 
-def require_same_topics(client: ClientConfig, manifest: Manifest) -> None:
+def require_same_topics(client: ClientConfig, graph: LogicalGraph, manifest: Manifest) -> None:
     """Raise Halt if an input topic of *manifest* was replaced since then; readers check other splits themselves."""
-    with closing(Topics(client)) as topics:
-        described = topics.describe(sorted({read.topic for read in manifest.offsets if read.in_topic}))
+    with closing(Topics(client)) as own, closing(InputTopics(own)) as topics:
+        described = topics.describe(by_kind(graph)[0].values())
     for read in manifest.offsets:
-        if read.in_topic and described[read.topic].topic_id != read.topic_id:
+        if read.topic in described and described[read.topic].topic_id != read.topic_id:
             raise Halt(
                 f"Topic {read.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "
                 f"read then is gone."

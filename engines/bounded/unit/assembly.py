@@ -22,7 +22,7 @@ from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.backends import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.messages import STAGE, Receipt, Stage, Unit, UnitPlace
+from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
 from exactlyonce.engines.bounded.unit.ordering import (
     BatchTime,
     ChannelLane,
@@ -40,10 +40,12 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.operators import BatchOperator, Shuffle
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViolation, text_of
 from exactlyonce.pipeline.failpoints import hit
@@ -227,7 +229,7 @@ class Assembly:
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
-    def read(self, node: Node, push: Push) -> None:
+    def read(self, node: Node, head: BatchOperator) -> None:
         source, unit, stage = cast("Readable", node.source), self.unit, self.stage
         base = [] if unit.split else [noted for noted in stage.base.offsets if noted.source == node.id]
         letters = self.operators.dead_letters.get(node.id)
@@ -235,21 +237,23 @@ class Assembly:
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
-        def opening(end: int) -> Callable[[SourceOffset], SplitReader]:
+        def opening(reading: Reading) -> Callable[[SourceOffset], SplitReader]:
+            end, to_end = reading.end, reading.to_end
             return lambda start: source.open_range(
-                RangeContext(start=start, end=end, client=client, kilobytes=kilobytes)
+                RangeContext(start=start, end=end, to_end=to_end, client=client, kilobytes=kilobytes)
             )
 
         client = {"group.id": self.plan.graph.pipeline_id, **self._config.settings}
-        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in base}
+        known = {(noted.partition, noted.offset): noted for noted in base}
         for reading in unit.readings:
             if reading.source == node.id:
-                epoch = known.get((reading.partition, reading.start), -1)
-                start = SourceOffset(node.id, reading.topic, reading.topic_id, reading.partition, reading.start, epoch)
-                reader = ReaderInTurn(start, opening(reading.end), self._staying)
-                self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, push))
+                start = known.get((reading.partition, reading.start)) or SourceOffset(
+                    node.id, reading.topic, reading.topic_id, reading.partition, reading.start
+                )
+                reader = ReaderInTurn(start, opening(reading), self._staying)
+                self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, head))
 
-    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
         for sender in range(self.plan.parallelism):
             name = f"{edge.name}:{sender}"
             self.channels[name] = ChannelLane(name, self._sent.get((edge.name, sender), []), codec, push)
@@ -268,7 +272,7 @@ class Assembly:
         sent = (frames for (edge, _), files in self._sent.items() if edge in edges for frames in files)
         return {group for frames in sent for group in frames.entry.groups}
 
-    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Shuffle:
         receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
         writer = self._file(f"channel-{edge.name}-{{}}", receivers)
         sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock)

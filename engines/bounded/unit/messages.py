@@ -25,10 +25,13 @@ class Reading(msgspec.Struct, frozen=True):
     partition: int
     start: int
     end: int
+    to_end: bool = False
+    """Whether it ends with its split, if that comes before *end*, which is a guess then."""
 
     @property
     def length(self) -> int:
-        """The number of offsets; there may be fewer records, because of control markers and aborted records."""
+        """The number of offsets; there may be fewer records, because of control markers and aborted records, or of a
+        guess."""
         return self.end - self.start
 
 

@@ -105,7 +105,8 @@ class PartitionLane:
             self._buffer = self.reader.read(BATCH_RECORDS_MAX)
         messages, self._buffer = self._buffer[:count], self._buffer[count:]
         self.records += len(messages)
-        return len(messages), self.decoder.decode(messages) if messages else Batch([], [])
+        runs = ((self.partition, len(messages)),)
+        return len(messages), self.decoder.decode(messages, runs) if messages else Batch([], [])
 
 
 @dataclass

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -156,24 +156,11 @@ class Page(Reporter):
 
     @property
     def paths(self) -> Paths:
-        return {"/": self._answer_page, "/state.json": self._answer_state, "/checkpoint.json": self._answer_checkpoint}
+        return paths_of(self.state, self._checkpoint)
 
-    @cached_property
-    def _html(self) -> bytes:
-        return (Path(__file__).parent / "page.html").read_bytes()
-
-    def _answer_page(self, _: Asked) -> Answer:
-        return Answer(self._html, "text/html; charset=utf-8")
-
-    def _answer_state(self, _: Asked) -> Answer:
-        return Answer(msgspec.json.encode(self.state()), "application/json")
-
-    def _answer_checkpoint(self, asked: Asked) -> Answer:
-        number = asked.query.get("id", "")
+    def _checkpoint(self, number: int) -> Attempted | None:
         with self._lock:
-            known = self._checkpoints.get(int(number)) if number.isdecimal() else None
-            body = b"null" if known is None else msgspec.json.encode(known)
-        return Answer(body, "application/json", 404 if known is None else 200)
+            return copy.copy(self._checkpoints.get(number))
 
     def state(self) -> dict[str, Any]:
         """All but the details of checkpoints, for JSON."""
@@ -219,6 +206,22 @@ class Page(Reporter):
 
     def _recent_note(self) -> str:
         return self._notes[-1][1] if self._notes and self._notes[-1][0] >= self._clock.now_ms() - RECENT_MS else ""
+
+
+def paths_of(state: Callable[[], Any], checkpoint: Callable[[int], Any], below: str = "/") -> Paths:
+    """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown."""
+    html = (Path(__file__).parent / "page.html").read_bytes()
+
+    def answer_checkpoint(asked: Asked) -> Answer:
+        number = asked.query.get("id", "")
+        known = checkpoint(int(number)) if number.isdecimal() else None
+        return Answer(msgspec.json.encode(known), "application/json", 404 if known is None else 200)
+
+    return {
+        below: lambda _: Answer(html, "text/html; charset=utf-8"),
+        f"{below}state.json": lambda _: Answer(msgspec.json.encode(state()), "application/json"),
+        f"{below}checkpoint.json": answer_checkpoint,
+    }
 
 
 def drawn(plan: Plan) -> Iterator[dict[str, Any]]:

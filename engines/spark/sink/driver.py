@@ -370,7 +370,10 @@ class SinkDriver:
                 topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
                 wanted = sorted(topics | {self.options.topic} - {""})
                 return tuple((SINK, topic, self._count_partitions(topic)) for topic in wanted)
-            case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtTopics() | ask.GoOnFrom() | ask.CheckContinuity():
+            case (
+                ask.CreateOutputs() | ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
+                | ask.CheckContinuity()
+            ):  # fmt: skip
                 return None  # Spark's concern
             case ask.StartOffsets():
                 return ()

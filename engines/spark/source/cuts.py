@@ -51,7 +51,7 @@ class Cut:
         ends = {name: topics.end_offsets(name, committed=False) for name in outputs}
         later = self._later_claims() if outputs else []  # after the ends: a commit below them is known
         return [
-            self._output(range_, ends[range_.topic][range_.partition], later)
+            self._output(range_, now[range_.topic], ends[range_.topic][range_.partition], later)
             if range_.topic in self._outputs
             else self._input(range_, now[range_.topic])
             for range_ in wanted
@@ -76,13 +76,13 @@ class Cut:
         end = max((read.offset for read in own if read.partition == wanted.partition), default=0)
         return replace(wanted, end=max(wanted.start, end))
 
-    def _output(self, wanted: Range, log_end: int, later: Sequence[Claim]) -> Range:
+    def _output(self, wanted: Range, topic: TopicContents, log_end: int, later: Sequence[Claim]) -> Range:
         """*wanted*, to the end of the log, with the writers after the cut.
 
-        They have no record before their first one, and before the stable end.
+        They have no record before their first one, before the stable end, and before the log's own beginning.
         """
         own = [claim for claim in later if claim.place == (wanted.topic, wanted.partition)]
-        first = min([wanted.end, *(claim.first_offset for claim in own)])
+        first = max(topic.first[wanted.partition], min([wanted.end, *(claim.first_offset for claim in own)]))
         writers = frozenset(claim.writer for claim in own)
         return replace(wanted, end=max(log_end, wanted.start), later=LaterOutput(first, writers, log_end))
 

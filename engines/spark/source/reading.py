@@ -115,7 +115,10 @@ def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) 
 def _batches_to_cut(
     options: ReadOptions, columns: RecordColumns, wanted: Range, later: LaterOutput
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range without those *later*. A transaction that is open among them is waited for."""
+    """The rows of a range without those *later*. A transaction that is open among them is waited for.
+
+    Raises `RangeGone` if some of the range, or of the log that tells which rows are later, was removed meanwhile.
+    """
     yield from record_batches(options, columns, replace(wanted, end=min(wanted.end, later.first), later=None))
     if wanted.end <= later.first:
         return
@@ -126,6 +129,15 @@ def _batches_to_cut(
     for writer, messages in visible_runs(config, wanted.topic, wanted.partition, start, end, cut.scanned):
         if writer in cut.writers:
             yield columns.batch(wanted.topic, wanted.partition, messages)
+    with closing(Topics(config)) as topics:  # last, since a scan of removed offsets is an empty one
+        now = contents_of(topics, [wanted.topic])[wanted.topic]
+    require_same_topic(now, wanted.topic_id)
+    if now.first[wanted.partition] > later.first:
+        raise RangeGone(
+            f"The output of the checkpoint has expired while it was read: {wanted.topic}[{wanted.partition}] begins at "
+            f"offset {now.first[wanted.partition]} now, and was to be read from offset {later.first}. Load the "
+            f"DataFrame again, which then has what retention has left."
+        )
 
 
 def _require_same_topic(topics: Topics, wanted: Range) -> None:

@@ -239,9 +239,9 @@ def _sources(options: ReadOptions, reference: Reference) -> dict[str, TopicSourc
     sources: dict[str, TopicSource] = {}
     every: list[str] = []
     for node in load_reference(reference).build().sources:
-        name = node.source.topic if node.source is not None else None
-        if name is None:
+        if node.source is None or node.source.topic is None:
             continue
+        name = node.source.place
         every.append(name)
         if options.matches(name):
             sources[name] = cast(TopicSource, node.source)

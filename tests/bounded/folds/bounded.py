@@ -32,12 +32,19 @@ from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.assembler import Assembler
+from exactlyonce.pipeline.failpoints import NAMES
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 HERE = Path(__file__).parent
+DRIVER_STEPS = [
+    name
+    for name in NAMES
+    if name.startswith(("unit-", "publication-", "advance-", "coordinator-")) and name != "coordinator-triggered"
+]
+"""The failpoints of a driver and its units."""
 
 
 def load_pipeline(module: str, attribute: str, name: str, **params: str) -> Loaded:
@@ -119,6 +126,50 @@ class Fed:
         assert state(self.kafka, loaded, manifest, "rounds") == dict(buckets)
 
 
+class Files(Fed):
+    """The input of `source_pipelines:files`."""
+
+    def __init__(self, kafka: KafkaCluster, name: str, folder: Path) -> None:
+        self.kafka, self.name, self.storage = kafka, name, ""
+        self.left, self.right = [], []
+        self.folder = folder
+        folder.mkdir()
+
+    @property
+    def params(self) -> dict[str, str]:
+        return {"folder": str(self.folder)}
+
+    def add(self, name: str, count: int) -> None:
+        """A file with the next orders, which appears whole."""
+        more = orders(count, first=len(self.left))
+        hidden, values = self.folder / f".{name}", [value for _, value in more]
+        if name.endswith("parquet"):
+            import pyarrow as pa
+            import pyarrow.parquet
+
+            table = pa.Table.from_pylist([json.loads(value) for value in values])
+            pyarrow.parquet.write_table(table, hidden, row_group_size=200)
+        elif name.endswith("csv"):
+            rows = [",".join(map(str, json.loads(value).values())) for value in values]
+            hidden.write_text("\n".join(["id,customer,total", *rows, ""]))
+        elif name.endswith("avro"):
+            import fastavro
+
+            fields = [("id", "long"), ("customer", "string"), ("total", "long")]
+            schema = {"type": "record", "name": "O", "fields": [{"name": n, "type": t} for n, t in fields]}
+            with hidden.open("wb") as stream:
+                fastavro.writer(stream, fastavro.parse_schema(schema), map(json.loads, values))
+        else:
+            hidden.write_text("".join(f"{value}\n" for value in values))
+        hidden.rename(self.folder / name)
+        self.left += more
+
+    def assert_output(self) -> None:
+        await_readable(self.kafka, f"{self.name}-copies", f"{self.name}-out")
+        assert_copies(self.kafka, f"{self.name}-copies", self.left)
+        assert_totals(self.kafka, f"{self.name}-out", self.left)
+
+
 def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> Table[Any]:
     """The state that *manifest* has of an operator, by encoded key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
@@ -179,12 +230,12 @@ def exported_and_reset(fed: Fed, folder: Path) -> str:
     return f"file://{savepoint}"
 
 
-def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE) -> str:
-    """A command in this process, run in *folder*; what it writes to stdout."""
+def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE, code: int = 0) -> str:
+    """A command in this process, run in *folder*, with its exit *code*; what it writes to stdout."""
     out, err = StringIO(), StringIO()
     with chdir(folder), redirect_stdout(out), redirect_stderr(err):
-        code = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
-    assert code == 0, err.getvalue()
+        ended = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
+    assert ended == code, err.getvalue()
     return out.getvalue()
 
 
@@ -207,24 +258,27 @@ def run_local(
 _ONCE = ("coordinator-opened", "coordinator-swept")
 """Met once by a driver; the others are met in each of its checkpoints."""
 _DRIVING = """
-import sys
+import json, sys
 from pathlib import Path
 from bounded import *
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded import advance
 advance.PUBLISHER_RECORDS = 1
 options = RunOptions(ClientConfig({"bootstrap.servers": sys.argv[1]}), parallelism=2)
-loaded = load_pipeline("bounded_pipelines", "broad", sys.argv[2])
+loaded = load_pipeline(*sys.argv[4].split(":"), sys.argv[2], **json.loads(sys.argv[5]))
 CatchUp(loaded, options, Silent(), chunk_records=1500).lead(in_process, sys.argv[3])
 """
 
 
-def drive(fed: Fed, staging: str | Path, failpoint: str, fired: Path) -> int:
+def drive(
+    fed: Fed, staging: str | Path, failpoint: str, fired: Path, target: str = "bounded_pipelines:broad", **params: str
+) -> int:
     """The exit code of a driver of its own, at parallelism 2, that dies in its second checkpoint, or as it begins."""
     fired.mkdir()
     nth = 1 if failpoint in _ONCE else 2
     armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
     path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines")])
-    line = [sys.executable, "-c", _DRIVING, fed.kafka.bootstrap_servers, fed.name, str(staging)]
+    line = [sys.executable, "-c", _DRIVING, fed.kafka.bootstrap_servers, fed.name, str(staging), target]
+    line.append(json.dumps(params))
     environment = {**os.environ, "PYTHONPATH": path, **armed}
     return subprocess.run(line, env=environment, capture_output=True, timeout=LIMIT_S).returncode

@@ -14,8 +14,6 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.testing.clock import SimulatedClock
 from tests.connectors.kafka.checkpoint_topic.conftest import Store
 
-pytestmark = pytest.mark.broker
-
 
 def looked(store: Store, meanwhile: Callable[[], Any]) -> History:
     """The history that is found; *meanwhile* runs whenever the look waits. Only pauses take time."""

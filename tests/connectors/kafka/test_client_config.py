@@ -216,6 +216,17 @@ class TestSecrets:
         assert config.confluent()["sasl.username"] == "bob"
         assert config.redact("first, second, bob") == "***, ***, bob"
 
+    def test_addresses_by_reference(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are looked up and checked for each client."""
+        config = ClientConfig({"bootstrap.servers": "env:SERVERS"})
+        monkeypatch.setenv("SERVERS", "a:1,b:2")
+        assert config.confluent()["bootstrap.servers"] == "a:1,b:2"
+        assert config.kafka_python()["bootstrap_servers"] == ["a:1", "b:2"]
+        assert config.as_text == {"bootstrap.servers": "env:SERVERS"}
+        monkeypatch.setenv("SERVERS", "nowhere")
+        with pytest.raises(ConfigError, match=r"bootstrap\.servers has 'nowhere'"):
+            config.check()
+
     def test_references_to_nothing(self) -> None:
         for reference, message in (("env:NO_SUCH_VARIABLE", "no variable"), ("file:/no/such/file", "cannot be read")):
             with pytest.raises(ConfigError, match=message):

@@ -138,7 +138,6 @@ class TestMemory:
         assert not wire.places
 
 
-@pytest.mark.broker
 class TestABroker:
     def test_the_second_server_is_tried(self, kafka: Any, nobody: str) -> None:
         wire = wire_at(f"{nobody},{kafka.bootstrap_servers},{nobody}", LONG_MS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kafka.protocol.consumer.fetch import FetchResponse
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 from waiting import until
@@ -17,8 +18,10 @@ from waiting import until
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.kafka import log as log_module
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
+from exactlyonce.connectors.kafka.errors import Again
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.log import Log, RecordsGone, parse_batches
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
@@ -49,7 +52,6 @@ def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> C
     return committable
 
 
-@pytest.mark.broker
 class TestFate:
     @pytest.mark.parametrize(("commit", "fate"), [(True, Fate.COMMITTED), (False, Fate.ABORTED)])
     def test_ended(self, cluster: Any, topic: str, log: Log, commit: bool, fate: Fate) -> None:
@@ -228,7 +230,6 @@ class TestRecords:
             next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
 
 
-@pytest.mark.broker
 def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log: Log) -> None:
     """Records of the second partition were deleted after those of the first were copied: they hold nobody back."""
     cluster.open(topic, topic, [b"%d" % number for number in range(6)])
@@ -303,6 +304,12 @@ def test_parsing_stops_at_a_cut_batch() -> None:
         given = list(parse_batches(data[:length]))
         assert given == whole[: len(given)]
     assert list(parse_batches(b"")) == []
+
+
+def test_an_answer_of_a_broker_that_throttles_is_asked_for_again() -> None:
+    """It has no partition in it."""
+    with pytest.raises(Again, match="throttles us"):
+        log_module._only_partition(FetchResponse(error_code=0, responses=[]))
 
 
 def batch_of(number: int) -> bytes:

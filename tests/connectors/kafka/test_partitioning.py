@@ -19,7 +19,6 @@ def keys(seed: int) -> list[bytes]:
     return [b"", *(rng.randbytes(rng.randint(1, 40)) for _ in range(300)), *(b"customer-%d" % n for n in range(100))]
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("name", sorted(PARTITIONERS))
 def test_a_record_goes_where_the_client_puts_it(kafka: KafkaCluster, topic_name: str, name: str) -> None:
     kafka.create_topic(topic_name, PARTITIONS)

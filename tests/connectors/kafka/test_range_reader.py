@@ -40,7 +40,6 @@ def write(cluster: Any, topic: str, kinds: str) -> None:
         outer.commit_transaction(LIMIT_S) if kind == "c" else outer.abort_transaction(LIMIT_S)
 
 
-@pytest.mark.broker
 def test_every_range(cluster: Any, kafka: Any, topic: str) -> None:
     write(cluster, topic, "caca")
     cluster.visible(topic)
@@ -53,7 +52,6 @@ def test_every_range(cluster: Any, kafka: Any, topic: str) -> None:
             assert read(reader) == [each for each in seen if start <= each[0] < end], (start, end)
 
 
-@pytest.mark.broker
 def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
     producer = cluster.open(f"{topic}-many", topic, [b"%06d" % number + bytes(300) for number in range(20_000)])
     producer.commit_transaction(LIMIT_S)
@@ -62,7 +60,6 @@ def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
     assert [value[:6] for _, value in records if value] == [b"%06d" % number for number in range(11, 18_000, 2)]
 
 
-@pytest.mark.broker
 def test_a_transaction_that_ends_meanwhile(cluster: Any, kafka: Any, topic: str) -> None:
     """A range waits for an open transaction in it; the caller's time in between does not count."""
     kafka.produce(topic, [b"0"], partition=0)
@@ -139,7 +136,6 @@ class TestWhatIsMissing:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 @pytest.mark.slow
 def test_compaction_and_a_broker_that_dies(own_broker: Any) -> None:
     kafka = own_broker({"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"})

@@ -11,8 +11,6 @@ from confluent_kafka import Producer
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def producer(kafka: Any, topic_name: str) -> Producer:

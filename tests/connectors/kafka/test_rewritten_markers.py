@@ -12,8 +12,6 @@ from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
 
-pytestmark = pytest.mark.broker
-
 VALUES = [b"%03d" % number for number in range(100)]
 
 

@@ -54,7 +54,6 @@ def test_what_statistics_show(told: str, silent: bool) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.broker
 @pytest.mark.slow
 def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
     cluster = stoppable

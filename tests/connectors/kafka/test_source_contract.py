@@ -55,5 +55,5 @@ class Clients:
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
 
-    def consumers(self, topic: str) -> Consumers:
-        return Consumers(self._config.confluent({"group.id": topic}), exact_consumer)
+    def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
+        return Consumers((client or self._config).confluent({"group.id": topic}), exact_consumer)

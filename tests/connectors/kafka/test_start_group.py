@@ -17,8 +17,6 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 
 class Groups:
     """A topic with ten records in each of three partitions, and the groups that read it."""

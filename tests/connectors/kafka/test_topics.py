@@ -15,8 +15,6 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 
 def write(cluster: Any, topic: str, timestamps_ms: list[int]) -> None:
     producer = Producer(cluster.config.confluent())

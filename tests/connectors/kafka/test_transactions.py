@@ -17,8 +17,6 @@ from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Listed
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 
-pytestmark = pytest.mark.broker
-
 VALUES = [b"%03d" % number for number in range(100)]
 FENCED = re.compile("fenced|epoch|not currently assigned")
 EPOCH_LAST = 32_766

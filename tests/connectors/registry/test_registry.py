@@ -391,7 +391,6 @@ def start(
     return begin
 
 
-@pytest.mark.broker
 def test_a_run_and_bounded_work_read_and_write_what_confluents_serializers_do(
     kafka: KafkaCluster, confluent: SchemaRegistryClient, registry: RegistryServer, topic_name: str
 ) -> None:
@@ -408,7 +407,6 @@ def test_a_run_and_bounded_work_read_and_write_what_confluents_serializers_do(
     assert_totals(kafka, confluent, topic_name, 600)
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_example_of_a_schema_that_grows_prints_what_the_page_says(
@@ -421,7 +419,6 @@ def test_the_example_of_a_schema_that_grows_prints_what_the_page_says(
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_new_incarnation_waits_for_the_registry(
@@ -442,7 +439,6 @@ def test_a_new_incarnation_waits_for_the_registry(
     assert_totals(kafka, confluent, topic_name, 2_000)
 
 
-@pytest.mark.broker
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_totals_are_exact_after_a_kill_and_an_outage_of_the_registry(
@@ -473,7 +469,6 @@ def test_totals_are_exact_after_a_kill_and_an_outage_of_the_registry(
     assert_totals(kafka, confluent, topic_name, 6_000)
 
 
-@pytest.mark.broker
 def test_a_run_does_not_start_without_its_registry_or_its_schema(
     kafka: KafkaCluster, registry: RegistryServer, topic_name: str
 ) -> None:

@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from lake_hands import Hands, Total
-
-from exactlyonce.sinks import DeltaSink
-
-
-class Table(Hands):
-    """The table, and a sink "out" of pipeline "totals" that writes to it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def sink(self) -> DeltaSink[Any]:
-        return DeltaSink(self.folder, **self.options)
-
-    def create(self, schema: Any, **options: Any) -> None:
-        from deltalake import DeltaTable
-
-        DeltaTable.create(self.folder, schema, **options)
-
-    def handle(self) -> Any:
-        from deltalake import DeltaTable
-
-        return DeltaTable(self.folder)
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row.values()) for row in pa.table(self.handle().to_pyarrow_table()).to_pylist())
+from lake_hands import Hands, lake_in
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Iterator[Table]:
-    table = Table(tmp_path / "totals")
-    yield table
-    table.end()
-
-
-@pytest.fixture
-def totals() -> Callable[..., list[Total]]:
-    return lambda *cents: [Total("ann", each) for each in cents]
+def table(tmp_path: Path) -> Iterator[Hands]:
+    with lake_in(tmp_path / "totals", "delta") as hands:
+        yield hands

@@ -33,7 +33,6 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("transactional_id", ["t", None])
 def test_a_dropped_producer_is_freed_at_once(
     kafka: KafkaCluster, topic_name: str, no_collector: None, transactional_id: str | None

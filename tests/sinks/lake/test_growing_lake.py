@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 ROOT = Path(__file__).parents[3]
 

@@ -22,7 +22,7 @@ for library in ("pyiceberg", "deltalake"):
 duckdb_ext = pytest.importorskip("duckdb_ext", reason="LAKES NOT TESTED: DuckDB and its extensions are missing")
 duckdb = pytest.importorskip("duckdb")
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ROWS = int(os.environ.get("EXACTLYONCE_ROWS", "300000"))

@@ -17,7 +17,6 @@ from exactlyonce.pipeline.loading import load
 from exactlyonce.views.doctor.examination import examine, traces_of
 from exactlyonce.views.doctor.findings import Diagnosis
 
-pytestmark = pytest.mark.broker
 SILENT_MS = 60_000
 """After so long without a heartbeat, a pipeline counts as dead."""
 

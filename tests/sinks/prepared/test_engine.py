@@ -14,8 +14,6 @@ from waiting import until
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-pytestmark = pytest.mark.broker
-
 IN_THE_STORE = ("store-preparing", "store-prepared", "store-committing", "store-entering", "store-committed")
 PLACES = sorted(name for name in NAMES if name.startswith(("worker-", "coordinator-")) or name in IN_THE_STORE)
 IN_WORKERS = ("worker", "store-prepar")

@@ -63,6 +63,20 @@ class Driver:
         (java,) = [each for each in self.processes() if Path(f"/proc/{each}/comm").read_text().strip() == "java"]
         os.kill(java, signal.SIGKILL)
 
+    def kill_executor_of_stopped(self) -> None:
+        """Kill the executor whose Python process a failpoint has stopped, of a cluster with processes of its own."""
+        stopped: list[int] = []
+
+        def seen() -> bool:
+            stopped[:] = [process for process in self.processes() if _status(process)[0] == "T"]
+            return bool(stopped)
+
+        until(seen, told=self.said, pause_s=0.05)
+        _, daemon = _status(stopped[0])
+        _, executor = _status(daemon)
+        assert "CoarseGrainedExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_text()
+        os.kill(executor, signal.SIGKILL)
+
     def await_all_ended(self) -> None:
         until(lambda: not list(self.processes()), pause_s=0.1)
 
@@ -74,3 +88,9 @@ class Driver:
                 continue
             if self.mark.encode() in environment.split(b"\0"):
                 yield int(folder.name)
+
+
+def _status(process: int) -> tuple[str, int]:
+    """State and parent of a process."""
+    state, parent, *_ = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return state, int(parent)

@@ -25,8 +25,6 @@ from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 
 class RealWriter:
     """A writer whose requests a real broker answers."""

@@ -22,7 +22,6 @@ def config(kafka: Any) -> ClientConfig:
     return ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
 
 
-@pytest.mark.broker
 class TestTopic:
     def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
         created = prepare_topic(config(kafka), topic_name, partitions=3)

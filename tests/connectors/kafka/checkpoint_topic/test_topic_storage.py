@@ -16,8 +16,6 @@ from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
-pytestmark = pytest.mark.broker
-
 
 class TestTopicStorage(BlockStorageContract):
     beginning = (0,) * 5

@@ -16,8 +16,6 @@ from kafka_proxy import END_TXN, PRODUCE, Fate, Fault, KafkaProxy, proxied_broke
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
-pytestmark = pytest.mark.broker
-
 HASTY_MS = 10_000
 """The timeout of an append that is to fail: time enough to come to the request that gets lost, on any machine."""
 

@@ -1,0 +1,60 @@
+"""Windows of event time against the running total, on the same orders: records a second, in alternating rounds.
+
+The event time of an order is its number in milliseconds, less up to 1.5 s; so each window of 10 s has some ten orders
+of each of 1,000 customers. A rate is that of reading, from the first checkpoint to the last.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from statistics import median
+
+from bench import Bench
+from figures import Figure
+from job import Event, Failed, Job
+
+CUSTOMERS = 1_000
+WINDOWS = {
+    "tumbling": "tumbling count, against the running total",
+    "folded": "tumbling fold of a user's function, against the running total",
+    "hopping": "hopping count of 60 s every 5 s, against the running total",
+    "session": "session count, against the running total",
+}
+
+
+def scenario(bench: Bench) -> Iterator[Figure]:
+    """Rates of each window, as ratios."""
+    records = bench.size(3_000_000, 1_000_000)
+    source, kinds = bench.input(records, CUSTOMERS), ["totals", *WINDOWS]
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(bench.rounds or bench.size(4, 1)):
+        for kind in kinds if number % 2 == 0 else reversed(kinds):
+            rates[kind].append(_rate(bench, kind, source, records))
+        bench.say(f"round {number + 1}: " + ", ".join(f"{kind} {of[-1]:,.0f} records/s" for kind, of in rates.items()))
+    for kind, name in WINDOWS.items():
+        ratios = [rate / total for rate, total in zip(rates[kind], rates["totals"], strict=True)]
+        detail = f"{median(rates[kind]):,.0f} against {median(rates['totals']):,.0f} records/s, {len(ratios)} rounds"
+        yield Figure(name, median(ratios), detail=detail)
+
+
+def _rate(bench: Bench, kind: str, source: str, records: int) -> float:
+    sink = f"windows-{uuid.uuid4().hex[:8]}"
+    bench.cluster.create(sink)
+    pipeline, params = ("totals", {}) if kind == "totals" else ("windowed", {"window": kind})
+    options = ("--until", "latest", "--drain") if params else ("--until", "latest")
+    with Job(bench.cluster.servers, pipeline, *options, name=sink, source=source, sink=sink, **params) as job:
+        checkpoints = job.finish()
+    bench.cluster.delete(sink)
+    return _rate_of(checkpoints, records)
+
+
+def _rate_of(checkpoints: list[Event], records: int) -> float:
+    """Records a second, from the first checkpoint with any to the last one that has read more."""
+    reading = [event for event in checkpoints if event["records_in"]]
+    if not reading or reading[-1]["records_in"] != records or not sum(each["records_committed"] for each in reading):
+        raise Failed(f"{records} records were not all read, or gave no output: {checkpoints[-1:]}")
+    first, last = reading[0], next(event for event in reading if event["records_in"] == records)
+    if first is last:
+        raise Failed(f"{records} records are too few for two checkpoints")
+    return float((records - first["records_in"]) * 1000 / (last["at_ms"] - first["at_ms"]))

@@ -1,0 +1,142 @@
+"""`exactlyonce top`: a pipeline in a terminal, drawn anew every second. It only reads, and fences nobody."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from exactlyonce.cli import text
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, name_and_graph
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.sizes import shown_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_EXAMPLES = """\
+Show a pipeline, or a sink of Spark, in a terminal, anew every second: whether it is well,
+its last checkpoints, the partitions that lag most, its open transactions and what happened
+to it. All of it comes from the checkpoint topic and the brokers, so it works from any
+machine, and also while nothing runs. A running pipeline is not disturbed. Ctrl-C ends it.
+Without a terminal, or with --json, it shows the pipeline once and ends.
+
+examples:
+  exactlyonce top order-totals
+  exactlyonce top order-totals --json
+"""
+LOOK_S = 1.0
+ROWS = 8
+"""The lines of each table, at most."""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(commands, "top", "PIPELINE [options]", "show a pipeline in a terminal", _EXAMPLES, top)
+    add_pipeline_name(parser)
+    parser.add_argument("--json", action="store_true", help="once, as one JSON document")
+    add_cluster(parser)
+
+
+def top(args: argparse.Namespace) -> int:
+    from exactlyonce.engines.system_clock import SystemClock
+    from exactlyonce.views.watch import Watch
+
+    pipeline, graph = name_and_graph(args)
+    with closing(Watch(client(args), pipeline, graph)) as watch:
+
+        def look() -> dict[str, Any]:
+            return watch.look(SystemClock().now_ms())
+
+        if args.json:
+            print(msgspec.json.format(msgspec.json.encode(look()), indent=2).decode())
+            return 0
+        with needing("top", "rich", "exactlyonce top"):
+            from rich.console import Console
+            from rich.live import Live
+        console = Console(width=None if sys.stdout.isatty() else text.terminal_width(), highlight=False)
+        if not console.is_terminal:
+            console.print(drawn(look()))
+            return 0
+        with Live(drawn(look()), console=console, screen=True, auto_refresh=False) as live:
+            while not threading.Event().wait(LOOK_S):
+                live.update(drawn(look()), refresh=True)
+    return 0
+
+
+def drawn(state: Mapping[str, Any]) -> RenderableType:
+    """What `views.watch.Watch.look` has seen, for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(title: str, columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[RenderableType]:
+        shown = list(rows)
+        if shown:
+            drawing = Table(box=None, pad_edge=False, header_style="dim")
+            for column in columns:
+                drawing.add_column(column.lstrip(">"), justify="right" if column[0] == ">" else "left")
+            for row in shown[:ROWS]:
+                drawing.add_row(*row)
+            yield from (Text(), Text(title, style="bold"), drawing)
+            if len(shown) > ROWS:
+                yield Text(f"and {len(shown) - ROWS:,} more", style="dim")
+
+    style = "bold green" if state["well"] else "bold yellow" if state["state"] in ("new", "ended") else "bold red"
+    figures, done = state["figures"], state["checkpoints"]
+    lines: list[RenderableType] = [
+        Text(state["pipeline"], style="bold"),
+        Text(f"{'well' if state['well'] else 'not well'}: {state['sentence']}", style=style),
+    ]
+    if state["cause"]:
+        lines.append(Text(state["cause"], style="yellow"))
+    lines += [
+        Text(),
+        Text(
+            f"{figures['records_per_s']:,} records/s   lag {figures['lag']:,}   "
+            f"{figures['open_transactions']} open transactions   incarnation {state['incarnation'] or '-'}"
+        ),
+    ]
+    if done:
+        longest = max(each["duration_ms"] for each in done)
+        lines += [Text(), Text(f"{bars([each['duration_ms'] for each in done])}  checkpoints, {longest:,} ms at most")]
+    lines += table("last checkpoints", (">id", "kind", ">took", ">written", ">state", ">records"), _checkpoints(done))
+    lines += table("partitions, the latest lag first", ("source", "partition", ">offset", ">lag"), _partitions(state))
+    lines += table("open transactions", ("name", "state", ">open for", ">left", "decided"), _transactions(state))
+    lines += table("what happened", ("at", "what"), ((text.moment(at), what) for at, what in state["notes"]))
+    return Group(*lines)
+
+
+def bars(values: list[int]) -> str:
+    """*values* as bars of one line.
+
+    >>> bars([1, 4, 8])
+    '▁▄█'
+    """
+    longest = max(values, default=0)
+    return "".join(BARS[min(len(BARS) - 1, value * len(BARS) // (longest + 1))] for value in values)
+
+
+def _checkpoints(done: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for each in reversed(done):
+        sizes = shown_bytes(each["bytes"]), shown_bytes(each["state_bytes"])
+        yield str(each["id"]), each["kind"], f"{each['duration_ms']:,} ms", *sizes, f"{each['records_committed']:,}"
+
+
+def _partitions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for each in sorted(state["partitions"], key=lambda each: -(each["lag"] or 0)):
+        lag = "-" if each["lag"] is None else f"{each['lag']:,}"
+        yield each["source"], f"{each['topic']}[{each['partition']}]", f"{each['offset']:,}", lag
+
+
+def _transactions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for each in state["transactions"]:
+        times = ("-" if each[name] is None else shown_duration(each[name]) for name in ("open_ms", "left_ms"))
+        decided = "no" if each["decided_in"] is None else f"in checkpoint {each['decided_in']}"
+        yield each["name"], each["state"], *times, decided

@@ -1,0 +1,104 @@
+"""`exactlyonce ui`: a page about pipelines, made from their checkpoint topics. It only reads, and fences nobody."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from typing import TYPE_CHECKING, Any
+
+from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, name_and_graph
+from exactlyonce.pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
+    from exactlyonce.pipeline.graph import LogicalGraph
+
+_EXAMPLES = """\
+Show pipelines, or sinks of Spark, on a page for a browser: whether each is well, its
+checkpoints, the lag of each partition, its open transactions and what happened to it. All
+of it comes from the checkpoint topic and the brokers, so it works from any machine, and
+also while nothing runs. A running pipeline is not disturbed. Ctrl-C ends it.
+
+examples:
+  exactlyonce ui order-totals
+  exactlyonce ui orders:pipeline shipments --listen 127.0.0.1:8090
+
+With module:pipeline the page has the graph, too. A run shows more of itself by
+`exactlyonce run --ui`: rates of operators, and each subtask's part of a checkpoint.
+"""
+LISTEN = "127.0.0.1:8080"
+LOOK_S = 1.0
+"""From one look at a pipeline to the next."""
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(commands, "ui", "PIPELINE ... [options]", "show pipelines in a browser", _EXAMPLES, ui)
+    parser.add_argument("pipelines", metavar="PIPELINE", nargs="+", help="its name, its sinkId or module:pipeline")
+    parser.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where to answer (default: {LISTEN})")
+    add_cluster(parser)
+
+
+def ui(args: argparse.Namespace) -> int:
+    from exactlyonce.engines.local.monitoring.page import paths_of
+    from exactlyonce.engines.local.monitoring.serving import Paths, serving
+    from exactlyonce.engines.options import listening_at
+
+    host, port = listening_at(args.listen)
+    named = [argparse.Namespace(pipeline=text, param=[]) for text in args.pipelines]
+    chosen = dict(map(name_and_graph, named))
+    if len(chosen) < len(named):
+        raise ConfigError("A pipeline was given twice. Give each once.")
+    config = client(args)
+    ended = threading.Event()
+    watched = [Watched(config, name, graph, ended) for name, graph in chosen.items()]
+    paths: Paths
+    if len(watched) == 1:
+        paths = paths_of(watched[0].state, watched[0].checkpoint)
+    else:
+        paths = paths_of(lambda: {"pipelines": [each.summary() for each in watched]}, lambda _: None)
+        for each in watched:
+            paths = {**paths, **paths_of(each.state, each.checkpoint, f"/{each.pipeline}/")}
+    with serving(host, port, paths):
+        threads = [threading.Thread(target=each.run, name="watch", daemon=True) for each in watched]
+        for thread in threads:
+            thread.start()
+        print(f"http://{args.listen}/ shows {', '.join(chosen)}. Ctrl-C ends it.", flush=True)
+        try:
+            ended.wait()
+        finally:
+            ended.set()
+    return 0
+
+
+class Watched:
+    """Looks at a pipeline every `LOOK_S`, until *ended* is set, on a thread; others ask for what it saw last."""
+
+    def __init__(self, config: ClientConfig, pipeline: str, graph: LogicalGraph | None, ended: threading.Event) -> None:
+        from exactlyonce.views.watch import Watch
+
+        self.pipeline = pipeline
+        self._watch, self._ended = Watch(config, pipeline, graph), ended
+        self._lock, self._looked = threading.Lock(), threading.Event()
+        self._state: dict[str, Any] = {}
+
+    def run(self) -> None:
+        from exactlyonce.engines.system_clock import SystemClock
+
+        while not self._ended.is_set():
+            state = self._watch.look(SystemClock().now_ms())
+            with self._lock:
+                self._state = state
+            self._looked.set()
+            self._ended.wait(LOOK_S)
+
+    def state(self) -> dict[str, Any]:
+        self._looked.wait()  # the first look
+        with self._lock:
+            return self._state
+
+    def summary(self) -> dict[str, Any]:
+        state = self.state()
+        return {name: state[name] for name in ("pipeline", "state", "well", "sentence", "figures")}
+
+    def checkpoint(self, number: int) -> dict[str, Any] | None:
+        return self._watch.checkpoint(number)

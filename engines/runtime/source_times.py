@@ -1,0 +1,170 @@
+"""The event times of one source in one subtask: the floor of each split, late records, and the watermark.
+
+The floor of a split is the greatest time before its next record, minus the disorder. Invariants: a floor never falls,
+also over restarts, for it lies beside Sn; a record is late if its time is not above the floor before it, whatever the
+batches are; the watermark is not above the floor of any later record. See docs/event-time.md.
+
+A split that has had no record for a while is idle, and holds back nothing. Its floor follows the watermark. While all
+are idle, the watermark follows the clock from the last record on. No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import require_whole
+from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.moments import LATEST_MS, NoTime, ms_of, shown_time
+from exactlyonce.pipeline.source import EventTime
+
+Runs = Sequence[tuple[int, int]]
+"""(split, count) of consecutive records."""
+_BLOCK_RECORDS = 100
+"""The records whose times are looked at together: few, so that most blocks span less than the disorder."""
+
+
+class SourceTimes:
+    """The times of a source's records; *before* are the starts of its splits, those of other subtasks too."""
+
+    def __init__(self, event_time: EventTime, before: Iterable[SourceOffset] = ()) -> None:
+        self._time = event_time.time
+        self._disorder_ms, self._idle_ms, self._ahead_ms = (
+            event_time.disorder_ms, event_time.idle_ms, event_time.ahead_ms
+        )  # fmt: skip
+        self.floors = {start.partition: start.floor for start in before}
+        self._lowest = min(self.floors.values(), default=NO_FLOOR)
+        """The floor of a split that no checkpoint knows."""
+        self.watermark = NO_WATERMARK
+        """The last one."""
+        self._told = Watermark(NO_WATERMARK)
+        self._splits: list[int] = []
+        """All that the subtask reads."""
+        self._quiet_since_s: dict[int, float] = {}
+        """The time since which each quiet split has had no record."""
+        self._resting = set[int]()
+        """The splits that hold back nothing: idle ones, and those that have ended."""
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    def times(self, records: Sequence[Any], timestamps: Iterable[int]) -> list[int]:
+        """The time of each of *records*; *timestamps* are those of their messages.
+
+        Raises `NoTime` if one has no usable time, or what the user's function raises.
+        """
+        given = list(map(self._time, records))
+        require_whole(given, len(records))
+        if set(map(type, given)) != {int} or min(given) < 0 or max(given) > LATEST_MS:
+            given = list(map(ms_of, given))
+        ahead_ms = self._ahead_ms
+        if given and ahead_ms is not None:
+            stamps = list(timestamps)
+            if max(given) > min(stamps) + ahead_ms:
+                for time, stamp in zip(given, stamps, strict=True):
+                    if stamp >= 0 and time > stamp + ahead_ms:
+                        raise _ahead(time, stamp, ahead_ms)
+        return given
+
+    def late(self, times: Sequence[int], runs: Runs) -> list[int] | None:
+        """The floors of a batch with these *times*; see `Batch.floors`. The floors of its splits rise."""
+        floors: list[int] | None = None
+        disorder_ms, start = self._disorder_ms, 0
+        for split, count in runs:
+            floor, end = self._wake(split), start + count
+            for begin in range(start, end, _BLOCK_RECORDS):
+                block = times[begin : min(begin + _BLOCK_RECORDS, end)]
+                after = max(floor, max(block) - disorder_ms)
+                if min(block) <= after:
+                    late = _late(block, floor, disorder_ms)
+                    if floors is None and any(each != NO_FLOOR for each in late):
+                        floors = [NO_FLOOR] * len(times)
+                    if floors is not None:
+                        floors[begin : begin + len(block)] = late
+                floor = after
+            self.floors[split] = floor
+            start = end
+        return floors
+
+    def _wake(self, split: int) -> int:
+        """The floor of *split*, which is no longer idle."""
+        self._quiet_since_s.pop(split, None)
+        floor = self.floors[split] = self.floor_of(split)
+        self._resting.discard(split)
+        return floor
+
+    def floor_of(self, split: int) -> int:
+        floor = self.floors.get(split, self._lowest)
+        return max(floor, self.watermark) if split in self._resting else floor
+
+    def found(self, split: int) -> None:
+        """*split* is read from now on. It begins at the watermark, so that this does not fall."""
+        self.floors.setdefault(split, max(self._lowest, self.watermark))
+        if split not in self._splits:
+            self._splits.append(split)
+
+    def noted(self, position: SourceOffset) -> SourceOffset:
+        """*position* with the floor of its split."""
+        return msgspec.structs.replace(position, floor=self.floor_of(position.partition))
+
+    # --- the watermark --------------------------------------------------------------------------------------------
+
+    def rest(self, positions: Sequence[SourceOffset], quiet: Collection[int], now_s: float, *, behind: bool) -> None:
+        """Look which splits are idle at *now_s*. *positions* are those of all splits that the subtask reads; *quiet*
+        splits have no record now. *behind*: since the last call, records waited all the time, or nothing was read: then
+        no time counts, for what is there may not be known."""
+        idle_ms, since_s = self._idle_ms, self._quiet_since_s
+        self._splits = [position.partition for position in positions]
+        ended = {position.partition for position in positions if position.ended}
+        for split in self._resting - ended - set(quiet):
+            self._wake(split)
+        self._quiet_since_s = {
+            split: now_s if behind and split not in self._resting else since_s.get(split, now_s)
+            for split in (*quiet, *ended)
+        }
+        self._resting |= ended
+        if idle_ms is not None:
+            silent = {split for split, quiet_s in self._quiet_since_s.items() if 1000 * (now_s - quiet_s) >= idle_ms}
+            self._resting |= silent
+
+    def advanced(self, now_s: float) -> Watermark | None:
+        """The watermark at *now_s*, if it is another one than the last."""
+        splits = self._splits
+        floors = [self.floors.get(split, self._lowest) for split in splits if split not in self._resting]
+        idle = not floors
+        if not idle:
+            watermark = min(floors)
+        else:
+            watermark = max((self.floors.get(split, self._lowest) for split in splits), default=NO_WATERMARK)
+            if watermark != NO_WATERMARK and self._idle_ms is not None:
+                silent_ms = 1000 * (now_s - max(self._quiet_since_s.get(split, now_s) for split in splits))
+                watermark += int(silent_ms) if silent_ms >= self._idle_ms else 0
+        self.watermark = max(self.watermark, watermark)
+        told = Watermark(self.watermark, idle)
+        if told == self._told:
+            return None
+        self._told = told
+        return told
+
+
+def _late(times: Sequence[int], floor: int, disorder_ms: int) -> list[int]:
+    """The floor of each late one of *times*, `NO_FLOOR` of the others; *floor* is that of the first.
+
+    >>> _late([10, 7, 12, 9, 11], NO_FLOOR, 2) == [NO_FLOOR, 8, NO_FLOOR, 10, NO_FLOOR]
+    True
+    """
+    greatest = accumulate(times, max, initial=floor + disorder_ms)
+    floors = (time - disorder_ms for time in greatest)
+    return [floor if time <= floor else NO_FLOOR for time, floor in zip(times, floors, strict=False)]
+
+
+def _ahead(time: int, stamp: int, ahead_ms: int) -> NoTime:
+    return NoTime(
+        f"its time {shown_time(time)} is {shown_duration(time - stamp)} after the timestamp of its message, and "
+        f"ahead= allows {shown_duration(ahead_ms)}: it would make all records after it late"
+    )

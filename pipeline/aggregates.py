@@ -1,0 +1,535 @@
+"""Aggregates of the records of a window: how a record is added, how two parts of a window are merged, and the result.
+
+Invariant: a result depends on the records alone, never on the order in which they or the parts of a window came. So
+sums of floats are kept exact and rounded once, and ties are broken by the records' places in their topics.
+"""
+
+from __future__ import annotations
+
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from math import fsum, isfinite
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
+
+import msgspec
+from msgspec import inspect
+
+from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.keys import canonical_key
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+V = TypeVar("V")
+T_contra = TypeVar("T_contra", contravariant=True)
+V_co = TypeVar("V_co", covariant=True)
+
+
+class Misuse(Exception):
+    """An aggregate that cannot be of such records; the text says what to do."""
+
+
+class Place(NamedTuple):
+    """The place of a record in event time, and among records of the same time."""
+
+    time: int
+    topic: str
+    partition: int
+    offset: int
+
+
+class Placed(NamedTuple):
+    """A record with its place."""
+
+    place: Place
+    record: Any
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """An aggregate of records of a known type."""
+
+    state: Any
+    """The type of a state."""
+    value: Any
+    """The type of a result."""
+    add: Callable[[Any, Any], Any]
+    """(state or None, record) -> state; it may change the state in place."""
+    merge: Callable[[Any, Any], Any] | None
+    """(state, state) -> state, of two parts of one window. None: it cannot be merged."""
+    result: Callable[[Any], Any] | None = None
+    """The result of a state; None: the state itself."""
+    placed: bool = False
+    """Whether *add* takes `Placed` records."""
+
+
+class Aggregate(ABC, Generic[T_contra, V_co]):
+    """A result of many records, of type V."""
+
+    @abstractmethod
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        """It for records of type *record*; *names* are those at the user's line. Raises `Misuse`."""
+
+
+class _Value(NamedTuple):
+    """A function of a record, and the type that it returns."""
+
+    get: Callable[[Any], Any]
+    type: Any
+
+
+def _value(of: Any, given: Any, record: Any, names: Mapping[str, Any]) -> _Value:
+    if of is None:
+        return _Value(lambda it: it, record if given is None else given)
+    if isinstance(of, str):
+        return _field(of, given, record)
+    read = functions.read(of, ("record",), names)
+    problem = next(iter(read.problems), "")
+    if read.factory or read.generator:
+        problem = problem or f"{read.name} must be a plain function of a record"
+    if problem:
+        raise Misuse(problem)
+    return _Value(of, hints.known(read.returns if given is None else given))
+
+
+def _field(name: str, given: Any, record: Any) -> _Value:
+    if record is UNKNOWN:
+        raise Misuse(f"the type of the records is unknown, so they have no known field {name!r}: give a function")
+    try:
+        info: Any = inspect.type_info(record)
+    except (TypeError, NameError):
+        info = None
+    fields = {field.name: field for field in getattr(info, "fields", ())}
+    if name not in fields:
+        known = f"its fields are {', '.join(fields)}" if fields else "it has no fields"
+        raise Misuse(f"{schema.type_name(record)} has no field {name!r}: {known}")
+    get: Any = itemgetter(name) if isinstance(info, inspect.TypedDictType) else attrgetter(name)
+    return _Value(get, _field_type(record, name) if given is None else given)
+
+
+def _field_type(record: Any, name: str) -> Any:
+    try:
+        return hints.known(typing.get_type_hints(record, include_extras=True)[name])
+    except (TypeError, NameError):  # of a generic class with its arguments, say
+        return UNKNOWN
+
+
+def _known(value: _Value, aggregate: str) -> _Value:
+    if value.type is UNKNOWN:
+        raise Misuse(
+            f"the type of {aggregate}'s values is unknown, and they are kept in checkpoints: name a field of the "
+            f"record, annotate what its function returns, or give type="
+        )
+    return value
+
+
+class Count(Aggregate[Any, int]):
+    """The number of records."""
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        return Accumulator(int, int, _counted, _added)
+
+
+def _counted(state: int | None, record: Any) -> int:
+    return 1 if state is None else state + 1
+
+
+def _added(one: Any, other: Any) -> Any:
+    return one + other
+
+
+class _OfValues(Aggregate[T, V]):
+    """An aggregate of a value of each record."""
+
+    def __init__(self, of: Any, type: Any = None) -> None:
+        self.value = of
+        self.type = type
+
+
+class Sum(_OfValues[T, V]):
+    """The sum of numbers, or of other values with ``+``: ``Sum("amount")`` or ``Sum(lambda order: order.amount)``.
+
+    *of* is a field, or a function of a record; *type* the type of the values, where nothing else tells it. A sum of
+    floats is exact, and rounded once: it is the same in any order.
+    """
+
+    @overload
+    def __init__(self: Sum[Any, Any], of: str) -> None: ...
+    @overload
+    def __init__(self, of: Callable[[T], V], type: TypeForm[V] | None = ...) -> None: ...
+    @overload
+    def __init__(self: Sum[Any, V], of: str, type: TypeForm[V]) -> None: ...
+    def __init__(self, of: Any, type: Any = None) -> None:
+        super().__init__(of, type)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get, type_ = _value(self.value, self.type, record, names)
+        type_ = _summed(type_, "Sum")
+        adding = _adding(type_)
+        return Accumulator(adding.state, type_, adding.of(get), adding.merge, adding.result)
+
+
+class Mean(_OfValues[T, V]):
+    """The mean of numbers, or of timedeltas; *of* and *type* as of `Sum`. A mean of int and float is a float."""
+
+    @overload
+    def __init__(self: Mean[Any, float], of: str) -> None: ...
+    @overload
+    def __init__(self: Mean[T, float], of: Callable[[T], float], type: TypeForm[float] | None = ...) -> None: ...
+    @overload
+    def __init__(self: Mean[T, V], of: Callable[[T], V], type: TypeForm[V] | None = ...) -> None: ...
+    @overload
+    def __init__(self: Mean[Any, V], of: str, type: TypeForm[V]) -> None: ...
+    def __init__(self, of: Any, type: Any = None) -> None:
+        super().__init__(of, type)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get, type_ = _value(self.value, self.type, record, names)
+        type_ = _summed(type_, "Mean")
+        if type_ not in (Decimal, timedelta) and not _numeric(type_):
+            raise Misuse(f"Mean is of numbers or timedeltas, and these values are {schema.type_name(type_)}")
+        adding = _adding(type_)
+        add, plus, total = adding.of(get), adding.merge, adding.result or (lambda state: state)
+
+        def mean(state: Any, record: Any) -> Any:
+            return (1, add(None, record)) if state is None else (state[0] + 1, add(state[1], record))
+
+        return Accumulator(
+            tuple[int, adding.state],  # type: ignore[name-defined]  # a type that is made here
+            float if _numeric(type_) else type_,
+            mean,
+            lambda one, other: (one[0] + other[0], plus(one[1], other[1])),
+            lambda state: total(state[1]) / state[0],
+        )
+
+
+def _summed(type_: Any, aggregate: str) -> Any:
+    """The type of a sum of values of *type_*."""
+    _refuse_none(type_, aggregate)
+    if type_ is UNKNOWN:
+        return int | float
+    return int if type_ is bool else type_
+
+
+def _refuse_none(type_: Any, aggregate: str) -> None:
+    if hints.admits_none(type_):
+        raise Misuse(
+            f"{aggregate} is of values that may be None ({schema.type_name(type_)}): give a function that says what "
+            f"None counts as, or filter such records"
+        )
+
+
+def _numeric(type_: Any) -> bool:
+    return set(hints.members(type_)) <= {int, float, bool}
+
+
+@dataclass(frozen=True)
+class _Adding:
+    """How values of one type are added up."""
+
+    state: Any
+    merge: Callable[[Any, Any], Any]
+    result: Callable[[Any], Any] | None = None
+    first: Callable[[Any], Any] | None = None
+    """The state of a value; None: it is one."""
+
+    def of(self, get: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        """Adds the value of a record to a state."""
+        first, merge = self.first, self.merge
+        if first is None:
+            return lambda state, record: get(record) if state is None else state + get(record)
+        return lambda state, record: first(get(record)) if state is None else merge(state, first(get(record)))
+
+
+def _adding(type_: Any) -> _Adding:
+    if _numeric(type_) and float in hints.members(type_):
+        return _Adding(int | tuple[float, ...], _exactly, _rounded, _exact)
+    return _Adding(type_, _added)
+
+
+def _exact(number: Any) -> Any:
+    if isinstance(number, int):
+        return int(number)
+    if not isinstance(number, float):
+        raise TypeError(f"a value is {number!r:.100}: convert it to int or float, or give type={type(number).__name__}")
+    return (number,)
+
+
+def _exactly(one: Any, other: Any) -> Any:
+    """The exact sum of two states: an int, or floats that do not overlap (Shewchuk, "Adaptive Precision
+    Floating-Point Arithmetic", 1997), whose sum it is."""
+    if type(one) is not tuple and type(other) is not tuple:
+        return one + other
+    partials = list(_partials(one))
+    for number in _partials(other):
+        kept = 0
+        for partial in partials:
+            low, high = (number, partial) if abs(number) < abs(partial) else (partial, number)
+            number = high + low
+            if not isfinite(number):
+                if isfinite(low) and isfinite(high):
+                    raise OverflowError("the sum of floats is too large for a float")
+            elif rest := low - (number - high):
+                partials[kept] = rest
+                kept += 1
+        partials[kept:] = [number]
+    return tuple(partials)
+
+
+def _partials(state: Any) -> tuple[float, ...]:
+    """*state* as floats, exactly."""
+    if type(state) is tuple:
+        return cast("tuple[float, ...]", state)
+    partials: list[float] = []
+    while state:
+        partials.append(float(state))
+        state -= int(partials[-1])
+    return tuple(reversed(partials)) or (0.0,)
+
+
+def _rounded(state: Any) -> Any:
+    return fsum(state) if type(state) is tuple else state
+
+
+class Min(_OfValues[T, V]):
+    """The least value; *of* and *type* as of `Sum`. Values need an order; NaN has none, and is an error."""
+
+    @overload
+    def __init__(self: Min[Any, Any], of: str) -> None: ...
+    @overload
+    def __init__(self, of: Callable[[T], V], type: TypeForm[V] | None = ...) -> None: ...
+    @overload
+    def __init__(self: Min[Any, V], of: str, type: TypeForm[V]) -> None: ...
+    def __init__(self, of: Any, type: Any = None) -> None:
+        super().__init__(of, type)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get, type_ = _ordered(_known(_value(self.value, self.type, record, names), "Min"), "Min")
+
+        def least(state: Any, record: Any) -> Any:
+            value = get(record)
+            return value if state is None or value < state else state
+
+        return Accumulator(type_, type_, least, min)
+
+
+class Max(_OfValues[T, V]):
+    """The greatest value; *of* and *type* as of `Sum`. Values need an order; NaN has none, and is an error."""
+
+    @overload
+    def __init__(self: Max[Any, Any], of: str) -> None: ...
+    @overload
+    def __init__(self, of: Callable[[T], V], type: TypeForm[V] | None = ...) -> None: ...
+    @overload
+    def __init__(self: Max[Any, V], of: str, type: TypeForm[V]) -> None: ...
+    def __init__(self, of: Any, type: Any = None) -> None:
+        super().__init__(of, type)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get, type_ = _ordered(_known(_value(self.value, self.type, record, names), "Max"), "Max")
+
+        def greatest(state: Any, record: Any) -> Any:
+            value = get(record)
+            return value if state is None or value > state else state
+
+        return Accumulator(type_, type_, greatest, max)
+
+
+def _ordered(value: _Value, aggregate: str) -> _Value:
+    """*value*, of a known type; a NaN is an error."""
+    get, type_ = value
+    _refuse_none(type_, aggregate)
+    if type_ is not UNKNOWN and float not in hints.members(type_):
+        return value
+
+    def no_nan(record: Any) -> Any:
+        value = get(record)
+        if value != value:
+            raise ValueError(f"{aggregate} of NaN, which has no order: filter such records")
+        return value
+
+    return _Value(no_nan, type_)
+
+
+class First(_OfValues[T, V]):
+    """The record, or a value of it, with the least event time; of equal ones the first in its topic."""
+
+    @overload
+    def __init__(self: First[T, T]) -> None: ...
+    @overload
+    def __init__(self: First[Any, Any], of: str) -> None: ...
+    @overload
+    def __init__(self, of: Callable[[T], V], type: TypeForm[V] | None = ...) -> None: ...
+    @overload
+    def __init__(self: First[Any, V], of: str, type: TypeForm[V]) -> None: ...
+    def __init__(self, of: Any = None, type: Any = None) -> None:
+        super().__init__(of, type)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get, type_ = _known(_value(self.value, self.type, record, names), "First")
+
+        def first(state: Any, placed: Placed) -> Any:
+            return (placed.place, get(placed.record)) if state is None or placed.place < state[0] else state
+
+        return _kept_with_place(type_, first, lambda one, other: other if other[0] < one[0] else one)
+
+
+class Last(_OfValues[T, V]):
+    """The record, or a value of it, with the greatest event time; of equal ones the last in its topic."""
+
+    @overload
+    def __init__(self: Last[T, T]) -> None: ...
+    @overload
+    def __init__(self: Last[Any, Any], of: str) -> None: ...
+    @overload
+    def __init__(self, of: Callable[[T], V], type: TypeForm[V] | None = ...) -> None: ...
+    @overload
+    def __init__(self: Last[Any, V], of: str, type: TypeForm[V]) -> None: ...
+    def __init__(self, of: Any = None, type: Any = None) -> None:
+        super().__init__(of, type)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get, type_ = _known(_value(self.value, self.type, record, names), "Last")
+
+        def last(state: Any, placed: Placed) -> Any:
+            return (placed.place, get(placed.record)) if state is None or placed.place >= state[0] else state
+
+        return _kept_with_place(type_, last, lambda one, other: other if other[0] >= one[0] else one)
+
+
+def _kept_with_place(type_: Any, add: Callable[[Any, Placed], Any], merge: Callable[[Any, Any], Any]) -> Accumulator:
+    return Accumulator(tuple[Place, type_], type_, add, merge, itemgetter(1), placed=True)
+
+
+class TopN(_OfValues[T, V]):
+    """The *count* records with the greatest values, greatest first, as a list; of equal ones the earlier record.
+
+    *by* is the value: a field, or a function of a record. ``TopN(3, "amount")``.
+    """
+
+    @overload
+    def __init__(self: TopN[Any, list[Any]], count: int, by: str) -> None: ...
+    @overload
+    def __init__(self: TopN[T, list[T]], count: int, by: Callable[[T], Any]) -> None: ...
+    def __init__(self, count: int, by: Any) -> None:
+        super().__init__(by)
+        self.count = count
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        by = _ordered(_value(self.value, None, record, names), "TopN").get
+        if not isinstance(self.count, int) or self.count < 1:
+            raise Misuse(f"TopN({self.count!r}, ...) must be of 1 record or more")
+        if record is UNKNOWN:
+            raise Misuse("TopN keeps records, and their type is unknown: annotate what the operator before returns")
+
+        def best(entries: Any) -> Any:
+            ranked = sorted(entries, key=itemgetter(0))  # earliest first; the second sort is stable
+            return tuple(sorted(ranked, key=lambda entry: by(entry[1]), reverse=True)[: self.count])
+
+        def add(state: Any, placed: Placed) -> Any:
+            value = by(placed.record)
+            if state is None:
+                return (tuple(placed),)
+            if len(state) == self.count and value < by(state[-1][1]):
+                return state
+            return best((*state, tuple(placed)))
+
+        return Accumulator(
+            tuple[tuple[Place, record], ...],
+            list[record],
+            add,
+            lambda one, other: best((*one, *other)),
+            lambda state: [entry[1] for entry in state],
+            placed=True,
+        )
+
+
+class CountDistinct(_OfValues[T, int]):
+    """The exact number of different values; *of* is a field, or a function of a record. It keeps all of them.
+
+    Values are told apart as keys are: 1, 1.0 and True are three.
+    """
+
+    def __init__(self, of: Callable[[T], Any] | str) -> None:
+        super().__init__(of)
+
+    def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        get = _value(self.value, object, record, names).get
+
+        def add(state: Any, record: Any) -> Any:
+            if state is None:
+                return {canonical_key(get(record))}
+            state.add(canonical_key(get(record)))
+            return state
+
+        return Accumulator(set[bytes], int, add, lambda one, other: one | other, len)
+
+
+def folded(new: Any, add: Any, merge: Any, state: Any, names: Mapping[str, Any]) -> Accumulator:
+    """The accumulator of the user's functions; *state* is its type, if it was given."""
+    if isinstance(state, Codec):
+        raise Misuse(f"state= is a codec, {state.name!r}: give the type of the accumulator")
+    if not callable(new):
+        raise Misuse(f"new is {new!r}, and must be a function without parameters, or a class")
+    for problem in functions.misfit(new, ()):
+        raise Misuse(problem)
+    adding = functions.read(add, ("accumulator", "record"), names)
+    merging = [functions.read(merge, ("accumulator", "other"), names)] if merge is not None else []
+    for function in (adding, *merging):
+        for problem in function.problems:
+            raise Misuse(problem)
+        if function.factory or function.generator:
+            raise Misuse(f"{function.name} must be a plain function")
+    made = new if isinstance(new, type) else hints.declared(new, names).get("return", UNKNOWN)
+    stated = [hints.known(state)] if state is not None else []
+    types = [*stated, adding.returns, *adding.parameters[:1], *(read.returns for read in merging), hints.known(made)]
+    type_ = next((hints.without_none(type_) for type_ in types if type_ is not UNKNOWN), UNKNOWN)
+    if type_ is UNKNOWN:
+        raise Misuse("the type of the accumulator is unknown: annotate what add returns, or give state=")
+
+    def added(state: Any, record: Any) -> Any:
+        state = add(new() if state is None else state, record)
+        if state is None:
+            raise TypeError(f"{adding.name} returned None: let it return the accumulator")
+        return state
+
+    return Accumulator(type_, type_, added, merge)
+
+
+def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:
+    """All of *accumulators* at once: the result is a record of a class named after *id*, with a field for each."""
+    name = "".join(part[:1].upper() + part[1:] for part in id.replace("_", "-").split("-"))
+    class_ = msgspec.defstruct(
+        name, [(field, accumulator.value) for field, accumulator in accumulators.items()], frozen=True
+    )
+    parts = list(accumulators.values())
+    placed = any(part.placed for part in parts)
+    adds = [part.add if part.placed or not placed else _unplaced(part.add) for part in parts]
+    merges = [cast("Callable[[Any, Any], Any]", part.merge) for part in parts]
+    results = [part.result or (lambda state: state) for part in parts]
+
+    def add(state: Any, record: Any) -> Any:
+        if state is None:
+            return tuple([add(None, record) for add in adds])
+        return tuple([add(part, record) for add, part in zip(adds, state, strict=True)])
+
+    return Accumulator(
+        tuple[tuple(part.state for part in parts)],  # type: ignore[misc]  # likewise
+        class_,
+        add,
+        lambda one, other: tuple([merge(*both) for merge, *both in zip(merges, one, other, strict=True)]),
+        lambda state: class_(*[result(part) for result, part in zip(results, state, strict=True)]),
+        placed=placed,
+    )
+
+
+def _unplaced(add: Callable[[Any, Any], Any]) -> Callable[[Any, Placed], Any]:
+    return lambda state, placed: add(state, placed.record)

@@ -1,0 +1,318 @@
+"""Windows of event time: which records belong together, in milliseconds since 1970.
+
+Invariants: windows include their start and exclude their end. A window is named by its last millisecond, and is over
+once the watermark reaches that. All arithmetic is on whole numbers and floors, so that it is right before 1970.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from math import gcd
+from typing import Any, Generic, TypeVar
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.errors import ConfigError
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+PANES_MAX = 1_000
+"""The most panes of a hopping window: each is read when the window ends."""
+_MILLISECOND = timedelta(milliseconds=1)
+_FIRST, _LAST = ((one.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND for one in (datetime.min, datetime.max))
+_CALENDAR = re.compile(r"([1-9]\d*)\s*(d|mo)\Z")
+
+
+class Windowed(msgspec.Struct, Generic[K, V], frozen=True):
+    """The result of one window of one key; *start* is in the window, *end* is not. Both are in UTC."""
+
+    key: K
+    start: datetime
+    end: datetime
+    value: V
+    revision: int = 0
+    """0: the window's first result, and its only one unless the operator says otherwise."""
+
+
+def moment(time_ms: int) -> datetime:
+    """*time_ms*, in milliseconds since 1970, in UTC; at most the end of the calendar, the year 9999.
+
+    >>> moment(-1).isoformat()
+    '1969-12-31T23:59:59.999000+00:00'
+    """
+    return EPOCH + max(_FIRST, min(time_ms, _LAST)) * _MILLISECOND
+
+
+def _duration(text: str, name: str, problems: list[str]) -> int:
+    try:
+        return duration_ms(text, name)
+    except ConfigError as error:
+        problems.append(str(error).removesuffix("."))
+        return 0
+
+
+@dataclass(frozen=True)
+class Tumbling:
+    """Windows of one size, one after the other: ``Tumbling("10s")``.
+
+    They begin at multiples of *size* since 1970 in UTC, moved by *offset*. With *zone*, an IANA name, *size* is in days
+    or months of its calendar, as ``Tumbling("1d", zone="Europe/Paris")`` or ``Tumbling("1mo", zone="UTC")``: a day has
+    23 or 25 hours where the clocks change. The offset then is one of the local clock.
+    """
+
+    size: str
+    offset: str = "0s"
+    zone: str | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        problems: list[str] = []
+        offset_ms = _duration(self.offset, "offset", problems)
+        if self.zone is None:
+            if str(self.size).strip().endswith("mo"):
+                return [f'size={self.size!r} is no fixed time: give the calendar of the months, as zone="UTC"']
+            size_ms = _duration(self.size, "size", problems)
+            if not problems and not 0 <= offset_ms < size_ms:
+                problems.append(f"{self}: the size must be above 0, and the offset below the size")
+            return problems
+        if _CALENDAR.match(str(self.size).strip()) is None:
+            problems.append(
+                f"size={self.size!r}: with zone=, write whole days or months, as 1d or 1mo; for shorter windows leave "
+                f'zone= out, and give an offset, as offset="30m"'
+            )
+        if offset_ms >= 86_400_000:
+            problems.append(f"offset={self.offset!r}: with zone=, it must be below 1d")
+        try:
+            ZoneInfo(self.zone)
+        except (ValueError, OSError, TypeError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+            problems.append(f'zone={self.zone!r} is unknown here: give an IANA name, as "Europe/Paris"')
+        return problems
+
+    def describe(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"tumbling": self.size_ms if self.zone is None else self.size}
+        described |= {"offset": self._offset_ms} if self._offset_ms else {}
+        return described | ({"zone": self.zone} if self.zone is not None else {})
+
+    def __str__(self) -> str:
+        rest = [f"offset {self.offset}"] * (self.offset != "0s") + [self.zone] * (self.zone is not None)
+        return ", ".join([f"tumbling {self.size}", *map(str, rest)])
+
+    @cached_property
+    def size_ms(self) -> int:
+        """Without a zone, the size."""
+        return duration_ms(self.size)
+
+    @cached_property
+    def _offset_ms(self) -> int:
+        return duration_ms(self.offset)
+
+    @cached_property
+    def _calendar(self) -> _Calendar | None:
+        if self.zone is None:
+            return None
+        matched = _CALENDAR.match(self.size.strip())
+        assert matched is not None, "problems are found first"
+        return _Calendar(ZoneInfo(self.zone), int(matched[1]), matched[2] == "mo", self._offset_ms)
+
+    def lasts(self, times: Sequence[int]) -> list[int]:
+        """The last millisecond of the window of each of *times*.
+
+        >>> Tumbling("10s").lasts([0, 9_999, 10_000, -1])
+        [9999, 9999, 19999, -1]
+        """
+        if (calendar := self._calendar) is not None:
+            return calendar.lasts(times)
+        size, offset = self.size_ms, self._offset_ms
+        last = size - 1
+        return [time - (time - offset) % size + last for time in times]
+
+    def start(self, last: int) -> int:
+        """The start of the window that ends with *last*."""
+        if (calendar := self._calendar) is not None:
+            return calendar.around(last)[0]
+        return last + 1 - self.size_ms
+
+
+@dataclass(frozen=True)
+class _Calendar:
+    """Windows of days or months in a zone: n-th boundaries since 1970 by the local clock."""
+
+    zone: ZoneInfo
+    size: int
+    months: bool
+    offset_ms: int
+
+    def around(self, time: int) -> tuple[int, int]:
+        """The start and the end of the window with *time*.
+
+        The local date gives the window, but for the hours around a change of the clocks at the boundary itself.
+        """
+        local = moment(time).astimezone(self.zone).replace(tzinfo=None) - timedelta(milliseconds=self.offset_ms)
+        count = 12 * (local.year - 1970) + local.month - 1 if self.months else (local - datetime(1970, 1, 1)).days
+        number = count // self.size
+        while time < (start := self._boundary(number)):
+            number -= 1
+        while time >= (end := self._boundary(number + 1)):
+            start, number = end, number + 1
+        return start, end
+
+    def lasts(self, times: Sequence[int]) -> list[int]:
+        start = end = 0
+        lasts = []
+        for time in times:
+            if not start <= time < end:
+                start, end = self.around(time)
+            lasts.append(end - 1)
+        return lasts
+
+    def _boundary(self, number: int) -> int:
+        count = number * self.size
+        try:
+            if self.months:
+                day = datetime(1970 + count // 12, count % 12 + 1, 1)
+            else:
+                day = datetime(1970, 1, 1) + timedelta(days=count)
+            local = day + timedelta(milliseconds=self.offset_ms)
+            return (local.replace(tzinfo=self.zone) - EPOCH) // _MILLISECOND
+        except (ValueError, OverflowError):  # beyond the calendar
+            return _LAST + 1 if number > 0 else _FIRST - 1
+
+
+@dataclass(frozen=True)
+class Hopping:
+    """Windows of *size* that begin *every* so often, so that they overlap: ``Hopping("1m", every="10s")``.
+
+    Records are kept once, in panes as wide as the greatest common divisor of both. *offset* moves all windows.
+    """
+
+    size: str
+    every: str
+    offset: str = "0s"
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        problems: list[str] = []
+        size_ms, every_ms, offset_ms = (
+            _duration(text, name, problems)
+            for text, name in ((self.size, "size"), (self.every, "every"), (self.offset, "offset"))
+        )
+        if problems:
+            return problems
+        if not 0 < every_ms <= size_ms:
+            return [f"{self}: every= must be above 0, and at most the size: else records between windows are lost"]
+        if offset_ms >= every_ms:
+            problems.append(f"offset={self.offset!r} must be below every={self.every!r}")
+        if self.pane_ms <= self.overlap or size_ms // self.pane_ms > PANES_MAX:
+            problems.append(
+                f"{self}: its windows consist of {size_ms // self.pane_ms:,} panes of {self.pane_ms} ms, the greatest "
+                f"common divisor of size and every: at most {PANES_MAX:,} are allowed, each of more milliseconds than "
+                f"windows overlap. Choose every= as a larger part of the size, as a tenth"
+            )
+        return problems
+
+    def describe(self) -> dict[str, Any]:
+        described = {"hopping": self.size_ms, "every": self.every_ms}
+        return described | ({"offset": self._offset_ms} if self._offset_ms else {})
+
+    def __str__(self) -> str:
+        return f"hopping {self.size} every {self.every}" + (f", offset {self.offset}" if self.offset != "0s" else "")
+
+    @cached_property
+    def size_ms(self) -> int:
+        return duration_ms(self.size)
+
+    @cached_property
+    def every_ms(self) -> int:
+        return duration_ms(self.every)
+
+    @cached_property
+    def _offset_ms(self) -> int:
+        return duration_ms(self.offset)
+
+    @cached_property
+    def pane_ms(self) -> int:
+        """The width of a pane."""
+        return gcd(self.size_ms, self.every_ms)
+
+    @property
+    def overlap(self) -> int:
+        """The number of windows that a record is in, at most."""
+        return -(-self.size_ms // self.every_ms)
+
+    def lasts(self, times: Sequence[int]) -> list[int]:
+        """The last millisecond of the pane of each of *times*."""
+        width, offset = self.pane_ms, self._offset_ms
+        last = width - 1
+        return [time - (time - offset) % width + last for time in times]
+
+    def first_window(self, pane: int) -> int:
+        """The last millisecond of the earliest window with the pane that ends with *pane*.
+
+        >>> hopping = Hopping("1m", every="20s")
+        >>> [hopping.first_window(pane) for pane in (19_999, 39_999, 59_999, 79_999)]
+        [19999, 39999, 59999, 79999]
+        """
+        return pane + (self._offset_ms + self.size_ms - 1 - pane) % self.every_ms
+
+    def last_window(self, pane: int) -> int:
+        """The last millisecond of the latest window with this pane.
+
+        >>> Hopping("1m", every="20s").last_window(19_999)
+        59999
+        """
+        start = pane - self.pane_ms + 1
+        return start - (start - self._offset_ms) % self.every_ms + self.size_ms - 1
+
+    def windows(self, pane: int) -> range:
+        """The last milliseconds of the windows with this pane, ascending."""
+        return range(self.first_window(pane), self.last_window(pane) + 1, self.every_ms)
+
+    def start(self, last: int) -> int:
+        """The start of the window that ends with *last*."""
+        return last + 1 - self.size_ms
+
+
+@dataclass(frozen=True)
+class Session:
+    """Windows of activity: a record is in the session of its key if it comes less than *gap* before or after another.
+
+    A session ends *gap* after its last record. ``Session("30m")``.
+    """
+
+    gap: str
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        problems: list[str] = []
+        if _duration(self.gap, "gap", problems) == 0 and not problems:
+            problems.append(f"{self}: the gap must be above 0")
+        return problems
+
+    def describe(self) -> dict[str, Any]:
+        return {"session": self.gap_ms}
+
+    def __str__(self) -> str:
+        return f"session {self.gap}"
+
+    @cached_property
+    def gap_ms(self) -> int:
+        return duration_ms(self.gap)
+
+
+Window = Tumbling | Hopping | Session
+
+
+def kept_state(window: Window | None, state: Any) -> Any:
+    """The type of what is kept for a window, given that of an accumulator: with a session, its first and last time."""
+    return tuple[int, int, state] if isinstance(window, Session) else state

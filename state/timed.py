@@ -1,0 +1,107 @@
+"""Timed states: the loop of every `TimedTable`, over the same states as an ordinary table's, by places (`slots`).
+
+Invariants: no state lies at or below the floor of its key group; a slot index knows every slot and key group with a
+state, so the pane of a window is its own timer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from operator import ge
+from typing import Any, TypeVar
+
+from exactlyonce.pipeline.errors import USERS_ERRORS, require
+from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.state.batches import StatesTable
+from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, unpacked_slot
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+class TimedStates(StatesTable[S]):
+    """The common part of timed tables."""
+
+    _times: TableTimes
+    _by_key: SlotsByKey | None
+
+    def update(
+        self, fn: Callable[[S | None, R], S], slots: Sequence[int], keys: Sequence[bytes], records: Sequence[R]
+    ) -> None:
+        """See `TimedTable.update`."""
+        self._update(fn, places(slots, keys), records)
+
+    def _update(self, fn: Callable[[S | None, R], S], keys: Sequence[bytes], records: Sequence[R]) -> None:
+        changes, states = self._touch(keys), self._states
+        get, count, index = states.get, len(states), 0
+        try:
+            if self.state_type.mutable:
+                clone: Callable[[Any], Any] = self.state_type.clone
+                for index, (key, record) in enumerate(zip(keys, records, strict=True)):  # noqa: B007 - of the error
+                    state = fn(get(key), record)
+                    states[key] = changes[key] = clone(state) if state is record else state
+            else:
+                for index, (key, record) in enumerate(zip(keys, records, strict=True)):  # noqa: B007 - of the error
+                    states[key] = changes[key] = fn(get(key), record)
+        except USERS_ERRORS as error:
+            raise ApplyFailed(index) from error
+        self._touched(len(states) - count)
+
+    def put(self, slot: int, key: bytes, state: S | None) -> None:
+        """See `TimedTable.put`."""
+        place = packed_slot(slot) + key
+        if state is None:
+            self._remove(place, self._touch([place]))
+        else:
+            self._update(lambda _, new: new, [place], [state])
+
+    def _remove(self, place: bytes, changes: dict[bytes, S | None]) -> None:
+        """Remove the state at *place*, if there is one, and note it in *changes*."""
+        raise NotImplementedError
+
+    def slots_of(self, key: bytes) -> list[int]:
+        """See `TimedTable.slots_of`."""
+        require(self._by_key is not None, "a table made with by_key=True is asked for the slots of a key")
+        assert self._by_key is not None
+        return self._by_key.slots(key)
+
+    def watermark(self, group: int) -> int:
+        """See `TimedTable.watermark`."""
+        return self._times.watermarks.get(group, NO_WATERMARK)
+
+    def advance(self, group: int, watermark: int) -> None:
+        """See `TimedTable.advance`."""
+        self._times.watermarks[group] = max(watermark, self.watermark(group))
+
+    def _require_open(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
+        """New *keys* are in slots that were not dropped."""
+        floors = self._times.floors.values()
+        if floors and unpacked_slot(min(keys)) <= max(floors):
+            firsts = map(self._times.first_place, groups)
+            require(all(map(ge, keys, firsts)), "states are put only into slots that were not dropped")
+
+
+class SlotsByKey:
+    """The slots of each key."""
+
+    def __init__(self) -> None:
+        self._slots: dict[bytes, list[int]] = {}
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        for place in keys:
+            slots, slot = self._slots.setdefault(key_of(place), []), unpacked_slot(place)
+            if slot not in slots:
+                insort(slots, slot)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        for place in keys:
+            key = key_of(place)
+            slots = self._slots[key]
+            del slots[bisect_left(slots, unpacked_slot(place))]
+            if not slots:
+                del self._slots[key]
+
+    def slots(self, key: bytes) -> list[int]:
+        return list(self._slots.get(key, ()))

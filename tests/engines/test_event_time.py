@@ -1,0 +1,110 @@
+"""Event time in whole runs: idle, new and drained partitions, records without a time, what is not there yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from running import Job, stop, visible
+
+from exactlyonce.cli.main import main
+from exactlyonce.pipeline.dead_letters import Reason
+
+pytestmark = pytest.mark.broker
+JobOf = Callable[..., Job]
+
+
+def feed(job: Job, partition: int, *times: int | None) -> None:
+    job.kafka.produce(job.topic, [(None, json.dumps({"at": at})) for at in times], partition)
+
+
+def counts(job: Job, windows: int) -> dict[int, int]:
+    """The count of each window by its first ms; each window is there once."""
+    found = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", windows)]
+    assert len({each["first"] for each in found}) == len(found)
+    return {each["first"]: each["count"] for each in found}
+
+
+def late(job: Job, records: int) -> list[Any]:
+    return sorted(json.loads(record.value or b"")["at"] for record in visible(job.kafka, f"{job.name}-late", records))
+
+
+@pytest.mark.exhaustive(but=["2"])
+@pytest.mark.parametrize("parallelism", ["1", "2", "3"])
+def test_silent_partitions_hold_back_nothing_and_the_last_window_closes(parallelism: str, job_of: JobOf) -> None:
+    """One of three partitions never speaks; at parallelism 3 a subtask has no other."""
+    job = job_of("event_time_pipelines:counts", "--parallelism", parallelism)
+    feed(job, 0, 100, 1_100, 2_100, 2_300)
+    feed(job, 1, 900, 1_900, 2_200, 1_500)
+    run = job.start()
+    assert counts(job, 3) == {0: 2, 1_000: 2, 2_000: 3}
+    assert late(job, 1) == [1_500]
+    feed(job, 2, 1_200, 100_000)
+    assert late(job, 2) == [1_200, 1_500]
+    run.kill()
+    run = job.start()
+    feed(job, 2, 2_400)
+    assert late(job, 3) == [1_200, 1_500, 2_400]
+    assert counts(job, 4) == {0: 2, 1_000: 2, 2_000: 3, 100_000: 1}
+    stop(run)
+
+
+@pytest.mark.exhaustive
+def test_a_partition_found_later_begins_at_the_watermark(job_of: JobOf) -> None:
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
+    feed(job, 0, 100, 5_000, 5_200)
+    run = job.start()
+    assert counts(job, 1) == {0: 1}
+    job.kafka.add_partitions(job.topic, 2)
+    feed(job, 1, 700, 4_999, 5_101)
+    assert late(job, 2) == [700, 4_999]
+    feed(job, 0, 9_000)
+    feed(job, 1, 9_000)
+    assert counts(job, 2) == {0: 1, 5_000: 3}
+    stop(run)
+
+
+def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_late(
+    job_of: JobOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
+    feed(job, 0, 100, 1_100, None, 1_200)
+    job.finish_here()
+    assert counts(job, 1) == {0: 1}
+    (dead,) = visible(job.kafka, f"{job.name}-dead", 1)
+    reason = Reason.of(dead.headers)
+    assert reason is not None
+    assert reason.message.startswith("time= gave None")
+    job.finish_here("--drain")
+    assert counts(job, 2) == {0: 1, 1_000: 2}
+    feed(job, 0, 1_300, 2_300)
+    job.finish_here("--drain")
+    assert late(job, 1) == [1_300]
+    assert counts(job, 3) == {0: 1, 1_000: 2, 2_000: 1}
+    assert main(["state", job.name, "counts", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 2
+    assert "keeps windows of event time" in " ".join(capsys.readouterr().err.split())
+
+
+def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: JobOf) -> None:
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
+    feed(job, 0, 100, 1_100)
+    job.finish_here()
+    said = job.finish_here("--param", "size=2s", code=2)
+    assert "has windows in the checkpoint that are tumbling=1000, and the pipeline now has tumbling=2000" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "sentence"),
+    [
+        ("counts", ["--unaligned"], "Operator 'counts' has windows, and event time with unaligned checkpoints is not"),
+        ("counts", ["--mode", "at_least_once"], "event time with mode at_least_once is not there yet: use mode"),
+        ("rejected", [], "event time with loops is not there yet"),
+    ],
+)
+def test_what_event_time_does_not_go_with_yet_is_refused(
+    target: str, arguments: list[str], sentence: str, job_of: JobOf
+) -> None:
+    said = job_of(f"event_time_pipelines:{target}").finish_here(*arguments, code=2)
+    assert sentence in said

@@ -1,0 +1,291 @@
+"""Times of records at their source: what is late is a function of the log, and a watermark never falls."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactlyonce import DeadLetters, Pipeline
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.runtime.batch import floors_of
+from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.pipeline.errors import GraphError, RecordError, Unavailable
+from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
+from exactlyonce.sinks import KafkaSink
+
+NOW = 1_700_000_000_000
+
+
+def source(**rest: Any) -> KafkaSource[Any]:
+    return KafkaSource("clicks", **{"value": dict, "time": "ts", **rest})
+
+
+def position(split: int, floor: int = NO_FLOOR, **rest: Any) -> SourceOffset:
+    return SourceOffset("clicks", "clicks", "id", split, 0, floor=floor, **rest)
+
+
+def of(*splits: int, **rest: Any) -> SourceTimes:
+    """The times of a source with disorder 2 and idle after 10 s, whose splits begin without floors."""
+    event_time = source(**{"disorder": "2ms", "idle": "10s", **rest}).event_time
+    assert event_time is not None
+    times = SourceTimes(event_time, map(position, splits))
+    times.rest([*map(position, splits)], [], 0.0, behind=True)
+    return times
+
+
+# --- lateness --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=400),
+    st.lists(st.integers(1, 150), min_size=1),
+    st.integers(0, 5),
+)
+def test_floors_are_those_of_a_plain_computation_whatever_the_batches(
+    log: list[tuple[int, int]], sizes: list[int], disorder_ms: int
+) -> None:
+    event_time = source(disorder=f"{disorder_ms}ms").event_time
+    assert event_time is not None
+    times, greatest = SourceTimes(event_time), dict[int, int]()
+    while log:
+        batch, log = log[: sizes[0]], log[sizes[0] :]
+        sizes = [*sizes[1:], sizes[0]]
+        expected = []
+        for split, time in batch:
+            floor = greatest[split] - disorder_ms if split in greatest else NO_FLOOR
+            expected.append(floor if time <= floor else NO_FLOOR)
+            greatest[split] = max(greatest.get(split, time), time)
+        floors = times.late([time for _, time in batch], [(split, 1) for split, _ in batch])
+        assert (floors or [NO_FLOOR] * len(batch)) == expected
+        assert (floors is None) == (not any(floor != NO_FLOOR for floor in expected))
+    assert {split: times.floor_of(split) + disorder_ms for split in greatest} == greatest
+
+
+# --- watermarks: the schedules of docs/event-time.md ------------------------------------------------------------------
+
+
+def test_every_partition_counts_from_the_first_moment() -> None:
+    times = of(0, 1)
+    times.late([100], [(0, 1)])
+    assert times.advanced(0.0) is None, "partition 1 has not spoken"
+    times.late([90], [(1, 1)])
+    assert times.advanced(0.0) == Watermark(88)
+
+
+def test_a_restored_split_goes_on_at_its_floor_and_one_found_later_at_the_watermark() -> None:
+    event_time = source(disorder="2ms").event_time
+    assert event_time is not None
+    times = SourceTimes(event_time, [position(0, 50), position(1, 40), position(2, 70)])
+    mine = [position(0, 50), position(2, 70), position(3)]
+    times.rest(mine, [], 0.0, behind=True)
+    assert times.advanced(0.0) == Watermark(40), "partition 3 is in no checkpoint: it begins where all were"
+    times.late([60, 80], [(3, 2)])
+    assert times.advanced(0.0) == Watermark(50)
+    times.found(5)
+    assert times.late([50, 51], [(5, 2)]) == [50, NO_FLOOR]
+    assert [times.noted(position(split)).floor for split in (0, 2, 3, 5)] == [50, 70, 78, 50]
+
+
+def test_an_idle_split_holds_back_nothing_and_follows_the_watermark() -> None:
+    times, splits = of(0, 1), [position(0), position(1)]
+    times.late([100], [(0, 1)])
+    times.late([10], [(1, 1)])
+    assert times.advanced(0.0) == Watermark(8)
+    times.rest(splits, [0, 1], 1.0, behind=False)
+    times.late([105], [(0, 1)])
+    times.rest(splits, [1], 10.0, behind=False)
+    assert times.advanced(10.0) is None, "not yet"
+    times.rest(splits, [1], 11.0, behind=False)
+    assert times.advanced(11.0) == Watermark(103)
+    assert times.noted(splits[1]).floor == 103
+    assert times.late([103, 104], [(1, 2)]) == [103, NO_FLOOR]
+    times.late([200], [(0, 1)])
+    assert times.advanced(11.0) is None, "partition 1 is back"
+
+
+@pytest.mark.parametrize("why", ["records wait", "nothing is read", "it is known to have more"])
+def test_a_split_is_not_idle_while_its_end_is_not_known_to_be_reached(why: str) -> None:
+    times, splits = of(0, 1), [position(0), position(1)]
+    times.late([100], [(0, 1)])
+    times.late([10], [(1, 1)])
+    times.rest(splits, [0, 1], 1.0, behind=False)
+    for now_s in range(2, 60):
+        times.rest(splits, [0] if why == "it is known to have more" else [0, 1], float(now_s), behind=why[0] != "i")
+        times.late([100 + now_s], [(0, 1)])
+    assert times.advanced(60.0) == Watermark(8)
+
+
+def test_an_idle_split_that_is_known_to_have_more_counts_again() -> None:
+    times, splits = of(0, 1), [position(0), position(1)]
+    times.late([100], [(0, 1)])
+    for now_s in (0.0, 10.0):
+        times.rest(splits, [1], now_s, behind=False)
+    assert times.advanced(10.0) == Watermark(98)
+    times.rest(splits, [], 11.0, behind=True)
+    times.late([300], [(0, 1)])
+    assert times.advanced(11.0) is None
+    assert times.late([97, 99], [(1, 2)]) == [98, NO_FLOOR]
+
+
+def test_the_clock_moves_the_watermark_once_all_are_idle() -> None:
+    times, splits = of(0, 1), [position(0), position(1)]
+    times.late([1_000], [(0, 1)])
+    times.rest(splits, [0, 1], 5.0, behind=False)
+    assert times.advanced(14.0) is None
+    times.rest(splits, [0, 1], 15.0, behind=False)
+    assert times.advanced(15.0) == Watermark(998 + 10_000, idle=True)
+    times.rest(splits, [0, 1], 15.5, behind=True)
+    assert times.advanced(15.5) == Watermark(998 + 10_500, idle=True), "held a moment, it was idle before"
+    times.late([11_000, 20_000], [(0, 2)])
+    assert times.floors[0] == 20_000 - 2
+    assert times.advanced(16.0) == Watermark(19_998), "partition 1 is idle still"
+
+
+def test_a_subtask_without_splits_or_whose_splits_never_spoke_is_idle_without_a_number() -> None:
+    assert of().advanced(0.0) == Watermark(NO_WATERMARK, idle=True)
+    times = of(0)
+    for now_s in (0.0, 10.0):
+        times.rest([position(0)], [0], now_s, behind=False)
+    assert times.advanced(10.0) == Watermark(NO_WATERMARK, idle=True)
+
+
+def test_without_idle_a_silent_split_holds_back_the_others_and_an_ended_one_does_not() -> None:
+    times, splits = of(0, 1, idle=None), [position(0), position(1)]
+    times.late([100], [(0, 1)])
+    for now_s in (0.0, 1e6):
+        times.rest(splits, [0, 1], now_s, behind=False)
+        assert times.advanced(now_s) is None
+    times.rest([position(0), position(1, ended=True)], [0], 1e6, behind=False)
+    assert times.advanced(1e6) == Watermark(98)
+    times.rest([position(0, ended=True), position(1, ended=True)], [], 2e6, behind=False)
+    assert times.advanced(2e6) == Watermark(98, idle=True)
+
+
+# --- records without a usable time ------------------------------------------------------------------------------------
+
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "null": (None, "time= gave None, which is neither"),
+    "NaN": (float("nan"), "time= gave nan, which is neither"),
+    "true": (True, "time= gave True, which is neither"),
+    "negative": (-1, "time= gave -1, and ms since 1970 are not negative"),
+    "nanoseconds": (NOW * 1_000_000, "are they microseconds or nanoseconds"),
+    "microseconds": (NOW * 1_000, "are they microseconds or nanoseconds"),
+    "naive": (datetime(2026, 1, 1), "which has no time zone: give tzinfo"),
+    "ahead": (NOW + 3_600_001, "its time 2023-11-14T23:13:20.001Z is 1h 00m after the timestamp of its message"),
+    "missing": (..., "time= raised KeyError: 'ts'"),
+}
+
+
+def messages(*values: Any, partition: int = 0) -> list[Message]:
+    return [
+        Message(
+            topic="clicks", partition=partition, offset=offset, timestamp=(1, NOW), value=msgspec.json.encode(value)
+        )
+        for offset, value in enumerate(values)
+    ]
+
+
+def decoder(values: list[Any], **rest: Any) -> SourceDecoder:
+    """Its records have the times *values*, which need not be JSON; ... is none."""
+
+    def time(record: dict[str, Any]) -> Any:
+        return values[record["n"]] if values[record["n"]] is not ... else record["ts"]
+
+    return SourceDecoder("clicks", source(time=time, **rest), lambda line: None)
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_time_stops_the_job_with_a_sentence_or_is_skipped(name: str) -> None:
+    value, sentence = UNUSABLE[name]
+    values, batch = [NOW, value, NOW + 5], messages(*({"n": n} for n in range(3)))
+    with pytest.raises(RecordError) as raised:
+        decoder(values).decode(batch)
+    assert sentence in str(raised.value)
+    assert "clicks[0] offset 1" in str(raised.value)
+    assert 'on_time_error="skip"; or leave the record out: --skip clicks:0:1' in str(raised.value)
+    skipping = decoder(values, on_time_error="skip")
+    got = skipping.decode(batch, [(0, 3)])
+    assert ([record["n"] for record in got.records], got.times) == ([0, 2], [NOW, NOW + 5])
+    assert [origin.offset() for origin in got.origins] == [0, 2]
+    assert skipping.skipped_count == 1
+    assert skipping.noted(position(0)).floor == NOW + 5, "it never moves the watermark"
+    assert skipping.noted(position(0)).skipped_at == (1,)
+
+
+def test_ms_datetimes_and_fields_are_times() -> None:
+    class Click(msgspec.Struct):
+        at: datetime
+        n: int = 0
+
+    at = datetime(2023, 11, 14, 22, 13, 20, 999_999, tzinfo=timezone.utc)
+    body = {"at": at.isoformat()}
+    for metadata in (False, True):
+        timed = SourceDecoder("clicks", source(value=Click, time="at", metadata=metadata))
+        assert timed.decode(messages(body, body)).times == [NOW + 999] * 2
+    before_1970 = SourceDecoder("clicks", source(time=lambda record: datetime(1969, 12, 31, tzinfo=timezone.utc)))
+    assert before_1970.decode(messages({})).times == [-86_400_000]
+    untimed = SourceDecoder("clicks", KafkaSource("clicks", value=dict)).decode(messages({}))
+    assert (untimed.times, untimed.floors) == (None, None)
+
+
+def test_late_records_of_several_partitions_in_one_batch() -> None:
+    timed = SourceDecoder("clicks", source(disorder="2ms", ahead=None))
+    batch = [*messages({"ts": 10}, {"ts": 8}), *messages({"ts": 5}, {"ts": 4}, partition=1), *messages({"ts": 9})]
+    for runs in ([(0, 2), (1, 2), (0, 1)], None):
+        timed = SourceDecoder("clicks", source(disorder="2ms", ahead=None))
+        got = timed.decode(batch, runs)
+        assert floors_of(got) == [NO_FLOOR, 8, NO_FLOOR, NO_FLOOR, NO_FLOOR]
+
+
+def test_an_outage_that_time_meets_is_no_bad_record() -> None:
+    def time(record: Any) -> int:
+        raise ConnectionError("no answer")
+
+    with pytest.raises(Unavailable, match=r"time= raised ConnectionError: no answer"):
+        SourceDecoder("clicks", source(time=time, on_time_error="skip")).decode(messages({}))
+
+
+def test_what_is_no_fault_of_the_record_is_never_skipped() -> None:
+    def time(record: Any) -> int:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RecordError, match="so on_time_error= does not leave it out"):
+        SourceDecoder("clicks", source(time=time, on_time_error="skip")).decode(messages({}))
+
+
+class Click(msgspec.Struct):
+    ts: int
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "time='at' is no field of Click, which has ts": {"time": "at"},
+    "time=7 must be the name of a field, or a function": {"time": 7},
+    "disorder= is 'much': write a number with a unit": {"disorder": "much"},
+    "idle= is '5': write a number with a unit": {"idle": 5},
+    "ahead= is 'x': write a number": {"ahead": "x"},
+    "on_time_error='drop' must be": {"on_time_error": "drop"},
+    "disorder= is about the times of records: give time=, too": {"time": None, "disorder": "5s"},
+    "a source has one topic for both": {"on_error": DeadLetters("a"), "on_time_error": DeadLetters("b")},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_mistakes_in_the_description_are_found_at_the_build(message: str) -> None:
+    pipeline = Pipeline("p")
+    pipeline.source("clicks", source(**{"value": Click, **WRONG[message]})).sink("out", KafkaSink("out"))
+    with pytest.raises(GraphError, match=message.replace("(", r"\(")):
+        pipeline.build()
+
+
+def test_the_fingerprint_knows_of_times_and_that_of_others_is_as_it_was() -> None:
+    assert source().describe()["disorder"] == "0s"
+    assert source(time=None).describe().keys() == {"source", "topic", "value", "metadata"}

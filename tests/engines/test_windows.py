@@ -1,0 +1,197 @@
+"""Window operators on a real table: results are a plain function of times and floors, whatever the order of arrival."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
+from exactlyonce.pipeline.aggregates import folded
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, Windowed, kept_state, moment
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.slots import TableTimes
+from exactlyonce.state.state_type import StateType
+from exactlyonce.state.stored import StoredState
+
+MAX_PARALLELISM = 4
+
+
+Arrivals = Sequence[tuple[int, str, int]]
+"""(partition, key, time in ms) of each record; its floor is that of its partition."""
+
+
+@dataclass
+class Arrived:
+    id: int
+    key: str
+    time: int
+    floor: int
+
+
+def add(ids: list[int], record: Arrived) -> list[int]:
+    ids.append(record.id)  # in place, as users do
+    return ids
+
+
+def merge(one: list[int], other: list[int]) -> list[int]:
+    one += other
+    return one
+
+
+def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
+    """The records with the watermark after each, as two partitions give them."""
+    greatest = {0: NO_WATERMARK, 1: NO_WATERMARK}
+    for number, (partition, key, time) in enumerate(arrivals):
+        before = greatest[partition]
+        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder
+        greatest[partition] = max(before, time)
+        lowest = min(greatest.values())
+        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
+
+
+def operator_of(window: Window, listen: Callable[[Batch], None], late: Callable[[Batch], None]) -> WindowOperator[Any]:
+    accumulator = folded(list, add, merge, list[int], {})
+    groups = range(MAX_PARALLELISM)
+    stored = StoredState[Any](
+        operator="w", type=VersionedState(kept_state(window, accumulator.state)), groups=groups,
+        max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+    )  # fmt: skip
+    table = HashMapBackend().timed_table(stored, by_key=isinstance(window, Session))
+    clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
+    return OPERATORS[type(window)](
+        "w", window, accumulator, table, groups, str, print, clone, downstream=[listen], sides={"late": [late]}
+    )
+
+
+@dataclass
+class Seen:
+    results: list[Windowed[Any, Any]] = field(default_factory=list)
+    late: list[Arrived] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+    def take(self, batch: Batch) -> None:
+        assert batch.times is not None
+        assert batch.floors is None
+        self.results += batch.records
+        self.times += batch.times
+
+    def take_late(self, batch: Batch) -> None:
+        self.late += batch.records
+
+
+def play(window: Window, arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> Seen:
+    """*arrivals* in batches that end at *cuts*, each followed by its watermark."""
+    seen = Seen()
+    operator = operator_of(window, seen.take, seen.take_late)
+    waiting: list[Arrived] = []
+    stream = list(floors(arrivals, disorder))
+    for number, (record, watermark) in enumerate(stream):
+        waiting.append(record)
+        if number in cuts or number == len(stream) - 1:
+            operator(as_batch(waiting))
+            waiting = []
+            advance(operator, END_OF_TIME if number == len(stream) - 1 else watermark, room)
+    assert list(operator.table.items()) == [], "what is over leaves no state"
+    return seen
+
+
+def as_batch(records: list[Arrived]) -> Batch:
+    late = [record.floor if record.time <= record.floor else NO_FLOOR for record in records]
+    return Batch(
+        list(records),
+        [Coordinates("t", 0, record.id) for record in records],
+        [canonical_key(record.key) for record in records],
+        [record.time for record in records],
+        late if any(floor != NO_FLOOR for floor in late) else None,
+    )
+
+
+def advance(operator: WindowOperator[Any], watermark: int, room: int) -> None:
+    operator.advance(watermark)
+    while not operator.fire(room):
+        pass
+    operator.firings.clear()
+
+
+def expected(window: Window, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
+    """The results, and the late records, by definition."""
+    groups: dict[tuple[str, int, int], list[int]] = {}
+    late = Counter[Any]()
+    if isinstance(window, Session):
+        taken = sorted((record for record in records if record.time > record.floor), key=lambda record: record.time)
+        late.update(record.id for record in records if record.time <= record.floor)
+        for key in {record.key for record in taken}:
+            session: list[Arrived] = []
+            for record in [record for record in taken if record.key == key]:
+                if session and record.time >= session[-1].time + window.gap_ms:
+                    groups[key, session[0].time, session[-1].time + window.gap_ms] = [one.id for one in session]
+                    session = []
+                session.append(record)
+            groups[key, session[0].time, session[-1].time + window.gap_ms] = [one.id for one in session]
+    else:
+        every = window.every_ms if isinstance(window, Hopping) else window.size_ms
+        for record in records:
+            starts = [s for s in range(record.time - window.size_ms + 1, record.time + 1) if s % every == 0]
+            taking = [start for start in starts if start + window.size_ms - 1 > record.floor]
+            late.update([] if taking else [record.id])
+            for start in taking:
+                groups.setdefault((record.key, start, start + window.size_ms), []).append(record.id)
+    return Counter((*named, tuple(sorted(ids))) for named, ids in groups.items()), late
+
+
+WINDOWS = [Tumbling("20ms"), Hopping("40ms", every="20ms"), Hopping("50ms", every="20ms"), Session("15ms")]
+ARRIVALS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-60, 150)), min_size=1, max_size=40)
+BRIDGE = [(0, "a", 0), (0, "a", 40), (0, "a", 20), (0, "a", 10), (0, "a", 30)]
+"""Three sessions of 15 ms that the last two records unite."""
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@settings(max_examples=150)
+@example(arrivals=BRIDGE, disorder=60, cuts={2}, room=1)
+@given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
+def test_results_and_late_records_are_a_function_of_times_and_floors(
+    window: Window, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
+) -> None:
+    seen = play(window, arrivals, disorder, cuts, room)
+    results, late = expected(window, [record for record, _ in floors(arrivals, disorder)])
+    ms = [(result.key, *(round(at.timestamp() * 1000) for at in (result.start, result.end))) for result in seen.results]
+    assert Counter((*named, tuple(sorted(r.value))) for named, r in zip(ms, seen.results, strict=True)) == results
+    assert Counter(record.id for record in seen.late) == late
+    assert seen.times == [end - 1 for _, _, end in ms]
+
+
+def order(result: Windowed[Any, Any]) -> tuple[Any, ...]:
+    key = canonical_key(result.key)
+    return result.end, key_group(key, MAX_PARALLELISM), key
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(window: Window) -> None:
+    arrivals = [(0, key, time) for time in (100, 0, 60, 30) for key in "dacb"]
+    for room in (1, 3, 100):
+        seen = play(window, arrivals, 1_000, [], room)
+        assert seen.results == sorted(seen.results, key=order)
+
+
+def test_an_operator_goes_on_at_the_watermark_of_its_table() -> None:
+    seen = Seen()
+    before = operator_of(Tumbling("20ms"), seen.take, seen.take_late)
+    advance(before, 39, 1)
+    after = OPERATORS[Tumbling](
+        "w", before.window, before.accumulator, before.table, before.groups, str, print, downstream=[seen.take],
+        sides={"late": [seen.take_late]},
+    )  # fmt: skip
+    after(as_batch([Arrived(1, "a", 39, NO_FLOOR), Arrived(2, "a", 40, NO_FLOOR)]))
+    advance(after, 59, 1)
+    assert ([late.id for late in seen.late], seen.results) == ([1], [Windowed("a", moment(40), moment(60), [2])])

@@ -1,0 +1,46 @@
+"""Pipelines with windows that the tests run as `exactlyonce run window_pipelines:...`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from exactlyonce import Count, Hopping, Max, Output, Pipeline, Session, Sum, Tumbling
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Click(msgspec.Struct):
+    id: int
+    user: str
+    at: int
+    amount: int
+
+
+WINDOWS: dict[str, Any] = {
+    "tumbling": Tumbling("10s"),
+    "hopping": Hopping("30s", every="10s"),
+    "session": Session("3s"),
+    "daily": Tumbling("1d", zone="Europe/Paris"),
+    "folded": Session("3s"),
+}
+
+
+def added(amounts: list[int], click: Click) -> list[int]:
+    amounts.append(click.amount)
+    return amounts
+
+
+def windowed(name: str, window: str) -> Pipeline:
+    """The clicks of NAME-in by user in windows, to NAME-out; the late ones to NAME-late."""
+    pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
+    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(WINDOWS[window])
+    if window == "folded":  # with states that change in place
+        results: Any = windows.fold("counts", list, added, list.__add__, state=list[int], late=late)
+    else:
+        results = windows.aggregate("counts", {"n": Count(), "spent": Sum("amount"), "most": Max("amount")}, late=late)
+    results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
+    results.side(late).sink("late", KafkaSink(f"{name}-late", key=lambda click: click.user))
+    return pipeline

@@ -1,0 +1,126 @@
+"""The arithmetic of windows, against their definitions; each mistake, with its remedy."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, moment
+
+TIMES = st.integers(-(10**13), 10**13)
+HOUR = timedelta(hours=1)
+
+
+@given(TIMES, st.integers(1, 10**6), st.data())
+def test_a_tumbling_window_is_the_one_that_begins_at_a_multiple_of_its_size(time: int, size: int, data) -> None:
+    offset = data.draw(st.integers(0, size - 1))
+    window = Tumbling(f"{size}ms", offset=f"{offset}ms")
+    (last,) = window.lasts([time])
+    assert not window.problems
+    assert window.start(last) <= time <= last
+    assert last + 1 - window.start(last) == size
+    assert (window.start(last) - offset) % size == 0
+
+
+@given(TIMES, st.integers(1, 12), st.integers(1, 12), st.sampled_from([50, 1_000]), st.data())
+def test_a_pane_lies_in_just_the_hopping_windows_that_have_its_times(
+    time: int, size: int, every: int, unit: int, data
+) -> None:
+    size, every = max(size, every) * unit, min(size, every) * unit
+    offset = data.draw(st.integers(0, every - 1))
+    window = Hopping(f"{size}ms", every=f"{every}ms", offset=f"{offset}ms")
+    (pane,) = window.lasts([time])
+    starts = [start for start in range(time - size + 1, time + 1) if (start - offset) % every == 0]
+    assert not window.problems
+    assert pane - window.pane_ms < time <= pane
+    assert [window.start(last) for last in window.windows(pane)] == starts
+    assert (window.first_window(pane), window.last_window(pane)) == (starts[0] + size - 1, starts[-1] + size - 1)
+    assert len(starts) <= window.overlap
+
+
+@pytest.mark.parametrize(
+    ("zone", "around"),
+    [
+        ("Europe/Paris", "2026-03-29"),
+        ("Europe/Paris", "2026-10-25"),
+        ("Asia/Kolkata", "2026-01-01"),
+        ("Australia/Lord_Howe", "2026-04-05"),  # half an hour
+        ("America/Sao_Paulo", "2018-11-04"),  # no midnight
+        ("America/Havana", "2026-11-01"),  # midnight twice
+        ("Asia/Gaza", "2011-08-01"),  # 0:00 goes back to 23:00
+        ("Pacific/Apia", "2011-12-30"),  # no such day
+        ("UTC", "1969-12-31"),
+    ],
+)
+def test_days_of_a_zone_follow_each_other_and_have_the_times_with_their_date(zone: str, around: str) -> None:
+    window, local = Tumbling("1d", zone=zone), ZoneInfo(zone)
+    middle = datetime.fromisoformat(around).replace(tzinfo=timezone.utc)
+    moments = [middle + timedelta(minutes=minutes) for minutes in range(-3 * 1440, 3 * 1440, 15)]
+    lasts = window.lasts([round(moment.timestamp() * 1000) for moment in moments])
+    windows = sorted({(window.start(last), last) for last in lasts})
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(windows))
+    for time, last in zip(moments, lasts, strict=True):
+        start, end = moment(window.start(last)), moment(last)
+        assert start <= time <= end
+        if zone != "Asia/Gaza":  # where a date comes back for an hour
+            assert start.astimezone(local).date() == time.astimezone(local).date() == end.astimezone(local).date()
+
+
+def test_a_day_where_the_clocks_change_has_23_or_25_hours() -> None:
+    window = Tumbling("1d", zone="Europe/Paris", offset="6h")
+    noons = [datetime(2026, month, day, 12, tzinfo=timezone.utc) for month, day in ((3, 28), (10, 24), (7, 1))]
+    lasts = window.lasts([round(noon.timestamp() * 1000) for noon in noons])
+    assert [moment(last + 1) - moment(window.start(last)) for last in lasts] == [23 * HOUR, 25 * HOUR, 24 * HOUR]
+    assert moment(window.start(lasts[2])) == datetime(2026, 7, 1, 4, tzinfo=timezone.utc)
+
+
+def test_months_are_those_of_the_calendar_also_before_1970() -> None:
+    (last,) = (window := Tumbling("3mo", zone="UTC")).lasts([-1])
+    assert (moment(window.start(last)), moment(last + 1)) == (
+        datetime(1969, 10, 1, tzinfo=timezone.utc),
+        datetime(1970, 1, 1, tzinfo=timezone.utc),
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "problem"),
+    [
+        (Tumbling("ten"), "size is 'ten': write a number with a unit"),
+        (Tumbling("0s"), "tumbling 0s: the size must be above 0"),
+        (Tumbling("10s", offset="10s"), "tumbling 10s, offset 10s: the size must be above 0, and the offset below"),
+        (Tumbling("1mo"), "size='1mo' is no fixed time: give the calendar of the months"),
+        (Tumbling("1h", zone="Asia/Kolkata"), "size='1h': with zone=, write whole days or months"),
+        (Tumbling("1d", zone="Europe/Pari"), "zone='Europe/Pari' is unknown here"),
+        (Tumbling("1d", offset="1d", zone="UTC"), "offset='1d': with zone=, it must be below 1d"),
+        (Hopping("10s", every="x"), "every is 'x'"),
+        (Hopping("10s", every="0s"), "every= must be above 0, and at most the size"),
+        (Hopping("10s", every="11s"), "every= must be above 0, and at most the size"),
+        (Hopping("10s", every="5s", offset="5s"), "offset='5s' must be below every='5s'"),
+        (Hopping("1h", every="3599999ms"), "consist of 3,600,000 panes of 1 ms, the greatest common divisor"),
+        (Hopping("10ms", every="1ms"), "each of more milliseconds than windows overlap"),
+        (Session("0s"), "session 0s: the gap must be above 0"),
+        (Session("soon"), "gap is 'soon'"),
+    ],
+    ids=str,
+)
+def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window, problem: str) -> None:
+    assert problem in " ".join(window.problems)
+
+
+def test_windows_are_described_by_what_decides_the_results() -> None:
+    windows = (
+        Tumbling("60s", offset="1s"), Tumbling("1m", offset="1000ms"), Tumbling("1d", zone="UTC"),
+        Hopping("1m", every="20s"), Session("30m"),
+    )  # fmt: skip
+    assert [window.describe() for window in windows] == [
+        {"tumbling": 60_000, "offset": 1_000},
+        {"tumbling": 60_000, "offset": 1_000},
+        {"tumbling": "1d", "zone": "UTC"},
+        {"hopping": 60_000, "every": 20_000},
+        {"session": 1_800_000},
+    ]

@@ -1,0 +1,75 @@
+"""Planted defects of event time: floors, watermarks, idle partitions, firings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from planting import WRONG, in_place_of, mutant, replaced
+
+from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.engines.runtime.watermarks import MergedPorts
+from exactlyonce.pipeline.event_time import NO_FLOOR
+
+ELSEWHERE = rf"does not come to|{WRONG}"
+"""A late record is on time, or the other way round."""
+
+
+@mutant("floors are not restored", ELSEWHERE, luck="windows", shape="windows", first=12)
+@in_place_of(SourceTimes, "__init__")
+def _no_floors(real: Any, self: SourceTimes, event_time: Any, before: Any = ()) -> None:
+    real(self, event_time)
+
+
+@mutant("a partition counts once it has spoken", ELSEWHERE, luck="windows", shape="windows-of-two", first=8)
+@in_place_of(SourceTimes, "advanced")
+def _unregistered(real: Any, self: SourceTimes, now_s: float) -> Any:
+    splits, self._splits = self._splits, [split for split in self._splits if self.floor_of(split) != NO_FLOOR]
+    told = real(self, now_s)
+    self._splits = splits
+    return told
+
+
+@mutant("a partition is idle while its records are unread", ELSEWHERE, luck="windows", shape="windows-idle")
+@in_place_of(SourceTimes, "rest")
+def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, now_s: float, *, behind: bool) -> None:
+    real(self, positions, [position.partition for position in positions], now_s, behind=False)
+
+
+@mutant("a watermark goes on before the results that it makes due", ELSEWHERE, luck="windows", shape="windows-twice")
+@in_place_of(TaskOperators, "fire")
+def _watermark_first(real: Any, self: TaskOperators, room: int) -> None:
+    operator = self.firings[0]
+    operator.pass_on(operator.watermark, idle=operator.idle)
+    real(self, room)
+
+
+@mutant("of several inputs the furthest decides", ELSEWHERE, luck="windows", shape="windows-of-two")
+@in_place_of(MergedPorts, "changed")
+def _furthest(real: Any, self: MergedPorts) -> None:
+    ports = self._ports
+    self._ports = [max(ports, key=lambda port: port.watermark)]
+    real(self)
+    self._ports = ports
+
+
+@mutant("a watermark overtakes the frame before it", ELSEWHERE, luck="windows", shape="windows", first=7)
+def _overtaking() -> Iterable[Any]:
+    def in_memory(real: Any, self: LocalChannel, signal: Any) -> None:
+        real(self, signal)
+        frames = self._arrivals.frames
+        if isinstance(signal, Watermark) and len(frames) > 1:
+            frames.insert(len(frames) - 2, frames.pop())
+
+    def over_socket(real: Any, self: SocketChannel, signal: Any) -> None:
+        overtaken = isinstance(signal, Watermark) and len(self._outbox) > 1
+        last = self._outbox.pop() if overtaken else None
+        real(self, signal)
+        if last is not None:
+            self._outbox.append(last)
+
+    yield replaced(LocalChannel, "send_signal", in_memory)
+    yield replaced(SocketChannel, "send_signal", over_socket)

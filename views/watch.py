@@ -1,0 +1,236 @@
+"""A pipeline as its checkpoint topic and the brokers show it, again and again: without the processes that run it.
+
+Invariants: nothing is written and nobody fenced. What only the processes know, as rates of operators, is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.ending.waiting import WaitingOutput, find_transactions, open_ids
+from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
+from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, SAMPLES, drawn
+from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.views.checkpoints import CheckpointView
+
+RUNNING, ENDED, SILENT, NEW, UNKNOWN = "running", "ended", "silent", "new", "unknown"
+"""What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has not, and
+writes none; there was none yet; the topic could not be read."""
+TIMEOUT_MS = 5_000
+
+
+class PartitionView(NamedTuple):
+    source: str
+    topic: str
+    partition: int
+    offset: int
+    """Sn of the newest checkpoint."""
+    lag: int | None
+    """The records from there on that readers can see; None: the topic could not be asked."""
+
+
+class Watch:
+    """Looks at *pipeline*; `look` may be called as often as one likes. With its *graph* the nodes are known, too."""
+
+    def __init__(self, config: ClientConfig, pipeline: str, graph: LogicalGraph | None = None) -> None:
+        self._pipeline, self._graph = pipeline, graph
+        self._log = LogFollower(config, pipeline)
+        self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
+        self._transactions = Transactions(config, timeout_ms=TIMEOUT_MS)
+        self._seen: dict[int, CheckpointView] = {}
+        """The last `CHECKPOINTS`, also expired ones. Replaced whole, for any thread may ask for details."""
+        self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
+
+    def close(self) -> None:
+        for client in (self._log, self._topics, self._transactions):
+            client.close()
+
+    def look(self, now_ms: int) -> dict[str, Any]:
+        """Its state at *now_ms*, in milliseconds since 1970, in the form of `engines.local.monitoring.page`."""
+        try:
+            history, problem = self._log.look(), ""
+            waiting = self._waiting(history)
+            partitions = [*self._partitions(history.latest)]
+        except ExactlyOnceError as error:
+            history, problem, waiting, partitions = History(self._pipeline), str(error), [], []
+        retained = {each.checkpoint: CheckpointView(each, history.finalized.get(each.checkpoint))
+                    for each in history.retained}  # fmt: skip
+        self._seen = dict(sorted({**self._seen, **retained}.items())[-CHECKPOINTS:])
+        seen = [*self._seen.values()]
+        state, verdict = self._verdict(history, seen, problem, now_ms)
+        lags = [each.lag for each in partitions if each.lag is not None]
+        figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": len(waiting)}
+        if not problem:
+            self._samples.append((now_ms, figures["records_per_s"], figures["lag"]))
+        newest = history.newest_incarnation
+        return {
+            "pipeline": self._pipeline, "at_ms": now_ms, "state": state, "well": verdict.well,
+            "sentence": verdict.sentence, "cause": _cause(waiting, now_ms), "from_topic": True,
+            "parallelism": history.latest.parallelism if history.latest else 0,
+            "incarnation": newest.incarnation if newest else 0, "restarts": 0,
+            "figures": figures, "samples": list(self._samples), "workers": [],
+            "graph": [*drawn(plan(self._graph, history.latest.parallelism if history.latest else 1))] if self._graph
+            else [],
+            "checkpoints": [_bar(each) for each in seen],
+            "partitions": [each._asdict() for each in partitions],
+            "transactions": [_transaction(each, now_ms) for each in waiting],
+            "notes": [*_story(history)],
+        }  # fmt: skip
+
+    def checkpoint(self, number: int) -> dict[str, Any] | None:
+        """The details of one checkpoint, in the form of the page; None: it is not known."""
+        if (known := self._seen.get(number)) is None:
+            return None
+        manifest = known.manifest
+        return {
+            "id": number, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
+            "finalized_ms": known.finalized.at_ms if known.finalized else 0,
+            "event": _bar(known), "notes": [],
+            "parts": [
+                *((snapshot.operator, "state", snapshot.state_bytes) for snapshot in manifest.operators),
+                *((sink, "records", count) for sink, count in _records_by_sink(manifest).items()),
+            ],
+        }  # fmt: skip
+
+    def _waiting(self, history: History) -> list[WaitingOutput]:
+        return find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
+
+    def _partitions(self, manifest: Manifest | None) -> Iterator[PartitionView]:
+        offsets = [] if manifest is None else [offset for offset in manifest.offsets if offset.in_topic]
+        ends: dict[str, Mapping[int, int]] = {}
+        for topic in sorted({offset.topic for offset in offsets}):
+            try:
+                ends[topic] = self._topics.end_offsets(topic, committed=True)
+            except TopicError:  # it was deleted; the run says so
+                ends[topic] = {}
+        for offset in offsets:
+            end = ends[offset.topic].get(offset.partition)
+            lag = None if end is None else max(0, end - offset.offset)
+            yield PartitionView(offset.source, offset.topic, offset.partition, offset.offset, lag)
+
+    def _verdict(
+        self, history: History, seen: Sequence[CheckpointView], problem: str, now_ms: int
+    ) -> tuple[str, Verdict]:
+        newest = history.newest_incarnation
+        if problem:
+            return UNKNOWN, Verdict(False, problem.rstrip("."))
+        if newest is None:
+            return NEW, Verdict(False, "there is no run of it yet in this cluster")
+        last = f"checkpoint {seen[-1].manifest.checkpoint} is {_ago(seen[-1], now_ms)} old" if seen else "no checkpoint"
+        beat = shown_duration(max(0, now_ms - newest.heartbeat_ms))
+        if newest.ended:
+            return ENDED, Verdict(True, f"its last run ended cleanly, {beat} ago; {last}")
+        if history.living(now_ms) is None:
+            return SILENT, Verdict(
+                False,
+                f"process {newest.process} on {newest.host} ran it, and has shown no sign of life for {beat}: it was "
+                f"killed, or reaches no broker. Nothing is lost: the next run goes on; {last}",
+            )
+        if (decided := history.unfinalized) is not None and now_ms - decided.completed_at_ms > LATE_S * 1000:
+            late = f"checkpoint {decided.checkpoint} was decided {_ago(seen[-1], now_ms)} ago, and is not committed yet"
+            return RUNNING, Verdict(False, late)
+        allowed_s = max(LATE_S, LATE_TIMES * _usual_s(seen))
+        started_ms = max(newest.started_at_ms, seen[-1].manifest.completed_at_ms if seen else 0)
+        if (now_ms - started_ms) / 1000 > allowed_s:
+            return RUNNING, Verdict(False, f"it runs, but {last}; one should be complete every {allowed_s:.3g} s")
+        return RUNNING, Verdict(True, f"running; {last}")
+
+
+def _ago(view: CheckpointView, now_ms: int) -> str:
+    return shown_duration(max(0, now_ms - view.manifest.completed_at_ms))
+
+
+def _usual_s(seen: Sequence[CheckpointView]) -> float:
+    """The median time from one checkpoint to the next, in seconds; 0 if there are fewer than two."""
+    at_ms = [each.manifest.completed_at_ms for each in seen]
+    steps = sorted(after - before for before, after in pairwise(at_ms))
+    return steps[len(steps) // 2] / 1000 if steps else 0.0
+
+
+def _rate(seen: Sequence[CheckpointView]) -> int:
+    """Records of topics read per second, from the last checkpoint but one to the last."""
+    if len(seen) < 2:
+        return 0
+    before, after = (each.manifest for each in seen[-2:])
+    positions = [
+        {(at.topic_id, at.partition): at.offset for at in manifest.offsets if at.in_topic}
+        for manifest in (before, after)
+    ]
+    read = sum(max(0, offset - positions[0].get(place, offset)) for place, offset in positions[1].items())
+    return int(read * 1000 / max(1, after.completed_at_ms - before.completed_at_ms))
+
+
+def _cause(waiting: Sequence[WaitingOutput], now_ms: int) -> str:
+    """The transaction that the broker aborts next, if that is soon: it holds readers back meanwhile."""
+    left = [(left_ms, each) for each in waiting if (left_ms := each.left_ms(now_ms)) is not None]
+    left_ms, nearest = min(left, key=lambda pair: pair[0], default=(0, None))
+    if nearest is None or nearest.timeout_ms is None or left_ms > nearest.timeout_ms / 2:
+        return ""
+    opened = shown_duration(nearest.open_ms(now_ms) or 0)
+    return (
+        f"transaction {nearest.name} is open for {opened}, holds back readers of its topics, and is aborted by the "
+        f"broker in {shown_duration(left_ms)}"
+    )
+
+
+def _records_by_sink(manifest: Manifest) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for committable in manifest.committables:
+        counts[committable.sink] = counts.get(committable.sink, 0) + committable.records
+    for staged in manifest.staged:
+        counts[staged.sink] = counts.get(staged.sink, 0) + staged.records
+    return counts
+
+
+def _bar(view: CheckpointView) -> dict[str, Any]:
+    manifest = view.manifest
+    return {
+        "id": manifest.checkpoint, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
+        "kind": manifest.kind, "duration_ms": view.duration_ms, "bytes": manifest.written_bytes,
+        "state_bytes": manifest.state_bytes, "records_committed": manifest.records_committed,
+    }  # fmt: skip
+
+
+def _transaction(waiting: WaitingOutput, now_ms: int) -> dict[str, Any]:
+    topics = sorted({place.topic for place in waiting.places})
+    return {
+        "name": waiting.name, "state": waiting.state, "decided_in": waiting.decided_in,
+        "open_ms": waiting.open_ms(now_ms), "left_ms": waiting.left_ms(now_ms), "topics": topics,
+    }  # fmt: skip
+
+
+def _story(history: History) -> Iterator[tuple[int, str]]:
+    """What happened, newest first, as far as the log still has it: runs, restarts of workers, repairs."""
+    told: list[tuple[int, str]] = []
+    for known in history.incarnations.values():
+        began = f"incarnation {known.incarnation} began: process {known.process} on {known.host}"
+        told.append((known.started_at_ms, began))
+        if known.cancelled:
+            told.append((known.heartbeat_ms, f"incarnation {known.incarnation} was cancelled"))
+        elif known.ended:
+            told.append((known.heartbeat_ms, f"incarnation {known.incarnation} ended cleanly"))
+    retained = history.retained
+    for before, after in pairwise(retained):
+        if after.incarnation == before.incarnation and after.attempt > before.attempt:
+            times = counted(after.attempt - before.attempt, "restart")
+            told.append((after.triggered_at_ms, f"{times} of the workers before checkpoint {after.checkpoint}"))
+    for manifest in retained:
+        if manifest.is_savepoint:
+            told.append((manifest.completed_at_ms, f"savepoint {manifest.checkpoint}"))
+        for repair in history.repairs_of(manifest.checkpoint):
+            what = f"checkpoint {manifest.checkpoint} was repaired: the broker had aborted {repair.replaced}"
+            told.append((manifest.completed_at_ms, what))
+    yield from sorted(told, reverse=True)
