@@ -179,7 +179,9 @@ class Builder:
                 f"{node.kind.value if origin.output is None else 'a side output'}"
             )
         elif output.name not in node.outputs:
-            declare = "late=" if node.kind is Kind.WINDOW else f"{node.kind.value}(..., outputs=[...])"
+            declare = (
+                "late=" if node.timed is not None and node.fn is None else f"{node.kind.value}(..., outputs=[...])"
+            )
             self.problem(f"{output.name!r} is not an output of {node.id!r}: declare it in {declare}")
         return Input(origin.node, output.name)
 
@@ -206,9 +208,9 @@ class Builder:
         key = Any if key_type is UNKNOWN else key_type
         type_ = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
         return self.add(
-            Kind.WINDOW, id, (origin,), type=type_, window=window, accumulator=accumulator, key_type=key_type,
+            Kind.WINDOW, id, (origin,), type=type_, timed=window, accumulator=accumulator, key_type=key_type,
             state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
-            outputs=self.sides([late] if late is not None else []), **rest,
+            outputs=self.sides([late] if late is not None else []), late=None if late is None else late.name, **rest,
         )  # fmt: skip
 
     def own(self, other: Any, where: str) -> Input | None:

@@ -36,8 +36,12 @@ class Function:
     @property
     def emitted(self) -> Any:
         """U if the second parameter is `Emit[U]`."""
-        emit = self.parameters[1] if len(self.parameters) > 1 else UNKNOWN
-        return hints.known(get_args(emit)[0]) if get_origin(emit) is Emit else UNKNOWN
+        return emitted(self.parameters[1:2])
+
+
+def emitted(parameter: tuple[Any, ...]) -> Any:
+    """U if *parameter*, of a function, is `Emit[U]`."""
+    return hints.known(get_args(parameter[0])[0]) if parameter and get_origin(parameter[0]) is Emit else UNKNOWN
 
 
 def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
@@ -63,18 +67,24 @@ def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
 
 def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
     if _defines_call(cls):
-        method = cls.__call__
-
-        def signature(_: Any) -> inspect.Signature:
-            whole = inspect.signature(method)
-            return whole.replace(parameters=list(whole.parameters.values())[1:])
-
-        return _shaped(fn, method, signature, takes, names, name=cls.__name__, factory=True)
+        return read_method(fn, cls, "__call__", takes, names)
     if hasattr(cls, "open"):
         problem = f"class {cls.__name__} has open() but no __call__({', '.join(('self', *takes))})"
         return Function(fn, cls.__name__, factory=True, problems=(problem,))
     problems = misfit(fn, takes)
     return Function(fn, cls.__name__, returns=cls, problems=problems)
+
+
+def read_method(fn: Any, cls: type, name: str, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
+    """Read method *name* of *cls*, whose instances *fn* makes on the worker."""
+    method = getattr(cls, name)
+
+    def signature(_: Any) -> inspect.Signature:
+        whole = inspect.signature(method)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    shown = cls.__name__ if name == "__call__" else f"{cls.__name__}.{name}"
+    return _shaped(fn, method, signature, takes, names, name=shown, factory=True)
 
 
 def _shaped(

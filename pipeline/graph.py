@@ -22,8 +22,8 @@ from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Window
 
 
 class Kind(str, Enum):
@@ -56,7 +56,6 @@ class Kind(str, Enum):
     SINK = "sink"
 
 
-STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE, Kind.WINDOW})
 SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW})
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
@@ -83,6 +82,8 @@ class Node:
     """The type of the main output, or UNKNOWN. Known if a shuffle, a snapshot or an encoding sink needs it."""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     """The type of each side output."""
+    late: str | None = None
+    """The side output that gets late records."""
     state_type: Any = None
     """The type of the state of one key, without None, or its `AvroCodec`; None for nodes without state."""
     state_version: int = 1
@@ -91,9 +92,11 @@ class Node:
     key_type: Any = None
     """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
     travel as canonical bytes."""
-    window: Window | None = None
+    timed: Timed | None = None
+    """How it keeps its state by time, in a timed table; None: it has no such state. The engine makes the operator by
+    the class of it."""
     accumulator: Accumulator | None = None
-    """On WINDOW, with the window; its only side output has the late records."""
+    """On WINDOW."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -107,7 +110,7 @@ class Node:
 
     @property
     def stateful(self) -> bool:
-        return self.kind in STATEFUL_KINDS
+        return self.state_type is not None
 
     @property
     def kept(self) -> VersionedState:
@@ -116,8 +119,8 @@ class Node:
 
     @property
     def meaning(self) -> str:
-        """What the slots of its timed state stand for: its window, with sizes in ms."""
-        described = {} if self.window is None else self.window.describe()
+        """What the slots of its timed state stand for, with sizes in ms."""
+        described = {} if self.timed is None else self.timed.describe()
         return " ".join(f"{name}={value}" for name, value in described.items())
 
     def make(self) -> Callable[..., Any]:
@@ -181,8 +184,9 @@ class LogicalGraph:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     @property
-    def windows(self) -> tuple[Node, ...]:
-        return tuple(node for node in self.nodes if node.kind is Kind.WINDOW)
+    def timed(self) -> tuple[Node, ...]:
+        """The nodes that keep state by time."""
+        return tuple(node for node in self.nodes if node.timed is not None)
 
     @property
     def has_event_time(self) -> bool:
@@ -252,7 +256,7 @@ class LogicalGraph:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = node.kept.layout
-            described |= {"window": node.window.describe()} if node.window is not None else {}
+            described |= {"timed": node.timed.describe()} if node.timed is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -281,8 +285,8 @@ class LogicalGraph:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:
             line += f"  after {node.pause_ms} ms"
-        if node.window is not None:
-            line += f"  {node.window}"
+        if node.timed is not None:
+            line += f"  {node.timed}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"

@@ -13,6 +13,7 @@ from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
@@ -68,8 +69,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
-    if node.kind is Kind.WINDOW:
-        yield from _window(graph, node)
+    if node.timed is not None:
+        yield from _timed(graph, node, node.timed)
     if node.stateful:
         yield from _state(node)
 
@@ -122,25 +123,25 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
             yield f"topic {topic!r} has the outputs of sink {node.id!r}: write dead letters to another"
 
 
-def _window(graph: LogicalGraph, node: Node) -> Iterator[str]:
+def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
     above = graph.above(node.id)
-    if node.window is not None:
-        yield from node.window.problems
+    yield from timed.problems
     timeless = [source.id for source in graph.sources if source.id in above and source.source is not None
                 and source.source.event_time is None]  # fmt: skip
-    if timeless:
+    if timeless and timed.needs_times:
         yield (
-            f"windows are of event time, and the records of {', '.join(map(repr, timeless))} have none: give the "
-            f"source time=, as KafkaSource(..., time=lambda record: record.at)"
+            f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
+            f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
         )
     if above & {loop.id for loop in graph.loops}:
         yield (
-            "windows cannot take records that come round a loop: how long such a record is on its way depends on the "
-            "run, and so would the results. Put the window before the loop, or write the records to a topic and read it"
+            f"{node.kind.value} cannot take records that come round a loop: how long such a record is on its way "
+            f"depends on the run, and so would the results. Put it before the loop, or write the records to a topic "
+            f"and read it"
         )
-    if node.accumulator is not None and node.accumulator.merge is None and not isinstance(node.window, Tumbling):
+    if node.accumulator is not None and node.accumulator.merge is None and not isinstance(timed, Tumbling):
         yield (
-            f"{type(node.window).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
+            f"{type(timed).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
             f"two accumulators, as fold(id, new, add, merge)"
         )
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from math import gcd
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.timed import Timed
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,7 +61,7 @@ def _duration(text: str, name: str, problems: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Tumbling:
+class Tumbling(Timed):
     """Windows of one size, one after the other: ``Tumbling("10s")``.
 
     They begin at multiples of *size* since 1970 in UTC, moved by *offset*. With *zone*, an IANA name, *size* is in days
@@ -188,7 +189,7 @@ class _Calendar:
 
 
 @dataclass(frozen=True)
-class Hopping:
+class Hopping(Timed):
     """Windows of *size* that begin *every* so often, so that they overlap: ``Hopping("1m", every="10s")``.
 
     Records are kept once, in panes as wide as the greatest common divisor of both. *offset* moves all windows.
@@ -283,12 +284,13 @@ class Hopping:
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(Timed):
     """Windows of activity: a record is in the session of its key if it comes less than *gap* before or after another.
 
     A session ends *gap* after its last record. ``Session("30m")``.
     """
 
+    by_key: ClassVar[bool] = True
     gap: str
 
     @property

@@ -87,7 +87,7 @@ def _stored(
     for was in times:
         if was.meaning != meaning:
             raise StateIncompatible(
-                f"Operator {operator!r} has windows in the checkpoint that are {was.meaning}, and the pipeline now has"
+                f"The checkpoint's state of operator {operator!r} is of {was.meaning}, and the pipeline now has"
                 f" {meaning}: records of the one cannot be told apart for the other. Give the operator a new id, by"
                 f" which it begins empty; or start over with `exactlyonce reset`."
             )

@@ -33,12 +33,12 @@ _decoder = msgspec.msgpack.Decoder(Receipt)
 
 
 def refuse_unbounded(graph: LogicalGraph) -> None:
-    """Raise ConfigError for a pipeline with windows, whose watermarks no unit knows, or with loops: in a cycle no stage
-    comes first."""
-    if graph.windows:
+    """Raise ConfigError for a pipeline with state by time, whose watermarks no unit knows, or with loops: in a cycle no
+    stage comes first."""
+    if graph.timed:
         raise ConfigError(
-            f"Operator {graph.windows[0].id!r} has windows, and event time in bounded work (backfill, catch-up, "
-            f"replay, audit, diff, Spark) is not there yet. The local engine has it: use `exactlyonce run`, for a "
+            f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with bounded work (backfill, "
+            f"catch-up, replay, audit, diff, Spark) yet. The local engine has it: use `exactlyonce run`, for a "
             f"bounded run with --until latest."
         )
     if graph.loops:

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime import in_flight, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch, Push
@@ -28,8 +28,6 @@ from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port
-from exactlyonce.engines.runtime.windows import OPERATORS as WINDOW_OPERATORS
-from exactlyonce.engines.runtime.windows import WindowOperator
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -45,8 +43,8 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import naming
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Session
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
@@ -58,6 +56,8 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
 """The operators of nothing but the user's function."""
+_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {**windows.OPERATORS}
+"""The operators with timed state, by what says how they keep it."""
 
 
 class RestoredEdge(NamedTuple):
@@ -269,50 +269,46 @@ class Assembler:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
-        if node.kind is Kind.WINDOW:
-            return self._window(node, operators)
+        function = None if node.fn is None else self._function(node, operators)
+        operator: ops.BatchOperator
+        if node.timed is not None:
+            operator = self._timed(node, node.timed, function, operators)
+        elif node.stateful:
+            operator = self._stateful(node, cast("Any", function), ends, operators)
+        else:
+            operator = _stateless(node, cast("Any", function))
+        operator.sides = {name: [] for name in node.outputs}
+        operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
+        return operator
+
+    def _function(self, node: Node, operators: TaskOperators) -> Any:
         self.activity.phase(f"the making of operator {node.id!r}")
         function = node.make()
         if hasattr(function, "open"):
             self.activity.phase(f"open() of operator {node.id!r}")
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
         operators.functions.append((node.id, function))
-        operator: ops.BatchOperator
-        if not node.stateful:
-            operator = _stateless(node, function)
-        else:
-            self.activity.phase(f"restoring the state of operator {node.id!r}")
-            table = self.table(node, ends.touched_groups(node))
-            operators.tables.append(table)
-            flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-            sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
-            operator = ops.Stateful(node.id, function, table, flat, reduces, sides=sides)
-            if node.dead_letters is not None:
-                state_type = StateType[Any](node.id, node.kept)
-                operator.clone = state_type.clone if state_type.mutable else None
-        operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
+        return function
+
+    def _stateful(self, node: Node, function: Any, ends: Ends, operators: TaskOperators) -> ops.Stateful:
+        self.activity.phase(f"restoring the state of operator {node.id!r}")
+        table = self.table(node, ends.touched_groups(node))
+        operators.tables.append(table)
+        flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
+        operator = ops.Stateful(node.id, function, table, flat, reduces)
+        if node.dead_letters is not None:
+            state_type = StateType[Any](node.id, node.kept)
+            operator.clone = state_type.clone if state_type.mutable else None
         return operator
 
-    def _window(self, node: Node, operators: TaskOperators) -> WindowOperator[Any]:
-        assert node.window is not None
-        assert node.accumulator is not None
+    def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> ops.TimedOperator:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.timed_table(node, by_key=isinstance(node.window, Session))
+        table = self.timed_table(node, by_key=timed.by_key)
         operators.tables.append(table)
-        accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
-        return WINDOW_OPERATORS[type(node.window)](
-            node.id,
-            node.window,
-            node.accumulator,
-            table,
-            self._groups(node),
-            Any if node.key_type is UNKNOWN else node.key_type,
-            self.note,
-            accumulators.clone if accumulators.mutable else None,
-            sides={name: [] for name in node.outputs},
-            firings=operators.firings,
-            activity=self.activity,
-        )
+        parts = ops.TimedParts(node=node, table=table, groups=self._groups(node), function=function)
+        operator = _OF_TIMED[type(timed)].made(parts)
+        operator.firings, operator.note, operator.late_output = operators.firings, self.note, node.late
+        return operator
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
         """The table of stateful *node* at the manifest.
@@ -482,5 +478,5 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         apart = node.partitioned or node.type is UNKNOWN
         return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
     if node.kind is Kind.PROCESS:
-        return ops.Process(node.id, function, sides={name: [] for name in node.outputs})
+        return ops.Process(node.id, function)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -18,13 +18,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import length_hint
+from operator import length_hint, not_
 from typing import Any, Protocol
 
 import msgspec
 
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push, floors_of
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
 from exactlyonce.engines.runtime.signals import Watermark
@@ -41,13 +41,18 @@ from exactlyonce.pipeline.errors import (
     text_of,
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
-from exactlyonce.state.backend import Table
+from exactlyonce.state.backend import Table, TimedTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.key_groups import subtask_of
+
+LATE_NAMED_MAX = 5
+"""The late records of an operator that get a line each."""
 
 
 def facts_of(operator: str, origin: Origin | None) -> Facts:
@@ -405,6 +410,18 @@ class Process(BatchOperator):
         emitted.push()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedParts:
+    """What the operator of a node with timed state is made of."""
+
+    node: Node
+    table: TimedTable[Any]
+    groups: Sequence[int]
+    """The key groups of the table."""
+    function: Any
+    """The user's function, opened; None: it has none."""
+
+
 @dataclass(slots=True)
 class TimedOperator(BatchOperator):
     """An operator that gives results when its watermark moves: a firing.
@@ -415,9 +432,20 @@ class TimedOperator(BatchOperator):
 
     firings: list[TimedOperator] = field(default_factory=list, kw_only=True)
     """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
+    note: Callable[[str], None] = field(default=lambda line: None, kw_only=True)
+    """Called with a line about each of the first late records, if nobody gets them."""
+    late_output: str | None = field(default=None, kw_only=True)
+    """The side output that gets late records; None: they are left out."""
+    late: int = field(default=0, init=False)
+    """The number of late records."""
     watermark: int = field(default=NO_WATERMARK, init=False)
     """No earlier record comes: a record at or below it is late here, whatever its floor."""
     idle: bool = field(default=False, init=False)
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> TimedOperator:
+        """The operator of `parts.node`; the assembler wires it."""
+        raise NotImplementedError
 
     def advance(self, watermark: int, *, idle: bool = False) -> None:
         self.watermark, self.idle = max(self.watermark, watermark), idle
@@ -427,6 +455,36 @@ class TimedOperator(BatchOperator):
     def fire(self, room: int) -> bool:
         """Give about *room* results that are due at `watermark`, 1 at least; True if no other is due."""
         raise NotImplementedError
+
+    def floors(self, batch: Batch) -> list[int]:
+        """Of each record, the time up to which the operator takes none."""
+        watermark = self.watermark
+        return [floor if floor > watermark else watermark for floor in floors_of(batch)]
+
+    def without_late(self, batch: Batch, kept: Sequence[bool]) -> Batch:
+        """*batch* with the records that are *kept*; the others are late."""
+        if all(kept):
+            return batch
+        late = batch.where(list(map(not_, kept)))
+        late = late.unkeyed(late.records)
+        if self.late_output is None:
+            self._name(late)
+        for push in () if self.late_output is None else self.sides[self.late_output]:
+            push(late)
+        self.late += len(late.records)
+        return batch.where(kept)
+
+    def _name(self, late: Batch) -> None:
+        assert late.times is not None
+        named = max(0, LATE_NAMED_MAX - self.late)
+        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, self.floors(late), strict=True)):
+            if number == named:
+                break
+            more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
+            self.note(
+                f"late: operator {self.id!r} leaves out the record at {origin.topic()}[{origin.partition()}] offset "
+                f"{origin.offset()}, of {shown_time(time)}: its time was over at {shown_time(floor)}{more}"
+            )
 
 
 @dataclass(slots=True)

@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import chain, compress, repeat
-from operator import not_
+from itertools import compress, repeat
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from exactlyonce.engines.runtime.batch import Batch, floors_of
+from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedOperator, chunks
+from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
 from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.state_type import StateType
 
-NAMED_MAX = 5
-"""The records that no window takes that get a line each."""
 SLICE_KEYS = 2_000
 """The most results between two looks at the room."""
 
@@ -57,17 +57,28 @@ class WindowOperator(TimedOperator, Generic[W]):
     """The key groups of the table."""
     key_type: Any
     """The type of the user's keys."""
-    note: Callable[[str], None]
-    """Called with a line about each of the first records that no window takes, if nobody gets them."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""
-    late: int = field(default=0, init=False)
-    """The records that no window has taken."""
     _key_of: Callable[[bytes], Any] = field(init=False)
     """The user's key from its canonical bytes."""
     _firing: Iterator[Over] | None = field(default=None, init=False)
     _last: int = field(default=NO_WATERMARK, init=False)
     """The end of the last window that was over. A later run goes on from there after a drain, which ends time."""
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> WindowOperator[W]:
+        node = parts.node
+        assert node.accumulator is not None
+        accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
+        return cls(
+            node.id,
+            cast("W", node.timed),
+            node.accumulator,
+            parts.table,
+            parts.groups,
+            Any if node.key_type is UNKNOWN else node.key_type,
+            accumulators.clone if accumulators.mutable else None,
+        )
 
     def __post_init__(self) -> None:
         self._key_of = msgspec.msgpack.Decoder(self.key_type).decode
@@ -133,38 +144,6 @@ class WindowOperator(TimedOperator, Generic[W]):
             for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
         ]
 
-    def _floors(self, batch: Batch) -> list[int]:
-        """Of each record, the time up to which windows do not take it."""
-        watermark = self.watermark
-        return [floor if floor > watermark else watermark for floor in floors_of(batch)]
-
-    def _without_late(self, batch: Batch, kept: Sequence[bool]) -> Batch:
-        """*batch* with the records that are *kept*; the others are late."""
-        if all(kept):
-            return batch
-        late = batch.where(list(map(not_, kept)))
-        late = late.unkeyed(late.records)
-        listeners = list(chain.from_iterable(self.sides.values()))
-        for push in listeners:
-            push(late)
-        if not listeners:
-            self._name(late)
-        self.late += len(late.records)
-        return batch.where(kept)
-
-    def _name(self, late: Batch) -> None:
-        assert late.times is not None
-        floors = self._floors(late)
-        named = max(0, NAMED_MAX - self.late)
-        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, floors, strict=True)):
-            if number == named:
-                break
-            more = ", as others will be that are not named here" if self.late + number + 1 == NAMED_MAX else ""
-            self.note(
-                f"late: operator {self.id!r} leaves out the record at {origin.topic()}[{origin.partition()}] offset "
-                f"{origin.offset()}, of {shown_time(time)}: every window of it was over at {shown_time(floor)}{more}"
-            )
-
     def _results(self, over: Over) -> list[Any]:
         start, end, result = moment(over.start), moment(over.last + 1), self.accumulator.result
         values = over.states if result is None else map(result, over.states)
@@ -193,8 +172,8 @@ class TumblingWindows(WindowOperator[Tumbling]):
         lasts = self.window.lasts(batch.times)
         if batch.floors is None and min(lasts, default=self.watermark + 1) > self.watermark:
             return batch, lasts
-        kept = [last > floor for last, floor in zip(lasts, self._floors(batch), strict=True)]
-        return self._without_late(batch, kept), list(compress(lasts, kept))
+        kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
+        return self.without_late(batch, kept), list(compress(lasts, kept))
 
     def _over(self, watermark: int) -> Iterator[Over]:
         for last in self.table.slots(watermark):
@@ -218,13 +197,13 @@ class HoppingWindows(WindowOperator[Hopping]):
         panes = window.lasts(batch.times)
         if batch.floors is None and (not panes or window.first_window(min(panes)) > self.watermark):
             return batch, panes
-        floors = self._floors(batch)
+        floors = self.floors(batch)
         missed = [
             max(0, (floor - window.first_window(pane)) // every + 1) for pane, floor in zip(panes, floors, strict=True)
         ]
         kept = [window.last_window(pane) > floor for pane, floor in zip(panes, floors, strict=True)]
         slots = [pane - count for pane, count in zip(panes, missed, strict=True)]
-        return self._without_late(batch, kept), list(compress(slots, kept))
+        return self.without_late(batch, kept), list(compress(slots, kept))
 
     def _over(self, watermark: int) -> Iterator[Over]:
         window, table = self.window, self.table
@@ -291,8 +270,8 @@ class SessionWindows(WindowOperator[Session]):
         assert times is not None
         if batch.floors is None and min(times, default=self.watermark + 1) > self.watermark:
             return batch, times
-        kept = [time > floor for time, floor in zip(times, self._floors(batch), strict=True)]
-        return self._without_late(batch, kept), list(compress(times, kept))
+        kept = [time > floor for time, floor in zip(times, self.floors(batch), strict=True)]
+        return self.without_late(batch, kept), list(compress(times, kept))
 
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         assert batch.keys is not None
@@ -365,6 +344,6 @@ class SessionWindows(WindowOperator[Session]):
                 table.drop(slot, group)
 
 
-OPERATORS: dict[type, type[WindowOperator[Any]]] = {
+OPERATORS: dict[type[Timed], type[WindowOperator[Any]]] = {
     Tumbling: TumblingWindows, Hopping: HoppingWindows, Session: SessionWindows,
 }  # fmt: skip

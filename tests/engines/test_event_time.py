@@ -92,15 +92,19 @@ def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: Job
     feed(job, 0, 100, 1_100)
     job.finish_here()
     said = job.finish_here("--param", "size=2s", code=2)
-    assert "has windows in the checkpoint that are tumbling=1000, and the pipeline now has tumbling=2000" in said
+    assert "is of tumbling=1000, and the pipeline now has tumbling=2000" in said
 
 
 @pytest.mark.parametrize(
     ("target", "arguments", "sentence"),
     [
-        ("counts", ["--unaligned"], "Operator 'counts' has windows, and event time with unaligned checkpoints is not"),
-        ("counts", ["--mode", "at_least_once"], "event time with mode at_least_once is not there yet: use mode"),
-        ("rejected", [], "event time with loops is not there yet"),
+        (
+            "counts",
+            ["--unaligned"],
+            "Operator 'counts' keeps state by time, which does not go with unaligned checkpoints yet",
+        ),
+        ("counts", ["--mode", "at_least_once"], "does not go with mode at_least_once yet: use mode"),
+        ("rejected", [], "does not go with loops yet"),
     ],
 )
 def test_what_event_time_does_not_go_with_yet_is_refused(
