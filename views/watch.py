@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -46,7 +47,9 @@ class Watch:
     """Looks at *pipeline*; `look` may be called as often as one likes. With its *graph* the nodes are known, too."""
 
     def __init__(self, config: ClientConfig, pipeline: str, graph: LogicalGraph | None = None) -> None:
-        self._pipeline, self._graph = pipeline, graph
+        self._pipeline = pipeline
+        self._nodes = lru_cache(1)(lambda parallelism: [*drawn(plan(graph, parallelism))] if graph else [])
+        """The graph with *parallelism*, which rarely changes."""
         self._log = LogFollower(config, pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
         self._transactions = Transactions(config, timeout_ms=TIMEOUT_MS)
@@ -82,8 +85,7 @@ class Watch:
             "parallelism": history.latest.parallelism if history.latest else 0,
             "incarnation": newest.incarnation if newest else 0, "restarts": 0,
             "figures": figures, "samples": list(self._samples), "workers": [],
-            "graph": [*drawn(plan(self._graph, history.latest.parallelism if history.latest else 1))] if self._graph
-            else [],
+            "graph": self._nodes(history.latest.parallelism if history.latest else 1),
             "checkpoints": [_bar(each) for each in seen],
             "partitions": [each._asdict() for each in partitions],
             "transactions": [_transaction(each, now_ms) for each in waiting],
