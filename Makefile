@@ -13,11 +13,12 @@
 # soak          300,000 such histories, over as many runs as it takes
 # bench         figures, as ratios against a hand-written loop
 # lint          ruff, import-linter, mypy
+# release       wheel and sdist in dist/, checked, tried in a fresh environment; ARGS=--upload also uploads them
 # image         the Kafka image of docker/kafka
 # clean         removes .venv and all caches of the tools
 # help          this
 
-.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint image clean kafka help
+.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint release image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -89,6 +90,9 @@ lint: .venv/dev.stamp
 	.venv/bin/ruff check .
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/mypy
+
+release: .venv/dev.stamp
+	.ci/release $(ARGS)
 
 image: .venv/dev.stamp
 	.venv/bin/python docker/build.py kafka $(ARGS)

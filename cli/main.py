@@ -23,6 +23,7 @@ from exactlyonce.cli.commands import (
     cancel,
     checkpoints,
     dead_letters,
+    demo,
     diff,
     doctor,
     explain,
@@ -55,6 +56,7 @@ _EXAMPLES = """\
 Exactly-once pipelines from Kafka to Kafka, in Python.
 
 examples:
+  exactlyonce demo                       watch a pipeline survive kills
   exactlyonce init totals                write a first pipeline
   exactlyonce broker start               run a local Kafka
   exactlyonce run orders:pipeline --bootstrap-servers 127.0.0.1:9092
@@ -101,7 +103,7 @@ def parser() -> Parser:
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
     looking = (explain, acls, ui, top, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
-    for module in (init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
+    for module in (demo, init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
         module.add(commands)
     return root
 
@@ -115,7 +117,9 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        print(f"exactlyonce {version('exactlyonce')}")
+        from exactlyonce.pipeline.extras import DISTRIBUTION
+
+        print(f"exactlyonce {version(DISTRIBUTION)}")
         parser.exit()
 
 
