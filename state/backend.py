@@ -139,8 +139,8 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def watermark(self, group: int) -> int:
         """The last watermark of *group*, restored at any parallelism; at first `NO_WATERMARK`."""
 
-    def advance(self, group: int, watermark: int) -> None:
-        """Note a watermark of *group*, which never falls."""
+    def advance(self, watermark: int) -> None:
+        """Note a watermark of all key groups, which never falls."""
 
     def items(self) -> Iterator[tuple[int, bytes, S]]:
         """The slot, the key and the newest state of every key in a slot, while no record is applied."""

@@ -79,17 +79,22 @@ class GroupTimes(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass
 class TableTimes:
-    """The times of the key groups in a timed table; a group without one has none."""
+    """The times of a timed table and of its key groups; a group without one has none."""
 
+    groups: Sequence[int] = ()
+    """Those of the table."""
+    watermark: int = NO_WATERMARK
+    """The last one of this run, for all groups. Before a restore, groups may have had later ones."""
     watermarks: dict[int, int] = field(default_factory=dict)
+    """Those at the restore."""
     floors: dict[int, int] = field(default_factory=dict)
     earliest: dict[int, int] = field(default_factory=dict)
     meaning: str = ""
 
     @staticmethod
-    def of(written: Iterable[GroupTimes], groups: Iterable[int], meaning: str = "") -> TableTimes:
+    def of(written: Iterable[GroupTimes], groups: Sequence[int], meaning: str = "") -> TableTimes:
         """The times of *groups* as the indexes of all old subtasks hold them; see `GroupTimes.meaning`."""
-        times, wanted = TableTimes(meaning=meaning), set(groups)
+        times, wanted = TableTimes(groups, meaning=meaning), set(groups)
         for some in written:
             for group, *values in zip(some.groups, some.watermarks, some.floors, some.earliest, strict=True):
                 if group in wanted:
@@ -99,14 +104,14 @@ class TableTimes:
 
     def written(self) -> GroupTimes:
         """What an index holds of them."""
-        groups = sorted(set().union(*self._columns))
-        defaults = NO_WATERMARK, NO_WATERMARK, END_OF_TIME
-        columns = [
-            [column.get(group, default) for group in groups]
-            for column, default in zip(self._columns, defaults, strict=True)
-        ]
-        watermarks, floors, earliest = columns
-        return GroupTimes(groups, watermarks, floors, earliest, self.meaning)
+        groups = sorted(set().union(*self._columns, self.groups if self.watermark > NO_WATERMARK else ()))
+        floors = [self.floors.get(group, NO_WATERMARK) for group in groups]
+        earliest = [self.earliest.get(group, END_OF_TIME) for group in groups]
+        return GroupTimes(groups, list(map(self.watermark_of, groups)), floors, earliest, self.meaning)
+
+    def watermark_of(self, group: int) -> int:
+        """The last watermark of *group*."""
+        return max(self.watermark, self.watermarks.get(group, NO_WATERMARK))
 
     def drop(self, slot: int, group: int) -> None:
         """Forget the slots of *group* up to *slot*."""

@@ -48,9 +48,8 @@ from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import restore, restore_timed
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.state_type import StateType
-from exactlyonce.state.stored import Fetch
 
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
@@ -316,15 +315,15 @@ class Assembler:
         With *touched*, only the state of these key groups is read; the state of the others is carried over.
         """
         with whole_or_halt(self.manifest):
-            return restore(*self._stored(node), touched, backend=self.backend)
+            return self._stored(node).table(self.backend, touched)
 
     def timed_table(self, node: Node, *, by_key: bool = False) -> TimedTable[Any]:
         """The timed table of *node* at the manifest; *by_key*: with `TimedTable.slots_of`."""
         with whole_or_halt(self.manifest):
-            return restore_timed(*self._stored(node), meaning=node.meaning, by_key=by_key, backend=self.backend)
+            return self._stored(node).timed_table(self.backend, meaning=node.meaning or "", by_key=by_key)
 
-    def _stored(self, node: Node) -> tuple[str, VersionedState, range, int, int, list[bytes], Fetch]:
-        """The stored state of *node* for this subtask, as `restore` takes it."""
+    def _stored(self, node: Node) -> CheckpointedState:
+        """The state of *node* for this subtask at the manifest."""
         graph, groups = self.plan.graph, self._groups(node)
         snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
         if self._is_placed_by_partition(node):
@@ -335,14 +334,14 @@ class Assembler:
         def read(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
             return ((ref, block.body) for ref, block in self.blocks.fetch(refs))
 
-        return (
-            node.id,
-            replace(node.kept, drops_fields=self.drops_fields),
-            groups,
-            graph.max_parallelism,
-            self.manifest.checkpoint,
-            [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
-            read,
+        return CheckpointedState(
+            operator=node.id,
+            type=replace(node.kept, drops_fields=self.drops_fields),
+            groups=groups,
+            max_parallelism=graph.max_parallelism,
+            checkpoint=self.manifest.checkpoint,
+            indexes=[body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
+            fetch=read,
         )
 
     def _groups(self, node: Node) -> range:

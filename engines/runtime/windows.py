@@ -108,8 +108,7 @@ class WindowOperator(TimedOperator, Generic[W]):
         else:
             self._firing = None
             reached = self.watermark if self.watermark < END_OF_TIME else self._last
-            for group in self.groups:
-                self.table.advance(group, reached)
+            self.table.advance(reached)
         self.activity.leave(self.id, entered_s, 0)
         if records:
             self.push(Batch(records, origins, times=times))
