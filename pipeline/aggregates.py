@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from math import fsum, isfinite
@@ -69,10 +69,17 @@ class Accumulator:
     """The result of a state; None: the state itself."""
     placed: bool = False
     """Whether *add* takes `Placed` records."""
+    name: str = ""
+    """What it computes, for checkpoints: a state of ``Count`` is none of ``Sum``. Empty: what the user's functions do.
+    """
 
 
 class Aggregate(ABC, Generic[T_contra, V_co]):
     """A result of many records, of type V."""
+
+    def named(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        """`accumulator`, with its name."""
+        return replace(self.accumulator(record, names), name=type(self).__name__)
 
     @abstractmethod
     def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
@@ -528,6 +535,7 @@ def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:
         lambda one, other: tuple([merge(*both) for merge, *both in zip(merges, one, other, strict=True)]),
         lambda state: class_(*[result(part) for result, part in zip(results, state, strict=True)]),
         placed=placed,
+        name=",".join(f"{field}:{part.name}" for field, part in accumulators.items()),
     )
 
 

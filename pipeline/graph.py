@@ -118,10 +118,12 @@ class Node:
         return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
 
     @property
-    def meaning(self) -> str:
-        """What the slots of its timed state stand for, with sizes in ms."""
-        described = {} if self.timed is None else self.timed.describe()
-        return " ".join(f"{name}={value}" for name, value in described.items())
+    def meaning(self) -> str | None:
+        """What its timed states stand for, with sizes in ms, and their aggregates. None: its state is not timed."""
+        if self.timed is None:
+            return None
+        of = {"of": self.accumulator.name} if self.accumulator is not None and self.accumulator.name else {}
+        return " ".join(f"{name}={value}" for name, value in (self.timed.describe() | of).items())
 
     def make(self) -> Callable[..., Any]:
         """The function to call with records: a new instance if the user passed a class.

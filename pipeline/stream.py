@@ -492,7 +492,7 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
             if isinstance(aggregate, Aggregate):
-                return aggregate.accumulator(record, names)
+                return aggregate.named(record, names)
             if not isinstance(aggregate, Mapping) or not aggregate:
                 raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
             for name, part in aggregate.items():
@@ -500,7 +500,7 @@ class WindowedStream(_Stream[T], Generic[K, T]):
                     raise Misuse(
                         f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
                     )
-            return several(id, {name: part.accumulator(record, names) for name, part in aggregate.items()})
+            return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
 
         return Stream(self._builder, self._builder.window(id, self._origin, self._window, accumulate, late))
 

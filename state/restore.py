@@ -100,7 +100,7 @@ def require_meaning(operator: str, was: str | None, now: str | None, or_else: st
 
     *or_else* is a further choice of the user, as text.
     """
-    if was == now:
+    if was == now or (was is not None and now is not None and now.startswith(f"{was} of=")):  # first without aggregates
         return
     remedy = f"Give the operator a new id, by which it begins empty{or_else}; or start over with `exactlyonce reset`."
     if was is None or now is None:

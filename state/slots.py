@@ -74,7 +74,7 @@ class GroupTimes(msgspec.Struct, frozen=True, array_like=True):
     earliest: list[int] = []
     """No state has an earlier slot."""
     meaning: str = ""
-    """What the slots stand for: a window, with sizes in ms. Slots of another meaning are not read as these."""
+    """What the states stand for: a window, with sizes in ms, and aggregates. Others are not read as these."""
 
 
 @dataclass

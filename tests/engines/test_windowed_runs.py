@@ -13,6 +13,7 @@ import duckdb
 import pytest
 from running import Job, visible
 
+from exactlyonce.cli.main import main
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -126,6 +127,25 @@ class Clicks:
         left_out = [json.loads(record.value or b"")["id"] for record in visible(*self._out("late", len(late)))]
         assert sorted(left_out) == late
 
+    def assert_open(self, states: list[dict[str, Any]]) -> None:
+        """*states* are those of all records that are in no result and are not late, each in its time."""
+        given = [json.loads(record.value or b"") for record in self.job.kafka.read_committed(f"{self.job.name}-in")]
+        taken = {
+            topic: [
+                json.loads(record.value or b"") for record in self.job.kafka.read_committed(f"{self.job.name}-{topic}")
+            ]
+            for topic in ("out", "late")
+        }
+        counts = [len(state["state"]) if self.window == "folded" else state["state"][0] for state in states]
+        assert sum(counts) > 5
+        if self.window != "hopping":  # whose panes also have records of results
+            results = sum(self._result(json.dumps(result).encode())[3] for result in taken["out"])
+            assert sum(counts) == len(given) - len(taken["late"]) - results
+        for state in states:
+            start, end = (datetime.fromisoformat(state[at]) for at in ("start", "end"))
+            times = [click["at"] for click in given if click["user"] == state["key"]]
+            assert any(start.timestamp() * 1000 <= time < end.timestamp() * 1000 for time in times)
+
     def _out(self, topic: str, count: int) -> tuple[KafkaCluster, str, int]:
         return self.job.kafka, f"{self.job.name}-{topic}", count
 
@@ -134,6 +154,7 @@ class Clicks:
         start, end = (round(datetime.fromisoformat(result[at]).timestamp() * 1000) for at in ("start", "end"))
         of = result["value"]
         if self.window == "folded":
+            of = of["amounts"] if isinstance(of, dict) else of
             of = {"n": len(of), "spent": sum(of), "most": max(of)}
         return (result["key"], start, end, of["n"], of["spent"], of["most"])
 
@@ -164,14 +185,43 @@ def test_kills_and_other_parallelism_make_no_difference(
     window: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:
     clicks = clicks_of(job_of, window, "--state-backend", backend)
-    for parallelism, armed in (
-        (2, failpoint("timed-firing", nth=2)),
-        (3, failpoint("timed-fired", nth=9)),
-        (1, failpoint("worker-frozen", nth=3)),
-        (2, failpoint("coordinator-committed", nth=2)),
+    for parallelism, name, nth in (
+        (2, "timed-firing", 2),
+        (3, "timed-fired", 9),
+        (1, "worker-frozen", 3),
+        (2, "coordinator-committed", 2),
     ):
         clicks.feed(300)
+        armed = failpoint(name, nth=nth)
         clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
+        assert (tmp_path / "fired" / name).exists()
     clicks.end()
     clicks.job.finish("--parallelism", "2")
+    clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive(but=["folded"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
+    window: str, job_of: Callable[..., Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No window that it has open is lost, and none that has fired comes again; accumulators are migrated."""
+    clicks = clicks_of(job_of, window)
+    clicks.feed()
+    clicks.job.finish("--parallelism", "3")
+
+    def command(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main([*arguments, "--bootstrap-servers", clicks.job.kafka.bootstrap_servers]) == 0
+        return capsys.readouterr().out
+
+    name = clicks.job.name
+    shown = [json.loads(line) for line in command("state", name, "counts", "--json").splitlines()]
+    clicks.assert_open(shown)
+    url = json.loads(command("savepoint", name, "--to", f"file://{tmp_path}", "--json"))["url"]
+    command("reset", name, "--yes", "--force")
+    clicks.feed()
+    clicks.end()
+    version = ("--param", "version=2") if window == "folded" else ()
+    clicks.job.finish("--parallelism", "2", "--from-savepoint", url, *version)
     clicks.assert_as_by_sql()
