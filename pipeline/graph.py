@@ -20,6 +20,7 @@ from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
@@ -48,6 +49,12 @@ class Kind(str, Enum):
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     WINDOW = "window"
     """No function: its accumulator takes the records of each window; what comes out is `Windowed`"""
+    JOIN = "join"
+    """No function: its first input is the left side, its second the right; what comes out is `Joined`"""
+    AS_OF = "as_of"
+    """Likewise, with versions on the right side"""
+    LOOKUP = "lookup"
+    """Likewise, by arrival"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -56,7 +63,9 @@ class Kind(str, Enum):
     SINK = "sink"
 
 
-SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW})
+JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
+"""The kinds with two inputs, both by key."""
+SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW, Kind.JOIN, Kind.AS_OF})
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
 
@@ -84,6 +93,8 @@ class Node:
     """The type of each side output."""
     late: str | None = None
     """The side output that gets late records."""
+    late_right: str | None = None
+    """The one that gets those of the second input."""
     state_type: Any = None
     """The type of the state of one key, without None, or its `AvroCodec`; None for nodes without state."""
     state_version: int = 1
@@ -97,6 +108,8 @@ class Node:
     the class of it."""
     accumulator: Accumulator | None = None
     """On WINDOW."""
+    lookup: Lookup | None = None
+    """On LOOKUP."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -111,6 +124,11 @@ class Node:
     @property
     def stateful(self) -> bool:
         return self.state_type is not None
+
+    @property
+    def timing(self) -> tuple[Input, ...]:
+        """The inputs whose watermarks count: not the table of a lookup, which goes by arrival."""
+        return self.inputs if self.lookup is None else self.inputs[:1]
 
     @property
     def kept(self) -> VersionedState:
@@ -142,6 +160,8 @@ class KeyedEdge:
 
     key_by: str
     stateful: str
+    port: int = 0
+    """The place of the edge among the inputs of *stateful*: 1 for the right side of a join."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +184,7 @@ class LogicalGraph:
         node = self.node(origin.node)
         if origin.output == DEAD_LETTERS:
             return DeadLetter
-        return node.type if origin.output is None else node.outputs[origin.output]
+        return node.type if origin.output is None else node.outputs.get(origin.output, UNKNOWN)
 
     @property
     def dead_letter_limits(self) -> dict[str, DeadLetterLimits]:
@@ -207,9 +227,9 @@ class LogicalGraph:
     def shuffles(self) -> tuple[KeyedEdge, ...]:
         """The edges that need a shuffle when the parallelism is above 1."""
         return tuple(
-            KeyedEdge(key_by=read.node, stateful=node.id)
+            KeyedEdge(key_by=read.node, stateful=node.id, port=port)
             for node in self.stateful
-            for read in node.inputs
+            for port, read in enumerate(node.inputs)
             if not self.node(read.node).partitioned
         )
 
@@ -217,12 +237,13 @@ class LogicalGraph:
     def loops(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
 
-    def above(self, *node_ids: str) -> set[str]:
-        """All nodes upstream of these, also along loops."""
+    def above(self, *node_ids: str, timing: bool = False) -> set[str]:
+        """All nodes upstream of these, also along loops; *timing*: those whose watermarks reach them."""
         above = set[str]()
         waiting = list(node_ids)
         while waiting:
-            origins = {read.node for read in self.node(waiting.pop()).inputs} - above
+            node = self.node(waiting.pop())
+            origins = {read.node for read in (node.timing if timing else node.inputs)} - above
             above |= origins
             waiting += origins
         return above
@@ -259,6 +280,7 @@ class LogicalGraph:
         if node.stateful:
             described["state"] = node.kept.layout
             described |= {"timed": node.timed.describe()} if node.timed is not None else {}
+            described |= {"lookup": node.lookup.describe()} if node.lookup is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -278,7 +300,7 @@ class LogicalGraph:
 
     def _line(self, node: Node, width: int) -> str:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
-        line += ", ".join(f"{self._arrow(node, read)} {_written(read)}" for read in node.inputs)
+        line += ", ".join(f"{self._arrow(node, port)} {_written(read)}" for port, read in enumerate(node.inputs))
         if node.source:
             line += f"{type(node.source).__name__} {node.source.place}".rstrip()
         if node.sink:
@@ -289,14 +311,16 @@ class LogicalGraph:
             line += f"  after {node.pause_ms} ms"
         if node.timed is not None:
             line += f"  {node.timed}"
+        if node.lookup is not None:
+            line += f"  {node.lookup}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
 
-    def _arrow(self, node: Node, read: Input) -> str:
+    def _arrow(self, node: Node, port: int) -> str:
         if node.kind is Kind.FEEDBACK:
             return "<~"
-        return "<=" if KeyedEdge(read.node, node.id) in self.shuffles else "<-"
+        return "<=" if KeyedEdge(node.inputs[port].node, node.id, port) in self.shuffles else "<-"
 
 
 def _written(read: Input) -> str:

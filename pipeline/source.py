@@ -118,6 +118,15 @@ class Source(ABC, Generic[T_co]):
         """The sources of one topic each, by topic, whose union it is; {} if it reads one itself."""
         return {}
 
+    @property
+    def key_type(self) -> Any:
+        """The type of the keys of `Record`, if it gives such."""
+        return UNKNOWN
+
+    def changelog(self) -> Source[Any] | None:
+        """The source of the same records as a changelog: `Record` by key, whose value None deletes; or None."""
+        return None
+
     def problems(self) -> Iterator[str]:
         """The mistakes in this description, each with its remedy."""
         for name, on_error in (("on_error", self.on_error), ("on_time_error", self.on_time_error)):

@@ -7,7 +7,7 @@ times: each use gets all its records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
@@ -17,8 +17,10 @@ from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
+from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
@@ -73,6 +75,18 @@ class Pipeline:
     def source(self, id: str, source: Source[T]) -> Stream[T]:
         """The stream of *source*."""
         return Stream(self._builder, self._builder.add_source(id, source))
+
+    def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
+        """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
+
+        >>> from exactlyonce.connectors import KafkaSource
+        >>> pipeline = Pipeline("customers")
+        >>> names = pipeline.table("names", KafkaSource("names", key=str, value=str, metadata=True))
+
+        The key is that of the message, of the type *key* of the source, which needs ``metadata=True``. A null value
+        deletes the key; its event time is the timestamp of the message.
+        """
+        return Table(self._builder, self._builder.add_table(id, source))
 
     def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
         """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
@@ -279,7 +293,7 @@ class Stream(_Stream[T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("stateful_map", "stateful_flat_map", "reduce", "window"):
+            if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup"):
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -444,6 +458,89 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         ``Session("30m")``. The source needs ``time=``."""
         return WindowedStream(self._builder, self._origin, window)
 
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["inner"] = ...,
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["left"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["right"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T | None, V]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["full"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T | None, V | None]]: ...  # fmt: skip
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: How = "inner",
+        late: Output[T] | None = None, late_right: Output[V] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each pair of a record here and one of *right*, of the same key, whose times lie close together.
+
+        *within* are the bounds of the right record's time less that of the left one, both inclusive:
+        ``within=("-5m", "1h")`` pairs an order with payments from 5 minutes before it to an hour after it. A pair comes
+        as soon as both are there, and its time is the later of both. *how* "left", "right" or "full" also gives the
+        records of that side, or of both, that have no partner: once none can come any more, which is the time of the
+        result. *late* and *late_right* get the late records of either side, at or below the floor of their partition,
+        which are not joined; without them they are left out and counted. Both sources need ``time=``.
+        """
+        earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
+        return self._join(Kind.JOIN, id, right, IntervalJoin(earliest, latest, how), late, late_right)
+
+    @overload
+    def as_of(
+        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["left"] = ...,
+        late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
+    ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
+    @overload
+    def as_of(
+        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["inner"],
+        late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
+    ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
+    def as_of(
+        self, id: str, versions: Versions[K, V], *, keep: str = "0s", how: Enrichment = "left",
+        late: Output[T] | None = None, late_right: Output[Any] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each record with the version of its key that counted at its time: the newest one at or before it.
+
+        *versions* are a table or a keyed stream. Each of its records is a version, from its own time on; a deletion
+        (None) is one, too. Of versions of one time, that with the highest offset counts. A result has the time of its
+        record, and comes once the watermark has reached that. *keep*, as "7d", says how late records of either side may
+        be; later ones go to *late* and *late_right*. A late version counts for records above its floor. The newest
+        version of each key is kept, and all of this time. *how* "inner" leaves out records without a version. Both
+        sources need ``time=``; a table that rarely changes holds back the results for the ``idle=`` of its source.
+        """
+        return self._join(
+            Kind.AS_OF, id, versions, AsOf(keep, how, changelog=isinstance(versions, Table)), late, late_right
+        )
+
+    @overload
+    def lookup(
+        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ...
+    ) -> Stream[Joined[K, T, V | None]]: ...
+    @overload
+    def lookup(self, id: str, versions: Versions[K, V], *, how: Literal["inner"]) -> Stream[Joined[K, T, V]]: ...
+    def lookup(self, id: str, versions: Versions[K, V], *, how: Enrichment = "left") -> Stream[Any]:
+        """Each record with the version of its key that came last: at once, in the order of arrival.
+
+        Which version that is depends on the run: on how fast either side is read. `as_of` goes by event time instead.
+        *how* "inner" leaves out records without a version.
+        """
+        return self._join(Kind.LOOKUP, id, versions, Lookup(how, changelog=isinstance(versions, Table)))
+
+    def _join(
+        self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,
+        late_right: Output[Any] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right))
+
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
         outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None,
@@ -464,6 +561,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
                 where = location(caller())
                 raise GraphError(f"{where}: {name} is not for keyed streams: put it before .key_by(...)")
             raise AttributeError(f"a KeyedStream has no {name!r}")
+
+
+class Table(_Stream[V], Generic[K, V]):
+    """The newest value by key of a changelog; see `Pipeline.table`."""
+
+
+Versions = KeyedStream[K, V] | Table[Any, V]
 
 
 class WindowedStream(_Stream[T], Generic[K, T]):

@@ -9,7 +9,7 @@ from typing import Any
 from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
-from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
@@ -71,6 +71,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _loop(graph, node)
     if node.timed is not None:
         yield from _timed(graph, node, node.timed)
+    if node.kind in JOINS:
+        yield from _join(graph, node)
     if node.stateful:
         yield from _state(node)
 
@@ -124,9 +126,9 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
 
 
 def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
-    above = graph.above(node.id)
+    above, timing = graph.above(node.id), graph.above(node.id, timing=True)
     yield from timed.problems
-    timeless = [source.id for source in graph.sources if source.id in above and source.source is not None
+    timeless = [source.id for source in graph.sources if source.id in timing and source.source is not None
                 and source.source.event_time is None]  # fmt: skip
     if timeless and timed.needs_times:
         yield (
@@ -146,9 +148,23 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
         )
 
 
+def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    if node.lookup is not None:
+        yield from node.lookup.problems
+    sides = [graph.node(read.node) for read in node.inputs]
+    if not any(side.partitioned for side in sides):
+        return
+    sources = {source.id for source in graph.sources} & graph.above(*(side.id for side in sides))
+    if not all(side.partitioned for side in sides) or len(sources) > 1:
+        yield (
+            "a join needs the records of a key of both sides in one place, and partitioned=True leaves them where the "
+            "partitions of one topic are: leave it out, unless both sides are of one source and have it"
+        )
+
+
 def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
-        if node.kind not in (Kind.REDUCE, Kind.WINDOW):  # the one has the type of its input, the other a mistake
+        if node.kind not in (Kind.REDUCE, Kind.WINDOW, *JOINS):  # these have types of inputs, or another mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"

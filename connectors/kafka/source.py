@@ -85,6 +85,7 @@ class KafkaSource(Source[T]):
     idle: str | None
     ahead: str | None
     on_time_error: OnError
+    is_changelog: bool
 
     @overload
     def __init__(
@@ -202,6 +203,7 @@ class KafkaSource(Source[T]):
             "idle": idle,
             "ahead": ahead,
             "on_time_error": on_time_error,
+            "is_changelog": False,
         }
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -224,10 +226,23 @@ class KafkaSource(Source[T]):
 
     def _part(self, topic: str) -> KafkaSource[T]:
         """The same source of one of its topics."""
-        part = copy.copy(self)
-        for field, content in {"topic_name": topic, "topic_names": (topic,), "several": False}.items():
-            object.__setattr__(part, field, content)
-        return part
+        return self._with(topic_name=topic, topic_names=(topic,), several=False)
+
+    def _with(self, **fields: Any) -> KafkaSource[T]:
+        changed = copy.copy(self)
+        for field, content in fields.items():
+            object.__setattr__(changed, field, content)
+        return changed
+
+    def changelog(self) -> KafkaSource[Any] | None:
+        """A null value deletes. The time of such a record is its Kafka timestamp."""
+        if not self.metadata:
+            return None
+        return self._with(value_type=hints.union([*hints.members(self.value_type), type(None)]), is_changelog=True)
+
+    @property
+    def key_type(self) -> Any:
+        return self.key_codec.type
 
     @property
     def type(self) -> Any:
@@ -240,7 +255,14 @@ class KafkaSource(Source[T]):
 
     def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
         of_value = time_of(time, self.value_type)
-        return (lambda record: of_value(record.value)) if self.metadata and isinstance(time, str) else of_value
+        by_field = self.metadata and isinstance(time, str)
+
+        def of(record: Any) -> Any:
+            return of_value(record.value) if by_field else of_value(record)
+
+        if self.is_changelog:
+            return lambda record: record.timestamp_ms if record.value is None else of(record)
+        return of if by_field else of_value
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import in_flight, windows
+from exactlyonce.engines.runtime import in_flight, joins, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch, Push
@@ -27,7 +27,7 @@ from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.engines.runtime.watermarks import MergedPorts, Port
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -54,7 +54,7 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
 """The operators of nothing but the user's function."""
-_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {**windows.OPERATORS}
+_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {**windows.OPERATORS, **joins.OPERATORS}
 """The operators with timed state, by what says how they keep it."""
 
 
@@ -229,16 +229,17 @@ class Assembler:
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
             ports = self._ports(node, push)
-            for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
-                edge = self.plan.shuffle_into(node, read)
+            for port, read in enumerate(node.inputs if node.kind is not Kind.FEEDBACK else ()):
+                edge = self.plan.shuffle_into(node, port)
+                receiver = ops.receiver(push, port)
                 if read.output == DEAD_LETTERS:
-                    operators.dead_letters[read.node].listeners.append(push)
+                    operators.dead_letters[read.node].listeners.append(receiver)
                 elif edge is None:
-                    ops.listeners(operators.by_id[read.node], read.output).append(push)
+                    ops.listeners(operators.by_id[read.node], read.output).append(receiver)
                     operators.by_id[read.node].ports += islice(ports, 1)
                 else:
                     shares = islice(ports, self.plan.parallelism)
-                    ends.receive(edge, BatchCodec(graph.type_of(read)), push, [*shares])
+                    ends.receive(edge, BatchCodec(graph.type_of(read)), receiver, [*shares])
         for edge in self.plan.out_of(task):
             sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             operators.by_id[edge.producer].downstream.append(sent)
@@ -255,12 +256,11 @@ class Assembler:
         """The ports of *node*, one for each subtask or operator that it gets watermarks from, in order."""
         if not self.plan.graph.has_event_time or node.kind in (Kind.SINK, Kind.FEEDBACK):
             return iter(())
-        edges = [self.plan.shuffle_into(node, read) for read in node.inputs]
+        edges = [self.plan.shuffle_into(node, port) for port in range(len(node.timing))]
         count = sum(1 if edge is None else self.plan.parallelism for edge in edges)
-        if count == 1:
-            return iter((operator,))
         merged = MergedPorts(operator)
-        return (merged.add() for _ in range(count))
+        heard = iter((operator,)) if count == 1 else (merged.add() for _ in range(count))
+        return chain(heard, repeat(Unheard()))
 
     def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
@@ -271,6 +271,8 @@ class Assembler:
         operator: ops.BatchOperator
         if node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
+        elif node.lookup is not None:
+            operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), ends, operators)
         else:
@@ -289,9 +291,7 @@ class Assembler:
         return function
 
     def _stateful(self, node: Node, function: Any, ends: Ends, operators: TaskOperators) -> ops.Stateful:
-        self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.table(node, ends.touched_groups(node))
-        operators.tables.append(table)
+        table = self._table(node, ends, operators)
         flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
         operator = ops.Stateful(node.id, function, table, flat, reduces)
         if node.dead_letters is not None:
@@ -299,13 +299,20 @@ class Assembler:
             operator.clone = state_type.clone if state_type.mutable else None
         return operator
 
+    def _table(self, node: Node, ends: Ends, operators: TaskOperators) -> Table[Any]:
+        self.activity.phase(f"restoring the state of operator {node.id!r}")
+        table = self.table(node, ends.touched_groups(node))
+        operators.tables.append(table)
+        return table
+
     def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> ops.TimedOperator:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
         table = self.timed_table(node, by_key=timed.by_key)
         operators.tables.append(table)
         parts = ops.TimedParts(node=node, table=table, groups=self._groups(node), function=function)
         operator = _OF_TIMED[type(timed)].made(parts)
-        operator.firings, operator.note, operator.late_output = operators.firings, self.note, node.late
+        operator.firings, operator.note = operators.firings, self.note
+        operator.late_output, operator.late_right_output = node.late, node.late_right
         return operator
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
@@ -392,8 +399,8 @@ class Assembler:
             return
         graph = self.plan.graph
         edges = {
-            ShuffleEdge(edge.key_by, edge.stateful).name: RestoredEdge(
-                BatchCodec(graph.type_of(Input(edge.key_by))), operators.by_id[edge.stateful]
+            ShuffleEdge.of(edge).name: RestoredEdge(
+                BatchCodec(graph.type_of(Input(edge.key_by))), ops.receiver(operators.by_id[edge.stateful], edge.port)
             )
             for edge in graph.shuffles
             if edge.stateful in ids

@@ -436,6 +436,8 @@ class TimedOperator(BatchOperator):
     """Called with a line about each of the first late records, if nobody gets them."""
     late_output: str | None = field(default=None, kw_only=True)
     """The side output that gets late records; None: they are left out."""
+    late_right_output: str | None = field(default=None, kw_only=True)
+    """Likewise, of those of the second input."""
     late: int = field(default=0, init=False)
     """The number of late records."""
     watermark: int = field(default=NO_WATERMARK, init=False)
@@ -461,15 +463,16 @@ class TimedOperator(BatchOperator):
         watermark = self.watermark
         return [floor if floor > watermark else watermark for floor in floors_of(batch)]
 
-    def without_late(self, batch: Batch, kept: Sequence[bool]) -> Batch:
-        """*batch* with the records that are *kept*; the others are late."""
+    def without_late(self, batch: Batch, kept: Sequence[bool], *, right: bool = False) -> Batch:
+        """*batch*, of the first or *right* input, with the records that are *kept*; the others are late."""
         if all(kept):
             return batch
         late = batch.where(list(map(not_, kept)))
         late = late.unkeyed(late.records)
-        if self.late_output is None:
+        output = self.late_right_output if right else self.late_output
+        if output is None:
             self._name(late)
-        for push in () if self.late_output is None else self.sides[self.late_output]:
+        for push in () if output is None else self.sides[output]:
             push(late)
         self.late += len(late.records)
         return batch.where(kept)
@@ -485,6 +488,28 @@ class TimedOperator(BatchOperator):
                 f"late: operator {self.id!r} leaves out the record at {origin.topic()}[{origin.partition()}] offset "
                 f"{origin.offset()}, of {shown_time(time)}: its time was over at {shown_time(floor)}{more}"
             )
+
+
+class Sides:
+    """An operator of two inputs, which takes the batches of each by a method of its own."""
+
+    __slots__ = ()
+
+    def left(self, batch: Batch) -> None:
+        """Take a batch of the first input."""
+        raise NotImplementedError
+
+    def right(self, batch: Batch) -> None:
+        """Take a batch of the second input."""
+        raise NotImplementedError
+
+
+def receiver(operator: Any, port: int) -> Push:
+    """The receiver of input number *port* of *operator*."""
+    if isinstance(operator, Sides):
+        return operator.right if port else operator.left
+    taking: Push = operator
+    return taking
 
 
 @dataclass(slots=True)

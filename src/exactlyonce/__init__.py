@@ -33,11 +33,12 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
     UserError,
 )
+from exactlyonce.pipeline.joins import Joined
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, WindowedStream
+from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ __all__ = [
     "Halt",
     "Hopping",
     "InvariantViolation",
+    "Joined",
     "JsonCodec",
     "JsonSchemaCodec",
     "KeyedStream",
@@ -83,6 +85,7 @@ __all__ = [
     "StrCodec",
     "Stream",
     "Sum",
+    "Table",
     "TopN",
     "TopicError",
     "Tumbling",
