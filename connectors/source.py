@@ -202,7 +202,7 @@ class SplitFinder(Protocol):
 
 
 class FindsSplits(Readable, Protocol):
-    """A source that reads no topic."""
+    """A source that reads no topic, or all topics of a pattern."""
 
     @property
     def looks_at(self) -> str:
@@ -215,7 +215,8 @@ class FindsSplits(Readable, Protocol):
 
     def left(self, position: SourceOffset) -> int:
         """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
-        only if there are none. Raises ConfigError if bounded work cannot read the source."""
+        only if there are none. Raises ConfigError if bounded work cannot read the source. A partition of a topic has
+        its end in the cluster instead."""
 
-    def finder(self, source: str) -> SplitFinder:
-        """The finder for source *source*; nothing is connected yet."""
+    def finder(self, source: str, topics: Any) -> SplitFinder:
+        """The finder for source *source*; nothing is connected yet. *topics*: the `Topics` of the cluster."""

@@ -283,7 +283,7 @@ class SplitSource(Source[T_co]):
         return True
 
     @abstractmethod
-    def finder(self, source: str) -> SplitFinder:
+    def finder(self, source: str, topics: Any = None) -> SplitFinder:
         """See `connectors.source.FindsSplits`."""
 
     @abstractmethod

@@ -107,6 +107,10 @@ class Source(ABC, Generic[T_co]):
         """The Kafka topic of the input, by its name in its cluster, if there is one."""
         return None
 
+    def reads(self, topic: str) -> bool:
+        """Whether *topic* of the checkpoints' cluster is an input, or would be if there were one."""
+        return topic == self.place
+
     @property
     def place(self) -> str:
         """Its name in checkpoints and errors: a topic in the cluster of the checkpoints, or a name with a colon, which

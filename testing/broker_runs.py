@@ -62,7 +62,7 @@ class BrokerRuns:
     def run(self, crash: object) -> Run:
         name = f"tested-{uuid.uuid4().hex[:12]}"
         graph = self._make(name).build()
-        inputs = {node.id: cast("KafkaSource[object]", node.source).topic for node in graph.sources}
+        inputs = {node.id: cast("KafkaSource[object]", node.source).place for node in graph.sources}
         outputs = {node.id: cast("KafkaSink[object]", node.sink) for node in graph.sinks}
         topics = dict.fromkeys(inputs.values(), 1) | {s.topic: s.create_partitions or 1 for s in outputs.values()}
         if foreign := [topic for topic in (*topics, graph.pipeline_id) if not topic.startswith(name)]:

@@ -148,7 +148,7 @@ class _Experiment:
 def scripts_of(graph: LogicalGraph, inputs: Mapping[str, Sequence[object]]) -> dict[str, Script]:
     """The script of each source, by its id, encoded as it decodes. `GraphError` for a source that cannot be fed."""
     for node in graph.sources:
-        if not isinstance(node.source, KafkaSource) or node.source.cluster is not None:
+        if not isinstance(node.source, KafkaSource) or node.source.topic is None or node.source.cluster is not None:
             raise GraphError(
                 f"source {node.id!r} reads no topic of the one cluster that this test has: let the function that makes "
                 f"the pipeline take the source, and give a KafkaSource without cluster= here"

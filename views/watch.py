@@ -111,7 +111,7 @@ class Watch:
         return find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
 
     def _partitions(self, manifest: Manifest | None) -> Iterator[PartitionView]:
-        offsets = [] if manifest is None else [offset for offset in manifest.offsets if offset.in_topic]
+        offsets = () if manifest is None else manifest.in_cluster
         ends: dict[str, Mapping[int, int]] = {}
         for topic in sorted({offset.topic for offset in offsets}):
             try:
@@ -167,10 +167,7 @@ def _rate(seen: Sequence[CheckpointView]) -> int:
     if len(seen) < 2:
         return 0
     before, after = (each.manifest for each in seen[-2:])
-    positions = [
-        {(at.topic_id, at.partition): at.offset for at in manifest.offsets if at.in_topic}
-        for manifest in (before, after)
-    ]
+    positions = [{(at.topic_id, at.partition): at.offset for at in manifest.in_cluster} for manifest in (before, after)]
     read = sum(max(0, offset - positions[0].get(place, offset)) for place, offset in positions[1].items())
     return int(read * 1000 / max(1, after.completed_at_ms - before.completed_at_ms))
 

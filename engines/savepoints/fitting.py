@@ -14,7 +14,7 @@ import msgspec
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset, TopicSplit
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
@@ -254,6 +254,10 @@ def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple
         changes: dict[str, Any] = {"source": source}
         if elsewhere and offset.in_topic:
             changes |= {"topic_id": around.inputs.described[offset.topic].topic_id, "leader_epoch": -1}
+        elif elsewhere and (at := offset.in_cluster) is not None:
+            id = around.inputs.topics.own.describe([at.topic])[at.topic].topic_id
+            split = TopicSplit.parse(offset.topic_id)._replace(topic_id=id)
+            changes |= {"topic_id": str(split), "leader_epoch": -1}
         kept.append(msgspec.structs.replace(offset, **changes))
     _require_given_up(
         dropped, asked, f"has read source {', '.join(map(repr, sorted(dropped)))}, which the pipeline does not have"

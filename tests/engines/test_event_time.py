@@ -16,8 +16,8 @@ pytestmark = pytest.mark.broker
 JobOf = Callable[..., Job]
 
 
-def feed(job: Job, partition: int, *times: int | None) -> None:
-    job.kafka.produce(job.topic, [(None, json.dumps({"at": at})) for at in times], partition)
+def feed(job: Job, partition: int, *times: int | None, topic: str = "") -> None:
+    job.kafka.produce(topic or job.topic, [(None, json.dumps({"at": at})) for at in times], partition)
 
 
 def counts(job: Job, windows: int) -> dict[int, int]:
@@ -63,6 +63,27 @@ def test_a_partition_found_later_begins_at_the_watermark(job_of: JobOf) -> None:
     feed(job, 0, 9_000)
     feed(job, 1, 9_000)
     assert counts(job, 2) == {0: 1, 5_000: 3}
+    stop(run)
+
+
+@pytest.mark.exhaustive
+def test_a_topic_found_later_begins_at_the_watermark_and_keeps_its_floor(job_of: JobOf) -> None:
+    """The floors are found again by split after a kill, in another number of subtasks."""
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", "--param", "pattern=yes", partitions=1)
+    feed(job, 0, 100, 5_000, 5_200)
+    run = job.start()
+    assert counts(job, 1) == {0: 1}
+    later = job.kafka.create_topic(f"{job.name}-in-later", 1)
+    feed(job, 0, 700, 4_999, 5_101, 6_900, topic=later)
+    assert late(job, 2) == [700, 4_999]
+    run.kill()
+    feed(job, 0, 5_900, 6_801, topic=later)
+    feed(job, 0, 5_300)
+    run = job.start("--parallelism", "2")
+    assert late(job, 3) == [700, 4_999, 5_900]
+    feed(job, 0, 9_000, topic=later)
+    feed(job, 0, 9_000)
+    assert counts(job, 3) == {0: 1, 5_000: 4, 6_000: 2}
     stop(run)
 
 

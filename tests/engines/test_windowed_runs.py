@@ -73,10 +73,13 @@ def clicks(seed: int, count: int, first: int, window: str) -> list[dict[str, Any
 
 
 class Clicks:
-    """The clicks of a job in three partitions."""
+    """The clicks of a job in three partitions, or in three topics."""
 
     def __init__(self, job: Job, window: str) -> None:
         self.job, self.window, self.fed = job, window, 0
+        self.places = [(job.topic, partition) for partition in range(3)]
+        if window == "topics":
+            self.places = [(job.kafka.create_topic(f"{job.name}-in-{number}", 1), 0) for number in range(3)]
 
     def feed(self, count: int = 600) -> None:
         for partition in range(3):
@@ -92,13 +95,15 @@ class Clicks:
             self._produce([{"id": -1 - partition, "user": "end", "at": BEGIN_MS + 10**11, "amount": 0}], partition)
 
     def _produce(self, made: list[dict[str, Any]], partition: int) -> None:
-        self.job.kafka.produce(f"{self.job.name}-in", [(click["user"], json.dumps(click)) for click in made], partition)
+        topic, partition = self.places[partition]
+        self.job.kafka.produce(topic, [(click["user"], json.dumps(click)) for click in made], partition)
 
     def by_sql(self) -> tuple[list[tuple[Any, ...]], list[int]]:
         """The results and the ids of late clicks that SQL finds in the topic."""
         rows = [
-            (record.partition, record.offset, *json.loads(record.value or b"").values())
-            for record in self.job.kafka.read_committed(f"{self.job.name}-in")
+            (self.places.index((topic, record.partition)), record.offset, *json.loads(record.value or b"").values())
+            for topic in sorted({topic for topic, _ in self.places})
+            for record in self.job.kafka.read_committed(topic)
         ]
         with duckdb.connect() as database:
             database.execute("set timezone = 'UTC'")
@@ -113,7 +118,7 @@ class Clicks:
         floored = FLOORED.format(disorder=DISORDER_MS)
         if self.window in ("session", "folded"):
             return floored + SESSIONS.format(gap=3_000), floored + SESSION_LATE
-        sizes = {"tumbling": (10_000, 10_000), "hopping": (30_000, 10_000)}
+        sizes = {"tumbling": (10_000, 10_000), "hopping": (30_000, 10_000), "topics": (10_000, 10_000)}
         if self.window == "daily":
             return floored + PARIS + OVER, floored + PARIS + LATE
         windows = FIXED.format(size=sizes[self.window][0], every=sizes[self.window][1])
@@ -159,7 +164,7 @@ class Clicks:
         return (result["key"], start, end, of["n"], of["spent"], of["most"])
 
 
-WINDOWS = ["tumbling", "hopping", "session", "daily", "folded"]
+WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics"]
 
 
 def clicks_of(job_of: Callable[..., Job], window: str, *arguments: str) -> Clicks:

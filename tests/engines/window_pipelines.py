@@ -24,6 +24,7 @@ WINDOWS: dict[str, Any] = {
     "session": Session("3s"),
     "daily": Tumbling("1d", zone="Europe/Paris"),
     "folded": Session("3s"),
+    "topics": Tumbling("10s"),
 }
 
 
@@ -52,9 +53,11 @@ def migrated(amounts: list[int]) -> Amounts:
 
 
 def windowed(name: str, window: str, version: int = 1) -> Pipeline:
-    """The clicks of NAME-in by user in windows, to NAME-out; the late ones to NAME-late."""
+    """The clicks of NAME-in, or of all topics NAME-in-..., by user in windows, to NAME-out; the late ones to
+    NAME-late."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
-    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    topics: Any = {"pattern": f"{name}-in-.*"} if window == "topics" else {"topic": f"{name}-in"}
+    source = KafkaSource(**topics, value=Click, time="at", disorder="2s", idle=None, ahead=None)
     windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(WINDOWS[window])
     if window == "folded" and version == 2:
         migrations = {1: migrated}
