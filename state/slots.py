@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add, itemgetter
 from typing import Generic, NamedTuple, TypeVar
@@ -113,11 +113,12 @@ class TableTimes:
         """The last watermark of *group*."""
         return max(self.watermark, self.watermarks.get(group, NO_WATERMARK))
 
-    def drop(self, slot: int, group: int) -> None:
-        """Forget the slots of *group* up to *slot*."""
-        self.floors[group] = max(slot, self.floors.get(group, slot))
-        if group in self.earliest:
-            self.earliest[group] = max(self.earliest[group], min(slot + 1, END_OF_TIME))
+    def drop(self, slot: int, groups: Iterable[int]) -> None:
+        """Forget the slots of *groups* up to *slot*."""
+        for group in groups:
+            self.floors[group] = max(slot, self.floors.get(group, slot))
+            if group in self.earliest:
+                self.earliest[group] = max(self.earliest[group], min(slot + 1, END_OF_TIME))
 
     def note(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """New places *keys* have states; they are in *groups*."""
@@ -165,6 +166,14 @@ class Slots(Generic[T]):
                     self._groups[slot] = set()
                 self._groups[slot].add(pair[1])
             yield value
+
+    def popped(self, limit: int, groups: Collection[int]) -> Iterator[tuple[int, int, T]]:
+        """Take out the slots of *groups* up to *limit*: each with its key group and value."""
+        for slot in self.upto(limit):
+            for group in self._groups[slot].intersection(groups):
+                value = self.pop(slot, group)
+                assert value is not None
+                yield slot, group, value
 
     def pop(self, slot: int, group: int) -> T | None:
         value = self._values.pop((packed_slot(slot), group), None)

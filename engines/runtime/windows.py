@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import compress, repeat
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -95,23 +96,20 @@ class WindowOperator(TimedOperator, Generic[W]):
         entered_s = self.activity.enter(self.id)
         if self._firing is None:
             self._firing = self._over(self.watermark)
-        records: list[Any] = []
-        origins: list[Coordinates] = []
-        times: list[int] = []
+        results = _Results()
         for over in self._firing:
-            self._last = max(self._last, over.last)
-            records += self._results(over)
-            origins += repeat(Coordinates(self.id, over.group, over.last, ""), len(over.keys))
-            times += repeat(over.last, len(over.keys))
-            if len(records) >= room:
+            results.add(over)
+            if len(results.keys) >= room:
                 break
         else:
             self._firing = None
             reached = self.watermark if self.watermark < END_OF_TIME else self._last
             self.table.advance(reached)
         self.activity.leave(self.id, entered_s, 0)
-        if records:
-            self.push(Batch(records, origins, times=times))
+        if results.keys:
+            self._last = max(self._last, results.lasts[-1])
+            origins = list(map(Coordinates, repeat(self.id), results.groups, results.lasts, repeat("")))
+            self.push(Batch(self._windowed(results), origins, times=results.lasts))
         return self._firing is None
 
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
@@ -143,17 +141,58 @@ class WindowOperator(TimedOperator, Generic[W]):
             for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
         ]
 
-    def _results(self, over: Over) -> list[Any]:
-        start, end, result = moment(over.start), moment(over.last + 1), self.accumulator.result
-        values = over.states if result is None else map(result, over.states)
+    def _windowed(self, results: _Results) -> list[Any]:
+        result = self.accumulator.result
+        values = results.states if result is None else map(result, results.states)
+        starts, ends = results.starts, [last + 1 for last in results.lasts]
+        moments = {time: moment(time) for time in set(starts).union(ends)}
         try:
-            keys = list(map(self._key_of, over.keys))
+            keys = list(map(self._key_of, results.keys))
         except msgspec.ValidationError as error:
             raise GraphError(
                 f"Operator {self.id!r}: a key is not {type_name(self.key_type)}, as the function of key_by says that "
                 f"it gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
             ) from error
-        return [Windowed(key, start, end, value) for key, value in zip(keys, values, strict=True)]
+        at = moments.__getitem__
+        return [Windowed(*of) for of in zip(keys, map(at, starts), map(at, ends), values, strict=True)]
+
+
+@dataclass(slots=True)
+class _Results:
+    """Windows that are over, by columns: a window of a key has a place in each."""
+
+    groups: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+
+    def add(self, over: Over) -> None:
+        count = len(over.keys)
+        self.groups += repeat(over.group, count)
+        self.starts += repeat(over.start, count)
+        self.lasts += repeat(over.last, count)
+        self.keys += over.keys
+        self.states += over.states
+
+
+@dataclass(slots=True)
+class _Ended:
+    """The key groups with nothing left up to a slot: the table drops those of many keys at once."""
+
+    table: TimedTable[Any]
+    _groups: set[int] = field(default_factory=set)
+    _keys: int = 0
+
+    def add(self, slot: int, group: int, keys: int) -> None:
+        self._groups.add(group)
+        self._keys += keys
+        if self._keys >= SLICE_KEYS:
+            self.drop(slot)
+
+    def drop(self, slot: int) -> None:
+        self.table.drop(slot, self._groups)
+        self._groups, self._keys = set(), 0
 
 
 def _slices(group: int, start: int, last: int, keys: Sequence[bytes], states: Sequence[Any]) -> Iterator[Over]:
@@ -175,11 +214,16 @@ class TumblingWindows(WindowOperator[Tumbling]):
         return self.without_late(batch, kept), list(compress(lasts, kept))
 
     def _over(self, watermark: int) -> Iterator[Over]:
-        for last in self.table.slots(watermark):
+        table, due = self.table, self.table.slots(watermark)
+        ended = _Ended(table)
+        for last in due:
             start = self.window.start(last)
-            for group in self.table.groups(last):
-                yield from _slices(group, start, last, *self.table.read(last, group))
-                self.table.drop(last, group)
+            for group in table.groups(last):
+                keys, states = table.read(last, group)
+                yield from _slices(group, start, last, keys, states)
+                ended.add(last, group, len(keys))
+        if due:
+            ended.drop(due[-1])
 
 
 @dataclass(slots=True)
@@ -219,8 +263,8 @@ class HoppingWindows(WindowOperator[Hopping]):
                     merged = self._merged(group, groups[group])
                     keys = sorted(merged)
                     yield from _slices(group, window.start(last), last, keys, [merged[key] for key in keys])
-                if ended:
-                    table.drop(ended[-1], group)
+            if ended:
+                table.drop(ended[-1], groups)
 
     def _parts(self, last: int, panes: dict[int, int]) -> dict[int, list[int]]:
         """By key group, the slots with parts of the window that ends with *last*."""
@@ -238,8 +282,12 @@ class HoppingWindows(WindowOperator[Hopping]):
         assert merge is not None
         merged: dict[bytes, Any] = {}
         for slot in slots:
-            for key, state in zip(*self.table.read(slot, group), strict=True):
-                part = state if clone is None else clone(state)
+            keys, states = self.table.read(slot, group)
+            parts = states if clone is None else list(map(clone, states))
+            if not merged:
+                merged = dict(zip(keys, parts, strict=True))
+                continue
+            for key, part in zip(keys, parts, strict=True):
                 merged[key] = merge(merged[key], part) if key in merged else part
         return merged
 
@@ -254,6 +302,7 @@ class _Open:
     last: int
     """The times of its first and last record."""
     state: Any
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -273,49 +322,57 @@ class SessionWindows(WindowOperator[Session]):
         return self.without_late(batch, kept), list(compress(times, kept))
 
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
-        assert batch.keys is not None
-        by_key: dict[bytes, list[int]] = {}
-        for place, key in enumerate(batch.keys):
-            by_key.setdefault(key, []).append(place)
-        changed: list[tuple[int, bytes, Any]] = []
-        for key, places in by_key.items():
-            changed += self._grown(batch, slots, given, key, places)
+        keys = batch.keys
+        assert keys is not None
+        gap, sessions = self.window.gap_ms, dict[bytes, list[_Open]]()
+        for chunk in chunks(len(given)):
+            for place, key, time in zip(range(chunk.start, len(keys)), keys[chunk], slots[chunk], strict=False):
+                of_key = sessions.get(key)
+                if of_key is None:
+                    of_key = sessions[key] = self._open(key)
+                try:
+                    self._take(key, of_key, time, given[place])
+                except USERS_ERRORS as error:
+                    raise self.error(batch.origins[place], error) from error
             self.activity.breathe()
-        into, keys, states = zip(*changed, strict=True)
-        self.table.update(lambda _, state: state, into, keys, states)
+        changed = [
+            (session.last + gap - 1 if session.slot is None else session.slot, key, session)
+            for key, of_key in sessions.items()
+            for session in of_key
+            if session.changed
+        ]
+        self._put([(slot, key, (one.first, one.last, one.state)) for slot, key, one in changed])
 
-    def _grown(
-        self, batch: Batch, times: Sequence[int], given: Sequence[Any], key: bytes, places: Sequence[int]
-    ) -> Iterator[tuple[int, bytes, Any]]:
-        """The sessions of *key* that records at *places* make or make longer; others that these unite are removed."""
-        gap, add, merge = self.window.gap_ms, self.accumulator.add, self.accumulator.merge
+    def _take(self, key: bytes, sessions: list[_Open], time: int, given: Any) -> None:
+        """Add a record of *key* to its *sessions*, and unite those that it connects."""
+        gap, add = self.window.gap_ms, self.accumulator.add
+        for session in sessions:
+            if session.first - gap < time < session.last + gap:
+                break
+        else:
+            sessions.append(_Open(None, time, time, add(None, given), changed=True))
+            return
+        session.state, session.changed = add(session.state, given), True
+        if time > session.last:
+            session.last = time
+        elif time < session.first:
+            session.first = time
+        else:
+            return
+        if len(sessions) > 1:
+            self._unite(key, session, sessions)
+
+    def _unite(self, key: bytes, session: _Open, sessions: list[_Open]) -> None:
+        """Add to *session* those of the *sessions* of *key* that it has come close to."""
+        gap, merge = self.window.gap_ms, self.accumulator.merge
         assert merge is not None
-        sessions = self._open(key)
-        grown: dict[int, _Open] = {}
-        for place in places:
-            time = times[place]
-            try:
-                joined = [one for one in sessions if one.first - gap < time < one.last + gap]
-                if joined:
-                    session = joined[0]
-                    for other in joined[1:]:
-                        session.state = merge(session.state, other.state)
-                        session.first, session.last = min(session.first, other.first), max(session.last, other.last)
-                        sessions.remove(other)
-                        grown.pop(id(other), None)
-                        if other.slot is not None:
-                            self.table.put(other.slot, key, None)
-                    session.state = add(session.state, given[place])
-                    session.first, session.last = min(session.first, time), max(session.last, time)
-                else:
-                    session = _Open(None, time, time, add(None, given[place]))
-                    sessions.append(session)
-            except USERS_ERRORS as error:
-                raise self.error(batch.origins[place], error) from error
-            grown[id(session)] = session
-        for session in grown.values():
-            slot = session.last + gap - 1 if session.slot is None else session.slot
-            yield slot, key, (session.first, session.last, session.state)
+        for other in list(sessions):
+            if other is not session and other.first - gap < session.last and session.first < other.last + gap:
+                session.state = merge(session.state, other.state)
+                session.first, session.last = min(session.first, other.first), max(session.last, other.last)
+                sessions.remove(other)
+                if other.slot is not None:
+                    self.table.put(other.slot, key, None)
 
     def _open(self, key: bytes) -> list[_Open]:
         sessions = []
@@ -324,23 +381,47 @@ class SessionWindows(WindowOperator[Session]):
             sessions.append(_Open(slot, first, last, state if self.clone is None else self.clone(state)))
         return sessions
 
+    def _put(self, sessions: Sequence[tuple[int, bytes, Any]]) -> None:
+        """Keep (slot, key, state) of each."""
+        if sessions:
+            slots, keys, states = zip(*sessions, strict=True)
+            self.table.update(_replaced, slots, keys, states)
+
     def _over(self, watermark: int) -> Iterator[Over]:
         table, gap = self.table, self.window.gap_ms
-        due = table.slots(watermark)
-        known = set(due)
+        due, slot = table.slots(watermark), watermark
+        ended, open_still = _Ended(table), list[tuple[int, bytes, Any]]()
+        grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
+        """By end and key group, the sessions that are in an earlier slot."""
         while due:
             slot = heappop(due)
-            for group in table.groups(slot):
-                for key, state in zip(*table.read(slot, group), strict=True):
+            moved = grown[slot]
+            for group in sorted({*table.groups(slot), *moved}):
+                over = moved.get(group, [])
+                keys, states = table.read(slot, group)
+                for key, state in zip(keys, states, strict=True):
                     last = state[1] + gap - 1
                     if last == slot:
-                        yield Over(group, state[0], last, [key], [state[2]])
-                        continue
-                    table.put(last, key, state)
-                    if last <= watermark and last not in known:
-                        known.add(last)
-                        heappush(due, last)
-                table.drop(slot, group)
+                        over.append((key, state))
+                    elif last > watermark:
+                        open_still.append((last, key, state))
+                    else:
+                        if last not in grown:
+                            heappush(due, last)
+                        grown.setdefault(last, {}).setdefault(group, []).append((key, state))
+                for key, state in sorted(over, key=itemgetter(0)) if group in moved else over:
+                    yield Over(group, state[0], slot, [key], [state[2]])
+                ended.add(slot, group, len(keys))
+            del grown[slot]
+            if len(open_still) >= SLICE_KEYS:
+                self._put(open_still)
+                open_still = []
+        self._put(open_still)
+        ended.drop(slot)
+
+
+def _replaced(before: Any, state: Any) -> Any:
+    return state
 
 
 OPERATORS: dict[type[Timed], type[WindowOperator[Any]]] = {

@@ -129,7 +129,7 @@ class TimedSubtasks(AnySubtasks[TimedTable[Any]]):
                 for group in table.groups(slot):
                     keys, states = table.read(slot, group)
                     fired += [(slot, group, key, state) for key, state in zip(keys, states, strict=True)]
-                    table.drop(slot, group)
+                    table.drop(slot, [group])
         return fired
 
     def items(self) -> dict[tuple[int, bytes], Any]:

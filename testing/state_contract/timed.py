@@ -148,7 +148,7 @@ class TimedTableContract:
         model = {(slot, number): 1 for slot in SLOTS for number in FEW}
         subtasks.put(model)
         group = key_group(key_of(1), MAX_PARALLELISM)
-        subtasks.tables[0].drop(-1, group)
+        subtasks.tables[0].drop(-1, [group])
         others = {number for number in FEW if key_group(key_of(number), MAX_PARALLELISM) != group}
         rest = {(slot, number): 1 for slot, number in model if slot >= 0 or number in others}
         _holds(subtasks, rest, "The wrong states were dropped.")
@@ -157,7 +157,7 @@ class TimedTableContract:
         """It would be lost at the next restore, so it is a defect."""
         table = self.timed_table()
         table.put(9, key_of(1), 1)
-        table.drop(9, key_group(key_of(1), MAX_PARALLELISM))
+        table.drop(9, [key_group(key_of(1), MAX_PARALLELISM)])
         why = "A state was put into a slot that was dropped: it would not be restored."
         for slot in (9, 8):
             refused(partial(table.update, _add, [slot], [key_of(1)], [1]), InvariantViolation, why)
