@@ -121,7 +121,7 @@ class Joiner(Sides, TimedOperator, Generic[J]):
                 for first in range(0, len(keys), SLICE_KEYS):
                     some = slice(first, first + SLICE_KEYS)
                     yield self._results(slot, group, keys[some], states[some])
-                self.table.drop(slot, group)
+                self.table.drop(slot, [group])
 
     def _results(self, slot: int, group: int, keys: Sequence[bytes], states: Sequence[State]) -> Due:
         raise NotImplementedError
