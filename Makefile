@@ -124,8 +124,8 @@ clean:
 	else echo 'What runs on Spark needs Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
 	touch $@
 
-# The servers of other stores, which tests start on their own folders and ports: none is to run as a service.
-STORE_SERVERS := postgres:postgresql mariadbd:mariadb-server redis-server:redis-server
+# The servers of other stores, which tests start on their own folders and ports, and promtool: none is to run as a service.
+STORE_SERVERS := postgres:postgresql mariadbd:mariadb-server redis-server:redis-server promtool:prometheus
 .venv/stores.stamp: | .venv/bin/python
 	@missing=; for each in $(STORE_SERVERS); do \
 		PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin)" command -v $${each%%:*} >/dev/null || missing+=" $${each#*:}"; \
