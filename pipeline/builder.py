@@ -185,6 +185,13 @@ class Builder:
             self.problem("two outputs have the same name")
         return sides
 
+    def late_sides(self, origin: Input, outputs: Sequence[Output[Any]], late: Output[Any] | None) -> dict[str, Any]:
+        """The fields of a node that reads *origin*, with side *outputs* and one for *late* records."""
+        if late is None:
+            return {"outputs": self.sides(outputs)}
+        self._late(late, self.type_of(origin))
+        return {"outputs": self.sides([*outputs, late]), "late": late.name}
+
     def side(self, origin: Input, output: Output[Any]) -> Input:
         node = self._nodes[origin.node]
         if node.kind not in SIDED_KINDS or origin.output is not None:
@@ -213,8 +220,6 @@ class Builder:
             accumulator = accumulate(record, caller().f_locals)
         except Misuse as misuse:
             self.problem(str(misuse))
-        if late is not None:
-            self._late(late, record)
         key_type = self.key_type(origin)
         value = Any if accumulator is None else accumulator.value
         key = Any if key_type is UNKNOWN else key_type
@@ -222,7 +227,7 @@ class Builder:
         return self.add(
             Kind.WINDOW, id, (origin,), type=type_, timed=window, accumulator=accumulator, key_type=key_type,
             state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
-            outputs=self.sides([late] if late is not None else []), late=None if late is None else late.name, **rest,
+            **self.late_sides(origin, (), late), **rest,
         )  # fmt: skip
 
     def join(

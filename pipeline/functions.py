@@ -97,7 +97,7 @@ def _shaped(
     factory: bool = False,
 ) -> Function:
     types = hints.declared(target, names)
-    problems = misfit(fn, takes, signature)
+    problems = misfit(fn, takes, signature, name)
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         problems += (f"{name} is async, and no operator awaits: write it as a plain function",)
     return Function(
@@ -112,9 +112,9 @@ def _shaped(
 
 
 def misfit(
-    fn: Any, takes: tuple[str, ...], signature: Callable[[Any], inspect.Signature] = inspect.signature
+    fn: Any, takes: tuple[str, ...], signature: Callable[[Any], inspect.Signature] = inspect.signature, name: str = ""
 ) -> tuple[str, ...]:
-    """The mistake of a function that cannot be called with *takes*, if it is one."""
+    """The mistake of a function that cannot be called with *takes*, if it is one; *name* is it for people."""
     try:
         shape = signature(fn)
     except ValueError:  # some builtins have no signature
@@ -122,7 +122,7 @@ def misfit(
     try:
         shape.bind(*takes)
     except TypeError:
-        return (f"{_name(fn)}{shape} must take ({', '.join(takes)})",)
+        return (f"{name or _name(fn)}{shape} must take ({', '.join(takes)})",)
     return ()
 
 

@@ -55,6 +55,8 @@ class Kind(str, Enum):
     """Likewise, with versions on the right side"""
     LOOKUP = "lookup"
     """Likewise, by arrival"""
+    KEYED_PROCESS = "keyed_process"
+    """A handler with state and timers; see `pipeline.timers.Handler`"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -65,7 +67,9 @@ class Kind(str, Enum):
 
 JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
 """The kinds with two inputs, both by key."""
-SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW, Kind.JOIN, Kind.AS_OF})
+SIDED_KINDS = frozenset(
+    {Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW, Kind.JOIN, Kind.AS_OF, Kind.KEYED_PROCESS}
+)
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
 
@@ -149,7 +153,7 @@ class Node:
         The caller opens it if it has `open(context)`, and closes it if it has `close()`.
         """
         function = self.fn() if self.factory and self.fn else self.fn
-        if not callable(function):
+        if function is None or not callable(getattr(function, "on_record", function)):
             raise TypeError(f"{self.id} ({self.location}): its factory made {function!r}, which cannot be called")
         return function
 

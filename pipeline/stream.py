@@ -13,16 +13,20 @@ from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.builder import Builder
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timers import Handler, Handling, Order, kept_entry, read_handler
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
 from exactlyonce.pipeline.windows import Session, Window, Windowed, kept_state
 
@@ -453,6 +457,75 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         kept = VersionedState(hints.without_none(type_))
         return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
 
+    @overload
+    def process(
+        self,
+        id: str,
+        handler: _Partial[Handler[K, T, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def process(
+        self,
+        id: str,
+        handler: Callable[[], Handler[K, T, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    def process(
+        self, id: str, handler: Any, *, order: Order = "time", outputs: Sequence[Output[Any]] = (),
+        late: Output[T] | None = None, state: Any = None, output: Any = None, state_version: int = 1,
+        migrations: Migrations | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """A handler with state and timers: a class with `on_record`, `on_time` and `on_clock`; see `Handler`.
+
+        With ``order="time"`` records wait until no earlier one can come. Records and timers of event time then come by
+        time, a record before a timer of its time, so that the results are a function of the topics; the source needs
+        ``time=``. *late* gets the records that come too late for that; without it they are left out and counted.
+
+        With ``order="arrival"`` no record waits. A timer goes off after all records that came before its watermark, so
+        that results depend on the run; and so they do with timers of the clock, in any order.
+
+        *outputs* and *output* are those of `Stream.process`, *state*, *state_version* and *migrations* those of
+        `stateful_map`.
+        """
+        builder = self._builder
+        read = read_handler(handler, caller().f_locals)
+        for problem in read.call.problems:
+            builder.problem(problem)
+        state_type, record = read.state, self._builder.type_of(self._origin)
+        if state is not None or state_type is not type(None):
+            state_type = builder.state_type(read.on_record, state, read.on_record.returns)
+        if isinstance(state_type, Codec):
+            builder.problem(f"state= is a codec, {state_type.name!r}: give the type of the state")
+            state_type = UNKNOWN
+
+        def of_entry(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def migrated(entry: Any) -> Any:
+                return (None if entry[0] is None else migrate(entry[0]), *entry[1:])
+
+            migrated.__annotations__ = {"entry": kept_entry(parameter_type(migrate), record, order)}
+            return migrated
+
+        migrations = {version: of_entry(migrate) for version, migrate in (migrations or {}).items()}
+        kept = VersionedState(kept_entry(state_type, record, order), state_version, migrations)
+        timed = Handling(order, "on_time" in read.methods, "on_clock" in read.methods)
+        type_ = _given(output, read.emitted)
+        return self._keep(Kind.KEYED_PROCESS, id, read.call, kept, type_, outputs, timed=timed, late=late)
+
     def window(self, window: Window) -> WindowedStream[K, T]:
         """The records of each key in windows of event time: ``Tumbling("10s")``, ``Hopping("1m", every="10s")`` or
         ``Session("30m")``. The source needs ``time=``."""
@@ -543,14 +616,15 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
-        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None,
+        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *, timed: Timed | None = None,
+        late: Output[Any] | None = None,
     ) -> Stream[Any]:  # fmt: skip
         for problem in kept.problems:
             self._builder.problem(problem)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
-            outputs=self._builder.sides(outputs), on_error=on_error,
+            **self._builder.late_sides(self._origin, outputs, late), on_error=on_error, timed=timed,
         )  # fmt: skip
         return Stream(self._builder, origin)
 

@@ -14,8 +14,16 @@ class Timed(ABC):
 
     by_key: ClassVar[bool] = False
     """Whether the operator asks for the slots of a key."""
-    needs_times: ClassVar[bool] = True
-    """Whether all of its records must have event times."""
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether all of its records must have event times."""
+        return True
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether it goes by the clock, too. Its results then depend on the run."""
+        return False
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import in_flight, joins, windows
+from exactlyonce.engines.runtime import in_flight, joins, timers, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch, Push
@@ -54,7 +54,7 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
 """The operators of nothing but the user's function."""
-_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {**windows.OPERATORS, **joins.OPERATORS}
+_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {**windows.OPERATORS, **joins.OPERATORS, **timers.OPERATORS}
 """The operators with timed state, by what says how they keep it."""
 
 
@@ -122,6 +122,8 @@ class TaskOperators:
     sinks: list[SinkWriter] = field(default_factory=list)
     firings: list[ops.TimedOperator] = field(default_factory=list)
     """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
+    clocked: list[ops.TimedOperator] = field(default_factory=list)
+    """The operators that go by the clock, too."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
 
@@ -131,6 +133,11 @@ class TaskOperators:
                 self.order.note(source.name, partition, count)
             self.order.end_batch()
         source.push(batch)
+
+    def tell_time(self, now_ms: int) -> None:
+        """Tell the operators that go by the clock the time, in ms since 1970."""
+        for operator in self.clocked:
+            operator.tell_time(now_ms)
 
     def fire(self, room: int) -> None:
         """Let the first operator that has something due give about *room* results, then pass its watermark on."""
@@ -159,6 +166,7 @@ class TaskOperators:
         are exactly those between two barriers.
         """
         require(not self.firings, "a cut waits until all that is due is out")
+        exact = exact and not self.clocked  # no log has the time that they were told
         order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
@@ -309,10 +317,18 @@ class Assembler:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
         table = self.timed_table(node, by_key=timed.by_key)
         operators.tables.append(table)
-        parts = ops.TimedParts(node=node, table=table, groups=self._groups(node), function=function)
-        operator = _OF_TIMED[type(timed)].made(parts)
+        operator = _OF_TIMED[type(timed)].made(
+            ops.TimedParts(
+                node=node,
+                table=table,
+                groups=self._groups(node),
+                function=function,
+                has_times=self.plan.graph.has_event_time,
+            )
+        )
         operator.firings, operator.note = operators.firings, self.note
         operator.late_output, operator.late_right_output = node.late, node.late_right
+        operators.clocked += [operator] if timed.has_clock else []
         return operator
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:

@@ -34,6 +34,7 @@ from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     ExactlyOnceError,
     Facts,
+    GraphError,
     RecordError,
     Unavailable,
     UserError,
@@ -42,6 +43,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.schema import type_name
@@ -62,10 +64,12 @@ def facts_of(operator: str, origin: Origin | None) -> Facts:
     return {name: fact for name, fact in known if fact is not None}
 
 
-def record_error(subject: str, operator: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
-    """The *error* that a user's function, named *subject*, raised on the record at *origin*."""
+def record_error(
+    subject: str, operator: str, origin: Origin | None, error: BaseException, *, on: str = ""
+) -> RecordError | Unavailable:
+    """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else."""
     text = text_of(error).removesuffix(".")
-    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {_shown(origin)}."
+    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or _shown(origin)}."
     if is_outage(error):
         return Unavailable(
             f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
@@ -291,7 +295,7 @@ class Emitted:
     def push(self) -> None:
         """Give the records of each output to its receivers."""
         for name, (records, places) in self._noted.items():
-            for push in self._listeners[name]:
+            for push in self._listeners[name] if records else ():
                 push(self._batch.stemming(records, places))
 
 
@@ -420,6 +424,34 @@ class TimedParts:
     """The key groups of the table."""
     function: Any
     """The user's function, opened; None: it has none."""
+    has_times: bool = True
+    """Whether records have event times."""
+
+    @property
+    def key_type(self) -> Any:
+        """The type of the user's keys."""
+        return Any if self.node.key_type is UNKNOWN else self.node.key_type
+
+    @property
+    def read_keys(self) -> Callable[[Sequence[bytes]], list[Any]]:
+        """Gives the user's keys for canonical ones."""
+        return keys_reader(self.node.id, self.key_type)
+
+
+def keys_reader(operator: str, key_type: Any) -> Callable[[Sequence[bytes]], list[Any]]:
+    """A function from canonical keys to the user's, of *key_type*."""
+    decode = msgspec.msgpack.Decoder(key_type).decode
+
+    def read(keys: Sequence[bytes]) -> list[Any]:
+        try:
+            return list(map(decode, keys))
+        except msgspec.ValidationError as error:
+            raise GraphError(
+                f"Operator {operator!r}: a key is not {type_name(key_type)}, as the function of key_by says that it "
+                f"gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
+            ) from error
+
+    return read
 
 
 @dataclass(slots=True)
@@ -451,8 +483,15 @@ class TimedOperator(BatchOperator):
 
     def advance(self, watermark: int, *, idle: bool = False) -> None:
         self.watermark, self.idle = max(self.watermark, watermark), idle
+        self.is_due()
+
+    def is_due(self) -> None:
+        """Something may be due now."""
         if not any(operator is self for operator in self.firings):
             self.firings.append(self)
+
+    def tell_time(self, now_ms: int) -> None:
+        """Take the time by the clock, in ms since 1970, if it goes by that."""
 
     def fire(self, room: int) -> bool:
         """Give about *room* results that are due at `watermark`, 1 at least; True if no other is due."""

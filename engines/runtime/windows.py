@@ -14,16 +14,12 @@ from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-import msgspec
-
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
-from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError
+from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
-from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
@@ -56,12 +52,10 @@ class WindowOperator(TimedOperator, Generic[W]):
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
-    key_type: Any
-    """The type of the user's keys."""
+    read_keys: Callable[[Sequence[bytes]], list[Any]]
+    """Gives the user's keys for canonical ones."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""
-    _key_of: Callable[[bytes], Any] = field(init=False)
-    """The user's key from its canonical bytes."""
     _firing: Iterator[Over] | None = field(default=None, init=False)
     _last: int = field(default=NO_WATERMARK, init=False)
     """The end of the last window that was over. A later run goes on from there after a drain, which ends time."""
@@ -77,12 +71,11 @@ class WindowOperator(TimedOperator, Generic[W]):
             node.accumulator,
             parts.table,
             parts.groups,
-            Any if node.key_type is UNKNOWN else node.key_type,
+            parts.read_keys,
             accumulators.clone if accumulators.mutable else None,
         )
 
     def __post_init__(self) -> None:
-        self._key_of = msgspec.msgpack.Decoder(self.key_type).decode
         self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
 
     def __call__(self, batch: Batch) -> None:
@@ -103,11 +96,12 @@ class WindowOperator(TimedOperator, Generic[W]):
                 break
         else:
             self._firing = None
-            reached = self.watermark if self.watermark < END_OF_TIME else self._last
-            self.table.advance(reached)
-        self.activity.leave(self.id, entered_s, 0)
         if results.keys:
             self._last = max(self._last, results.lasts[-1])
+        if self._firing is None:
+            self.table.advance(self.watermark if self.watermark < END_OF_TIME else self._last)
+        self.activity.leave(self.id, entered_s, 0)
+        if results.keys:
             origins = list(map(Coordinates, repeat(self.id), results.groups, results.lasts, repeat("")))
             self.push(Batch(self._windowed(results), origins, times=results.lasts))
         return self._firing is None
@@ -146,14 +140,7 @@ class WindowOperator(TimedOperator, Generic[W]):
         values = results.states if result is None else map(result, results.states)
         starts, ends = results.starts, [last + 1 for last in results.lasts]
         moments = {time: moment(time) for time in set(starts).union(ends)}
-        try:
-            keys = list(map(self._key_of, results.keys))
-        except msgspec.ValidationError as error:
-            raise GraphError(
-                f"Operator {self.id!r}: a key is not {type_name(self.key_type)}, as the function of key_by says that "
-                f"it gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
-            ) from error
-        at = moments.__getitem__
+        keys, at = self.read_keys(results.keys), moments.__getitem__
         return [Windowed(*of) for of in zip(keys, map(at, starts), map(at, ends), values, strict=True)]
 
 

@@ -39,6 +39,7 @@ from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
+from exactlyonce.pipeline.timers import Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ __all__ = [
     "First",
     "GraphError",
     "Halt",
+    "Handler",
     "Hopping",
     "InvariantViolation",
     "Joined",
@@ -86,6 +88,7 @@ __all__ = [
     "Stream",
     "Sum",
     "Table",
+    "Timers",
     "TopN",
     "TopicError",
     "Tumbling",

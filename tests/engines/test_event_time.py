@@ -104,8 +104,8 @@ def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_l
     job.finish_here("--drain")
     assert late(job, 1) == [1_300]
     assert counts(job, 3) == {0: 1, 1_000: 2, 2_000: 1}
-    assert main(["state", job.name, "counts", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 2
-    assert "keeps windows of event time" in " ".join(capsys.readouterr().err.split())
+    assert main(["state", job.name, "counts", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 0
+    assert "tumbling=1000 of=Count No key has a state." in " ".join(capsys.readouterr().out.split())
 
 
 def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: JobOf) -> None:
@@ -113,7 +113,7 @@ def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: Job
     feed(job, 0, 100, 1_100)
     job.finish_here()
     said = job.finish_here("--param", "size=2s", code=2)
-    assert "is of tumbling=1000, and the pipeline now has tumbling=2000" in said
+    assert "is of tumbling=1000 of=Count, and the pipeline now has tumbling=2000" in said
 
 
 @pytest.mark.parametrize(

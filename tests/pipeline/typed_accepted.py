@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from typing_extensions import assert_type
 
-from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, SideEmit, Stream
+from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, SideEmit, Stream, Timers
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -152,3 +152,17 @@ assert_type(loop, Feedback[Order])
 assert_type(orders.union(loop), Stream[Order])
 orders.union(loop).filter(lambda order: order.total > 0).feed(loop)
 assert_type(pipeline.feedback("either", Order | Total, pause="1s"), Feedback[Order | Total])
+
+
+# timers
+class Remembers:
+    def on_record(self, key: str, last: int | None, order: Order, timers: Timers, emit: Emit[Total]) -> int:
+        timers.event.set(timers.event.now)
+        return order.id
+
+    def on_time(self, key: str, last: int | None, at: datetime, timers: Timers, emit: Emit[Total]) -> None:
+        emit(Total(key, last or 0))
+
+
+assert_type(by_customer.process("handled", Remembers, late=late), Stream[Total])
+assert_type(by_customer.process("arrived", functools.partial(Remembers), order="arrival"), Stream[Total])
