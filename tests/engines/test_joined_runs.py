@@ -172,3 +172,30 @@ def test_a_lookup_has_the_last_version_of_each_key_through_kills(
     lefts = [json.loads(record.value or b"") for record in sides.job.kafka.read_committed(f"{sides.job.name}-in")]
     expected = [(event["user"], event["id"], versions.get(event["user"])) for event in lefts]
     assert sides._out("out", len(expected)) == sorted(expected, key=str)
+
+
+@pytest.mark.exhaustive
+def test_the_example_prices_payments_as_of_exchange_rates(job_of: Callable[..., Job], monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    job = job_of("exchange_rates:pipeline")
+    at = "2026-11-20T12:00:{:02}Z".format
+    fed = {
+        "rates": [("usd", {"euros": 0.9, "at": at(0)}), ("usd", {"euros": 0.8, "at": at(30)})],
+        "payments": [
+            ("usd", {"id": 1, "currency": "usd", "amount": 10, "at": at(40)}),
+            ("usd", {"id": 2, "currency": "usd", "amount": 10, "at": at(29)}),  # late
+            ("chf", {"id": 3, "currency": "chf", "amount": 10, "at": at(41)}),
+        ],
+    }
+    for topic, records in fed.items():
+        job.kafka.create_topic(f"{job.name}-{topic}", 1)
+        job.kafka.produce(f"{job.name}-{topic}", [(key, json.dumps(value)) for key, value in records])
+    job.finish_here("--drain")
+    written = {
+        topic: sorted(
+            (json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-{topic}", count)), key=str
+        )
+        for topic, count in (("priced", 2), ("unpriced", 1))
+    }
+    assert written["priced"] == [{"id": 1, "euros": 8.0}, {"id": 2, "euros": 9.0}]
+    assert [payment["id"] for payment in written["unpriced"]] == [3]

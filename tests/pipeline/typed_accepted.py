@@ -10,7 +10,21 @@ from typing import Any
 import msgspec
 from typing_extensions import assert_type
 
-from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, SideEmit, Stream, Timers
+from exactlyonce import (
+    AvroCodec,
+    Context,
+    Emit,
+    Feedback,
+    Joined,
+    Operator,
+    Output,
+    Pipeline,
+    Record,
+    SideEmit,
+    Stream,
+    Table,
+    Timers,
+)
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -166,3 +180,20 @@ class Remembers:
 
 assert_type(by_customer.process("handled", Remembers, late=late), Stream[Total])
 assert_type(by_customer.process("arrived", functools.partial(Remembers), order="arrival"), Stream[Total])
+
+# joins
+late_totals = Output("late-totals", Total)
+by_name = orders.map(Enrich).key_by(lambda total: total.customer)
+within = ("-5m", "1h")
+assert_type(by_customer.join("inner", by_name, within=within), Stream[Joined[str, Order, Total]])
+assert_type(by_customer.join("left", by_name, within=within, how="left"), Stream[Joined[str, Order, Total | None]])
+assert_type(by_customer.join("right", by_name, within=within, how="right"), Stream[Joined[str, Order | None, Total]])
+full = by_customer.join("full", by_name, within=within, how="full", late=late, late_right=late_totals)
+assert_type(full, Stream[Joined[str, Order | None, Total | None]])
+assert_type(full.side(late_totals), Stream[Total])
+totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
+assert_type(totals_of, Table[Any, Total])
+assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
+assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
+assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
+assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner"), Stream[Joined[str, Order, Total]])
