@@ -80,9 +80,9 @@ class SourceReader(Protocol):
     def finished(self) -> bool:
         """Whether every split here has reached its target or its end, and no other will come."""
 
-    def quiet(self) -> Collection[int]:
+    def quiet(self, ask: Collection[int] = ()) -> Collection[int]:
         """The splits of which every record that is known to be there was returned by `poll`; not those that have ended,
-        and none whose server does not answer."""
+        and none whose server does not answer. The servers of *ask* are asked now, if the reader may not have heard."""
 
     @property
     def waiting(self) -> str:

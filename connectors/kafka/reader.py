@@ -7,7 +7,7 @@ subscribed; a removed offset is an error, never a reset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, cast
@@ -26,6 +26,8 @@ offset_of = cast("Callable[[Message], int]", Message.offset)
 
 FETCH_BACKOFF_MS = 10
 """The pause of the client after a full queue. Its default of a second starves a fast loop."""
+ASK_TIMEOUT_S = 1.0
+"""The longest time for which no record is read because a leader is asked for the end of a partition."""
 
 
 class Consumers(NamedTuple):
@@ -232,15 +234,16 @@ class KafkaReader:
             offset=wanted,
         )
 
-    def _watermarks(self, topic: str, partition: int) -> tuple[int, int] | None:
+    def _watermarks(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int] | None:
+        """The first offset and the end, as the leader says now; None: it does not answer."""
         assert self._consumer is not None
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10.0)
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
         except KafkaException:
             return None
         return first, end
 
-    def quiet(self) -> set[int]:
+    def quiet(self, ask: Collection[int] = ()) -> set[int]:
         if self._consumer is None:
             return set()
         quiet = set[int]()
@@ -250,6 +253,12 @@ class KafkaReader:
                 _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
                 if 0 <= end <= offset:
                     quiet.add(split)
+        for split in quiet & {*ask}:
+            known = self._watermarks(*self.place_of(split), ASK_TIMEOUT_S)
+            if known is None:
+                return quiet - {*ask}
+            if known[1] > self.offsets[split]:
+                quiet.remove(split)
         return quiet
 
     @property

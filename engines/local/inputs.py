@@ -196,7 +196,10 @@ class SourceInput:
         now_s = self.slices.now_s()
         if now_s < self._ticks_s or self.stopped:
             return None
-        times.rest(self.reader.positions(), self.reader.quiet(), now_s, behind=self._behind)
+        quiet = self.reader.quiet()
+        if unsure := times.unsure(quiet, now_s):
+            quiet = self.reader.quiet(ask=unsure)
+        times.rest(self.reader.positions(), quiet, now_s, behind=self._behind)
         self._ticks_s, self._behind = now_s + TICK_S, True
         return times.advanced(now_s)
 

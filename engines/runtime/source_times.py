@@ -26,6 +26,8 @@ from exactlyonce.pipeline.source import EventTime
 
 Runs = Sequence[tuple[int, int]]
 """(split, count) of consecutive records."""
+PAUSE_S = 1.0
+"""The time without a look at idle splits after which the process may have been stopped, and its clients with it."""
 _BLOCK_RECORDS = 100
 """The records whose times are looked at together: few, so that most blocks span less than the disorder."""
 
@@ -48,6 +50,8 @@ class SourceTimes:
         """All that the subtask reads."""
         self._quiet_since_s: dict[int, float] = {}
         """The time since which each quiet split has had no record."""
+        self._looked_s = 0.0
+        """The time of the last look which splits are idle."""
         self._resting = set[int]()
         """The splits that hold back nothing: idle ones, and those that have ended."""
 
@@ -114,11 +118,27 @@ class SourceTimes:
 
     # --- the watermark --------------------------------------------------------------------------------------------
 
+    def unsure(self, quiet: Collection[int], now_s: float) -> Collection[int]:
+        """Those of *quiet* whose servers must confirm before `rest` that they have no record: the splits that would
+        become idle; after a pause of the process every one, for its client may not know yet what came meanwhile."""
+        if self._idle_ms is None:
+            return ()
+        if now_s - self._looked_s > PAUSE_S:
+            return quiet
+        return self._silent(now_s).intersection(quiet) - self._resting
+
+    def _silent(self, now_s: float) -> set[int]:
+        """The splits that have been quiet for long enough to be idle."""
+        idle_ms = self._idle_ms
+        if idle_ms is None:
+            return set()
+        return {split for split, quiet_s in self._quiet_since_s.items() if 1000 * (now_s - quiet_s) >= idle_ms}
+
     def rest(self, positions: Sequence[SourceOffset], quiet: Collection[int], now_s: float, *, behind: bool) -> None:
         """Look which splits are idle at *now_s*. *positions* are those of all splits that the subtask reads; *quiet*
         splits have no record now. *behind*: since the last call, records waited all the time, or nothing was read: then
         no time counts, for what is there may not be known."""
-        idle_ms, since_s = self._idle_ms, self._quiet_since_s
+        since_s, self._looked_s = self._quiet_since_s, now_s
         self._splits = [position.partition for position in positions]
         ended = {position.partition for position in positions if position.ended}
         for split in self._resting - ended - set(quiet):
@@ -127,10 +147,7 @@ class SourceTimes:
             split: now_s if behind and split not in self._resting else since_s.get(split, now_s)
             for split in (*quiet, *ended)
         }
-        self._resting |= ended
-        if idle_ms is not None:
-            silent = {split for split, quiet_s in self._quiet_since_s.items() if 1000 * (now_s - quiet_s) >= idle_ms}
-            self._resting |= silent
+        self._resting |= ended | self._silent(now_s)
 
     def advanced(self, now_s: float) -> Watermark | None:
         """The watermark at *now_s*, if it is another one than the last."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import Job, stop, visible
+from running import Job, stop, visible, workers_of
 
 from exactlyonce.cli.main import main
 from exactlyonce.pipeline.dead_letters import Reason
@@ -48,6 +51,28 @@ def test_silent_partitions_hold_back_nothing_and_the_last_window_closes(parallel
     feed(job, 2, 2_400)
     assert late(job, 3) == [1_200, 1_500, 2_400]
     assert counts(job, 4) == {0: 2, 1_000: 2, 2_000: 3, 100_000: 1}
+    stop(run)
+
+
+@pytest.mark.exhaustive
+def test_a_pause_of_the_workers_makes_no_partition_idle(job_of: JobOf) -> None:
+    """What comes while they are stopped, for longer than `idle`, is in time."""
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10s", partitions=2)
+    feed(job, 0, 100_000)
+    feed(job, 1, 5_000, 100)
+    run = job.start()
+    assert late(job, 1) == [100]
+    workers = workers_of(run)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    feed(job, 1, 5_100)
+    time.sleep(11)
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
+    for partition in (0, 1):
+        feed(job, partition, 200_000)
+    assert counts(job, 2) == {5_000: 2, 100_000: 1}
+    assert late(job, 1) == [100]
     stop(run)
 
 
