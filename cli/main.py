@@ -28,6 +28,7 @@ from exactlyonce.cli.commands import (
     doctor,
     explain,
     init,
+    mcp,
     replay,
     reset,
     run,
@@ -102,7 +103,20 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (explain, acls, ui, top, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
+    looking = (
+        explain,
+        acls,
+        ui,
+        top,
+        checkpoints,
+        savepoint,
+        savepoints,
+        state,
+        transactions,
+        dead_letters,
+        doctor,
+        mcp,
+    )
     for module in (demo, init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
         module.add(commands)
     return root
