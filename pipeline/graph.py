@@ -57,6 +57,10 @@ class Kind(str, Enum):
     """Likewise, by arrival"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
+    IN_ORDER = "in_order"
+    """No function: passes on the records of a key by time"""
+    DEDUPLICATE = "deduplicate"
+    """No function: passes on the first record of a key, and others only after a time"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -68,7 +72,17 @@ class Kind(str, Enum):
 JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
 """The kinds with two inputs, both by key."""
 SIDED_KINDS = frozenset(
-    {Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW, Kind.JOIN, Kind.AS_OF, Kind.KEYED_PROCESS}
+    {
+        Kind.PROCESS,
+        Kind.STATEFUL_MAP,
+        Kind.STATEFUL_FLAT_MAP,
+        Kind.WINDOW,
+        Kind.JOIN,
+        Kind.AS_OF,
+        Kind.KEYED_PROCESS,
+        Kind.IN_ORDER,
+        Kind.DEDUPLICATE,
+    }
 )
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 

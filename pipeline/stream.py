@@ -21,6 +21,7 @@ from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup
 from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
@@ -297,7 +298,8 @@ class Stream(_Stream[T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup"):
+            if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
+                        "in_order", "deduplicate"):  # fmt: skip
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -525,6 +527,35 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         timed = Handling(order, "on_time" in read.methods, "on_clock" in read.methods)
         type_ = _given(output, read.emitted)
         return self._keep(Kind.KEYED_PROCESS, id, read.call, kept, type_, outputs, timed=timed, late=late)
+
+    def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
+        """The records of each key by time; of one time by topic, partition and offset.
+
+        A record waits until no earlier one can come; then those of all keys that waited come by time. An operator on
+        the same key after it does not depend on the order of arrival. *late* gets the records that are not above their
+        floor; without it they are left out and counted. The source needs ``time=``.
+        """
+        return self._ordered(Kind.IN_ORDER, id, InOrder(), late)
+
+    def deduplicate(self, id: str, *, within: str, order: Order = "time", late: Output[T] | None = None) -> Stream[T]:
+        """The first record of each key, without others less than *within* after it, as "1h"; then the next first one.
+
+        With ``order="time"`` the first is that by time; of one time, by topic, partition and offset. Records wait until
+        no earlier one can come, and the results are a function of the topics. With ``order="arrival"`` a record comes
+        at once, unless one less than *within* before or after it has come: which one is first then depends on the run.
+
+        *late* gets the records that are not above their floor, whether they are duplicates or not; without it they are
+        left out and counted. The source needs ``time=``.
+        """
+        return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
+
+    def _ordered(self, kind: Kind, id: str, timed: InOrder | Deduplicate, late: Output[T] | None) -> Stream[T]:
+        record = self._builder.type_of(self._origin)
+        origin = self._builder.add(
+            kind, id, (self._origin,), type=record, timed=timed, state_type=timed.kept_state(record),
+            key_type=self._builder.key_type(self._origin), **self._builder.late_sides(self._origin, (), late),
+        )  # fmt: skip
+        return Stream(self._builder, origin)
 
     def window(self, window: Window) -> WindowedStream[K, T]:
         """The records of each key in windows of event time: ``Tumbling("10s")``, ``Hopping("1m", every="10s")`` or

@@ -164,7 +164,13 @@ def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:
 
 def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
-        if node.kind not in (Kind.REDUCE, Kind.WINDOW, *JOINS):  # these have types of inputs, or another mistake
+        if node.kind not in (
+            Kind.REDUCE,
+            Kind.WINDOW,
+            Kind.IN_ORDER,
+            Kind.DEDUPLICATE,
+            *JOINS,
+        ):  # these have types of inputs, or another mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"

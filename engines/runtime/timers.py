@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import repeat
-from operator import itemgetter
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import Emitted, TimedOperator, TimedParts, chunks, record_error
+from exactlyonce.engines.runtime.ordering import Held, held_of, place_of
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
@@ -36,10 +36,6 @@ FOREVER = END_OF_TIME
 """The slot of a key's state."""
 SLICE_KEYS = 500
 """The most keys between two looks at the room."""
-
-Held = tuple[str, int, int, Any]
-"""The topic, partition and offset of a record, and the record."""
-_place_of = itemgetter(0, 1, 2)
 
 
 @dataclass(slots=True)
@@ -102,16 +98,10 @@ class HandlerOperator(TimedOperator):
 
     def _hold(self, batch: Batch) -> None:
         """Keep the records until no earlier one can come."""
-        assert batch.times is not None
-        if batch.floors is not None or min(batch.times, default=self.watermark + 1) <= self.watermark:
-            floors = self.floors(batch)
-            batch = self.without_late(batch, [time > floor for time, floor in zip(batch.times, floors, strict=True)])
+        batch = self.in_time(batch)
         assert batch.times is not None
         assert batch.keys is not None
-        held = [
-            (origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record)
-            for origin, record in zip(batch.origins, batch.records, strict=True)
-        ]
+        held = held_of(batch)
         for chunk in chunks(len(held)):
             self.table.update(_with_record, batch.times[chunk], batch.keys[chunk], held[chunk])
             self.activity.breathe()
@@ -296,7 +286,7 @@ class HandlerOperator(TimedOperator):
         calls: list[tuple[bytes, Any, int, Sequence[Held], bool, int]] = []
         origins: list[Coordinates] = []
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
-            held = sorted(entry[2], key=_place_of) if len(entry) == 3 else []
+            held = sorted(entry[2], key=place_of) if len(entry) == 3 else []
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
             origins.append(Coordinates(self.id, group, slot, ""))

@@ -100,3 +100,20 @@ class NoState:
 def test_a_mistake_is_named_with_its_remedy(handler: Any, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(GraphError, match=problem):
         graph(handler, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"within": "0s"}, "within= must be above 0"),
+        ({"within": "soon"}, "within is 'soon'"),
+        ({"within": "1h", "order": "none"}, "order='none' must be one of 'time', 'arrival'"),
+        ({"within": "1h", "late": Output("late", int)}, "late records are Click, and 'late' is declared with int"),
+    ],
+)
+def test_a_deduplication_that_makes_no_sense_is_a_mistake(options: dict[str, Any], problem: str) -> None:
+    pipeline = Pipeline("timed")
+    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time="at")).key_by(lambda click: click.user)
+    clicks.deduplicate("once", **options).sink("out", KafkaSink("out"))
+    with pytest.raises(GraphError, match=problem):
+        pipeline.build()
