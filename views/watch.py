@@ -65,6 +65,7 @@ class Watch:
         """Its state at *now_ms*, in milliseconds since 1970, in the form of `engines.local.monitoring.page`."""
         try:
             history, problem = self._log.look(), ""
+            history.halt_if_damaged()
             waiting = self._waiting(history)
             partitions = [*self._partitions(history.latest)]
         except ExactlyOnceError as error:

@@ -121,3 +121,12 @@ def test_a_page_of_two_pipelines(orders: Orders) -> None:
 def test_what_is_refused(orders: Orders) -> None:
     orders.command.refused("A pipeline was given twice", "ui", orders.name, "orders:pipeline")
     orders.command.refused("'8080' is no address", "ui", orders.name, "--listen", "8080")
+
+
+def test_damage_that_hides_the_newest_decision_is_not_well(orders: Orders, look: Look) -> None:
+    """The next run would halt on it."""
+    orders.ran()
+    assert look()["well"]
+    orders.kafka.produce(f"{orders.name}.checkpoints", [("manifest/99", b"no manifest")], partition=0)
+    seen = look()
+    assert (seen["state"], seen["well"], "manifest/99" in seen["sentence"]) == ("unknown", False, True)
