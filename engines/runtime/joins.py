@@ -7,17 +7,18 @@ given once, when the later of both arrives; a record without a partner, once the
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import Origins
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, TimedOperator, TimedParts, chunks
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -59,11 +60,11 @@ def _keys(operator: str, key_type: Any) -> Keys:
 
 
 class Due(NamedTuple):
-    """The results of one slot and key group. Their time is the slot."""
+    """Results of slots up to *slot*, which are over."""
 
     slot: int
-    group: int
     records: Sequence[Any]
+    times: Sequence[int]
     floors: Sequence[int] | None = None
 
 
@@ -93,16 +94,13 @@ class Joiner(Sides, TimedOperator, Generic[J]):
         if self._firing is None:
             self._firing = self._due(min(self.watermark, END_OF_TIME - 1))
         records: list[Any] = []
-        origins: list[Coordinates] = []
         times: list[int] = []
         floors: list[int] = []
         for due in self._firing:
-            count = len(due.records)
             self._last = max(self._last, due.slot)
             records += due.records
-            origins += repeat(Coordinates(self.id, due.group, due.slot, ""), count)
-            times += repeat(due.slot, count)
-            floors += repeat(NO_FLOOR, count) if due.floors is None else due.floors
+            times += due.times
+            floors += repeat(NO_FLOOR, len(due.records)) if due.floors is None else due.floors
             if len(records) >= room:
                 break
         else:
@@ -110,20 +108,13 @@ class Joiner(Sides, TimedOperator, Generic[J]):
             self.table.advance(self.watermark if self.watermark < END_OF_TIME else self._last)
         self.activity.leave(self.id, entered_s, 0)
         if records:
+            none = bytes(4 * len(times))
+            origins = Origins([self.id], [""], array("H", none[::2]), array("i", none), array("q", times))
             self.push(Batch(records, origins, times=times, floors=_or_none(floors)))
         return self._firing is None
 
     def _due(self, watermark: int) -> Iterator[Due]:
         """What is due at *watermark*, in order; its states go when the next is asked for."""
-        for slot in self.table.slots(watermark):
-            for group in self.table.groups(slot):
-                keys, states = self.table.read(slot, group)
-                for first in range(0, len(keys), SLICE_KEYS):
-                    some = slice(first, first + SLICE_KEYS)
-                    yield self._results(slot, group, keys[some], states[some])
-                self.table.drop(slot, [group])
-
-    def _results(self, slot: int, group: int, keys: Sequence[bytes], states: Sequence[State]) -> Due:
         raise NotImplementedError
 
 
@@ -239,62 +230,109 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         )
         return Batch(pairs, [batch.origins[place] for place in places], times=times)
 
-    def _results(self, slot: int, group: int, keys: Sequence[bytes], states: Sequence[State]) -> Due:
-        """The entries that have no partner."""
-        results: list[Any] = []
+    def _due(self, watermark: int) -> Iterator[Due]:
+        for slot in self.table.slots(watermark):
+            groups = self.table.groups(slot)
+            for group in groups if any(self._alone) else ():
+                keys, states = self.table.read(slot, group)
+                for first in range(0, len(keys), SLICE_KEYS):
+                    some = slice(first, first + SLICE_KEYS)
+                    alone = [*self._without_partner(keys[some], states[some])]
+                    yield Due(slot, alone, [slot] * len(alone))
+            self.table.drop(slot, groups)
+            yield Due(slot, (), ())
+
+    def _without_partner(self, keys: Sequence[bytes], states: Sequence[State]) -> Iterator[Joined[Any, Any, Any]]:
         left_alone, right_alone = self._alone
         for key, (lefts, rights) in zip(keys, states, strict=True):
-            if left_alone:
-                results += [Joined(self.key_of(key), record, None) for _, paired, record in lefts if not paired]
-            if right_alone:
-                results += [Joined(self.key_of(key), None, record) for _, paired, record in rights if not paired]
-        return Due(slot, group, results)
+            for _, has_partner, record in lefts if left_alone else ():
+                if not has_partner:
+                    yield Joined(self.key_of(key), record, None)
+            for _, has_partner, record in rights if right_alone else ():
+                if not has_partner:
+                    yield Joined(self.key_of(key), None, record)
 
 
 _place: Callable[[Any], Any] = itemgetter(0, 1, 2)
 
 
-def _added(state: State | None, change: tuple[int, Any]) -> State:
+Waiting = tuple[int, bytes, tuple[int, int, int, int, Any]]
+"""(time, key, entry) of a left record."""
+_SLOT_MS = (1 << 13) - 1
+"""The bits of a time that the slot of a left record has all set: it ends some seconds later."""
+
+
+def _bucket(time: int) -> int:
+    """A quarter of a second, about."""
+    return time >> 8
+
+
+def _waits(state: State | None, entry: tuple[int, int, int, int, Any]) -> State:
     state = ([], []) if state is None else state
-    side, entry = change
-    if side == LEFT:
-        state[LEFT].append(entry)
-    else:
-        state[RIGHT][:] = entry
+    state[LEFT].append(entry)
     return state
+
+
+def _versioned(state: State | None, versions: Sequence[Any]) -> State:
+    return [] if state is None else state[LEFT], [*versions]
 
 
 @dataclass(slots=True)
 class AsOfJoiner(Joiner[AsOf]):
-    """A left record waits in the slot of its time. The versions of a key are in one slot, by (time, partition, offset).
+    """Left records wait in memory, by their times. For a restore, the table has them in slots of some seconds, which
+    are cheap; those up to its watermark are over. A key's versions have a slot, by (time, partition, offset).
 
     A late version counts for records above its floor alone, for the others may have gone. A version is dropped once a
     later one counts for every record that may still come, and a deletion once no earlier version may come.
     """
 
+    _waiting: dict[int, list[Waiting]] = field(default_factory=dict, init=False)
+    """By `_bucket` of their times."""
+
+    def __post_init__(self) -> None:
+        Joiner.__post_init__(self)
+        table = self.table
+        for slot in table.slots(VERSIONS - 1):
+            for group in table.groups(slot):
+                over = table.watermark(group)
+                for key, (lefts, _) in zip(*table.read(slot, group), strict=True):
+                    self._wait([key] * len(lefts), [entry for entry in lefts if entry[0] > over])
+
+    def _wait(self, keys: Iterable[bytes], entries: Iterable[Any]) -> None:
+        waiting = self._waiting
+        for key, entry in zip(keys, entries, strict=False):
+            time = entry[0]
+            bucket = _bucket(time)
+            if bucket in waiting:
+                waiting[bucket].append((time, key, entry))
+            else:
+                waiting[bucket] = [(time, key, entry)]
+
     def left(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
         batch, floors = self._in_time(batch, LEFT)
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
-        waiting = [
-            (LEFT, (origin.partition() or 0, origin.offset() or 0, floor, record))
-            for origin, floor, record in zip(batch.origins, floors, batch.records, strict=True)
+        count = len(times)
+        late: tuple[Batch, list[bytes]] | None = None
+        if min(times, default=self.watermark + 1) <= self.watermark:
+            over = [time <= self.watermark for time in times]
+            gone = batch.where(over)
+            late = gone.unkeyed(gone.records), cast("list[bytes]", gone.keys)
+            stays = [not is_over for is_over in over]
+            batch, floors = batch.where(stays), list(compress(floors, stays))
+            times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
+        entries = [
+            (time, origin.partition() or 0, origin.offset() or 0, floor, record)
+            for time, origin, floor, record in zip(times, batch.origins, floors, batch.records, strict=True)
         ]
-        gone = [place for place, time in enumerate(times) if time <= self.watermark]
-        if gone:
-            late = batch.stemming([batch.records[place] for place in gone], gone)
-            late_keys = [keys[place] for place in gone]
-            stay = [time > self.watermark for time in times]
-            waiting = [entry for entry, stays in zip(waiting, stay, strict=True) if stays]
-            batch = batch.where(stay)
-        for chunk in chunks(len(waiting)):
-            assert batch.times is not None
-            assert batch.keys is not None
-            self.table.update(_added, batch.times[chunk], batch.keys[chunk], waiting[chunk])
+        for chunk in chunks(len(entries)):
+            slots = [time | _SLOT_MS for time in times[chunk]]
+            self.table.update(_waits, slots, keys[chunk], entries[chunk])
             self.activity.breathe()
-        self.activity.leave(self.id, entered_s, len(times))
-        if gone:
-            self._answer(late, late_keys)
+        self._wait(keys, entries)
+        self.activity.leave(self.id, entered_s, count)
+        if late is not None:
+            self._answer(*late)
 
     def right(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -310,10 +348,10 @@ class AsOfJoiner(Joiner[AsOf]):
             version = (time, origin.partition() or 0, origin.offset() or 0, max(time, floor + 1), value)
             versions.insert(bisect_right(versions, _place(version), key=_place), version)
             if value is None:  # a slot without records, in which it is dropped
-                ends[max(version[3] + keep_ms, self.watermark) + 1, key] = None
-        changes = [(RIGHT, _needed(versions, oldest)) for versions in by_key.values()]
-        self.table.update(_added, [VERSIONS] * len(changes), [*by_key], changes)
-        self.table.update(_added, [slot for slot, _ in ends], [key for _, key in ends], [(RIGHT, ())] * len(ends))
+                ends[max(version[3] + keep_ms, self.watermark) + 1 | _SLOT_MS, key] = None
+        needed = [_needed(versions, oldest) for versions in by_key.values()]
+        self.table.update(_versioned, [VERSIONS] * len(needed), [*by_key], needed)
+        self.table.update(_versioned, [slot for slot, _ in ends], [key for _, key in ends], [()] * len(ends))
         self.activity.leave(self.id, entered_s, len(times))
 
     def _in_time(self, batch: Batch, side: int) -> tuple[Batch, list[int]]:
@@ -346,34 +384,53 @@ class AsOfJoiner(Joiner[AsOf]):
         batch = late.of(answers)
         self.push(batch if self.join.how == "left" else batch.where([value is not None for value in values]))
 
-    def _results(self, slot: int, group: int, keys: Sequence[bytes], states: Sequence[State]) -> Due:
-        results: list[Any] = []
-        floors: list[int] = []
-        all_come = self.join.how == "left"
-        for key, (lefts, _) in zip(keys, states, strict=True):
-            versions = self._versions(key)
-            value = _at(versions, slot)
-            if lefts and (all_come or value is not None):
-                user_key = self.key_of(key)
-                for _, _, floor, record in sorted(lefts, key=itemgetter(0, 1)):
-                    results.append(Joined(user_key, record, value))
-                    floors.append(floor)
-            if value is None:
-                self._forget(key, versions, slot)
-        return Due(slot, group, results, floors)
+    def _due(self, watermark: int) -> Iterator[Due]:
+        last, versions = _bucket(watermark), dict[bytes, list[Any]]()
+        for bucket in sorted(bucket for bucket in self._waiting if bucket <= last):
+            due = self._waiting.pop(bucket)
+            if rest := [entry for entry in due if entry[0] > watermark]:
+                self._waiting[bucket] = rest
+                due = [entry for entry in due if entry[0] <= watermark]
+            due.sort(key=itemgetter(0, 1))
+            for first in range(0, len(due), SLICE_KEYS):
+                yield self._results(due[first : first + SLICE_KEYS], versions)
+        for slot in self.table.slots(watermark):
+            groups = self.table.groups(slot)
+            for group in groups:
+                for key in self.table.read(slot, group)[0]:
+                    self._forget(key, watermark)
+            self.table.drop(slot, groups)
+            yield Due(slot, (), ())
 
-    def _forget(self, key: bytes, versions: list[Any], slot: int) -> None:
-        """Drop the versions of *key* that no record at *slot* or later needs."""
-        needed = _needed(versions, self._oldest(slot - 1))
-        if not needed:
+    def _results(self, due: Sequence[Waiting], versions: dict[bytes, list[Any]]) -> Due:
+        """The results of records that are *due*; *versions* are those of keys, as far as they were read."""
+        key_of, all_come = self.key_of, self.join.how == "left"
+        results: list[Any] = []
+        times: list[int] = []
+        floors: list[int] = []
+        for time, key, (_, _, _, floor, record) in due:
+            if (known := versions.get(key)) is None:
+                known = versions[key] = self._versions(key)
+            value = _at(known, time)
+            if all_come or value is not None:
+                results.append(Joined(key_of(key), record, value))
+                times.append(time)
+                floors.append(floor)
+        return Due(due[-1][0], results, times, floors)
+
+    def _forget(self, key: bytes, watermark: int) -> None:
+        """Drop a deletion of *key* if no earlier version may come."""
+        versions = self._versions(key)
+        if versions and versions[-1][-1] is None and not _needed(versions, self._oldest(watermark)):
             self.table.put(VERSIONS, key, None)
-        elif len(needed) < len(versions):
-            self.table.update(_added, [VERSIONS], [key], [(RIGHT, needed)])
 
 
 def _at(versions: Sequence[Any], time: int) -> Any:
     """The value that counts at *time*."""
-    return next((value for _, _, _, since, value in reversed(versions) if since <= time), None)
+    for _, _, _, since, value in reversed(versions):
+        if since <= time:
+            return value
+    return None
 
 
 def _needed(versions: list[Any], oldest: int) -> list[Any]:

@@ -115,6 +115,7 @@ def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: in
         if number in cuts:
             push()
             seen.watermark = advance(operator, watermark, room)
+            operator = operator_of(join, seen, operator.table)  # as after a restore
     push()
     advance(operator, END_OF_TIME, room)
     for slot, _, (_, versions) in operator.table.items():
