@@ -74,11 +74,16 @@ class S3Server:
         return content
 
     def listed(self, prefix: str = "") -> set[str]:
-        path = f"/{BUCKET}?list-type=2&max-keys=1000&prefix={quote(prefix)}"
-        with urllib.request.urlopen(self._request("GET", path)) as answer:
-            listing = answer.read().decode()
-        assert "<IsTruncated>true" not in listing
-        return set(re.findall(r"<Key>([^<]+)</Key>", listing))
+        """The keys of the bucket that begin with *prefix*."""
+        keys: list[str] = []
+        while True:
+            after = f"&start-after={quote(keys[-1], safe='')}" if keys else ""
+            path = f"/{BUCKET}?list-type=2&max-keys=1000&prefix={quote(prefix)}{after}"
+            with urllib.request.urlopen(self._request("GET", path)) as answer:
+                listing = answer.read().decode()
+            keys += re.findall(r"<Key>([^<]+)</Key>", listing)
+            if "<IsTruncated>true" not in listing:
+                return set(keys)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
