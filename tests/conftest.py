@@ -162,6 +162,18 @@ def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
         yield start
 
 
+@pytest.fixture
+def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """`failpoint("worker-frozen")` is the environment that arms it; the file in tmp_path/fired shows that it fired."""
+    fired = tmp_path / "fired"
+    fired.mkdir(exist_ok=True)
+
+    def arm(name: str, action: str = "kill", nth: int = 1) -> dict[str, str]:
+        return {"EXACTLYONCE_FAILPOINTS": f"{name}={action}@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+
+    return arm
+
+
 def _storage_server(kind: str, folder: Path) -> Any:
     from hdfs_server import HdfsServer
 

@@ -33,20 +33,14 @@ _decoder = msgspec.msgpack.Decoder(Receipt)
 
 
 def refuse_unbounded(graph: LogicalGraph) -> None:
-    """Raise ConfigError for a pipeline with state by time, whose watermarks no unit knows, with lookups
-    by arrival, or with loops: in a cycle no stage comes first."""
-    if graph.timed:
+    """Raise ConfigError for a pipeline with timers by the clock, which no log has, or with loops: in a cycle no stage
+    comes first."""
+    clocked = [node.id for node in graph.timed if node.timed is not None and node.timed.has_clock]
+    if clocked:
         raise ConfigError(
-            f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with bounded work (backfill, "
-            f"catch-up, replay, audit, diff, Spark) yet. The local engine has it: use `exactlyonce run`, for a "
-            f"bounded run with --until latest."
-        )
-    lookups = [node.id for node in graph.nodes if node.lookup is not None]
-    if lookups:
-        raise ConfigError(
-            f"Operator {lookups[0]!r} looks up what came last, and bounded work (backfill, catch-up, replay, audit, "
-            f"diff, Spark) has no order of arrival yet. The local engine has it: use `exactlyonce run`, for a bounded "
-            f"run with --until latest."
+            f"Operator {clocked[0]!r} goes by the clock, which bounded work (backfill, catch-up, replay, audit, diff, "
+            f"Spark) does not have yet. The local engine has it: use `exactlyonce run`, for a bounded run with --until "
+            f"latest."
         )
     if graph.loops:
         raise ConfigError(

@@ -187,8 +187,7 @@ class Subtask:
             goes_round = isinstance(source, FeedbackInput)
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
-                assert source.port is not None
-                source.port.advance(item.value, idle=item.idle)
+                self.operators.advance(source, item)
                 if self.operators.firings:
                     return True
             if item is None:
@@ -247,7 +246,8 @@ class Subtask:
 
     def _process(self, source: Input, batch: Batch) -> None:
         self.operators.take(source, batch)
-        source.processed()
+        if (watermark := source.processed()) is not None:
+            self.operators.advance(source, watermark)
         for outlet in self._outlets:
             outlet.took(len(batch.records))
 

@@ -26,6 +26,7 @@ from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
 from exactlyonce.pipeline.context import Context
@@ -58,6 +59,10 @@ _OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {
     **windows.OPERATORS, **joins.OPERATORS, **timers.OPERATORS, **ordering.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
+
+FIRED_TOGETHER = 2_000
+"""About how many results make a batch in a task in which batches matter. Its value is part of every order log: it never
+changes."""
 
 
 class RestoredEdge(NamedTuple):
@@ -100,12 +105,19 @@ class BatchInput(Protocol):
     """The input that a batch was taken from."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def push(self) -> Push: ...
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        """(partition or -1, count) of each run of the batch."""
+    def note(self, order: OrderRuns) -> None:
+        """Note the batch in *order*."""
+
+
+class WatermarkInput(Protocol):
+    """The input that a watermark was taken from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def port(self) -> Port | None: ...
 
 
 @dataclass
@@ -131,8 +143,7 @@ class TaskOperators:
 
     def take(self, source: BatchInput, batch: Batch) -> None:
         if self.order is not None:
-            for partition, count in source.runs():
-                self.order.note(source.name, partition, count)
+            source.note(self.order)
             self.order.end_batch()
         source.push(batch)
 
@@ -141,9 +152,18 @@ class TaskOperators:
         for operator in self.clocked:
             operator.tell_time(now_ms)
 
+    def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
+        """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+        if self.order is not None:
+            self.order.watermark(source.name, watermark)
+        assert source.port is not None, "the assembler has given one to every input with watermarks"
+        source.port.advance(watermark.value, idle=watermark.idle)
+
     def fire(self, room: int) -> None:
         """Let the first operator that has something due give about *room* results, then pass its watermark on."""
         operator = self.firings[0]
+        if self.order is not None and self.order.batches:
+            room = FIRED_TOGETHER  # what is a batch must not depend on the room
         if not operator.fire(room):
             hit("timed-firing")
             return
@@ -169,7 +189,7 @@ class TaskOperators:
         """
         require(not self.firings, "a cut waits until all that is due is out")
         exact = exact and not self.clocked  # no log has the time that they were told
-        order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
+        order = self.order.cut(exact=exact) if self.order is not None and not (self.order.empty and exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import require_whole
-from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, NoTime, ms_of, shown_time
 from exactlyonce.pipeline.source import EventTime
 
@@ -54,6 +54,8 @@ class SourceTimes:
         """The time of the last look which splits are idle."""
         self._resting = set[int]()
         """The splits that hold back nothing: idle ones, and those that have ended."""
+        self._raised: dict[int, int] = {}
+        """The floors of splits that were idle, for the order log."""
 
     # --- records --------------------------------------------------------------------------------------------------
 
@@ -99,7 +101,9 @@ class SourceTimes:
         """The floor of *split*, which is no longer idle."""
         self._quiet_since_s.pop(split, None)
         floor = self.floors[split] = self.floor_of(split)
-        self._resting.discard(split)
+        if split in self._resting:
+            self._resting.remove(split)
+            self._raised[split] = floor
         return floor
 
     def floor_of(self, split: int) -> int:
@@ -111,6 +115,11 @@ class SourceTimes:
         self.floors.setdefault(split, max(self._lowest, self.watermark))
         if split not in self._splits:
             self._splits.append(split)
+
+    def take_raised(self) -> dict[int, int]:
+        """The floors that idle splits had as they went on, since the last call."""
+        raised, self._raised = self._raised, {}
+        return raised
 
     def noted(self, position: SourceOffset) -> SourceOffset:
         """*position* with the floor of its split."""
@@ -167,6 +176,22 @@ class SourceTimes:
             return None
         self._told = told
         return told
+
+    # --- along an order log ---------------------------------------------------------------------------------------
+
+    def follow(self, watermark: Watermark, *, may_end: bool) -> bool:
+        """Take the *watermark* that an earlier run had here; False if that is not what its records give. It may be
+        higher if splits were idle or had ended, as they can with *may_end*, and at the end of a drained source."""
+        floors = [self.floors.get(split, self._lowest) for split in self._splits]
+        derived = max(self.watermark, min(floors, default=NO_WATERMARK))
+        if watermark.value < END_OF_TIME:
+            self.watermark = max(self.watermark, watermark.value)
+        may_be_higher = may_end or watermark.idle or self._idle_ms is not None or watermark.value == END_OF_TIME
+        return watermark.value >= derived if may_be_higher else watermark.value == derived
+
+    def follow_floor(self, split: int, floor: int) -> None:
+        """The next record of *split* had *floor* at least in an earlier run: it was idle before it."""
+        self.floors[split] = max(self.floor_of(split), floor)
 
 
 def _late(times: Sequence[int], floor: int, disorder_ms: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from running import Job, visible
-from test_windowed_runs import DISORDER_MS, Clicks
+from window_clicks import DISORDER_MS, Clicks
 
 pytestmark = pytest.mark.broker
 

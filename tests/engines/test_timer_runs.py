@@ -13,7 +13,7 @@ import duckdb
 import pytest
 from running import Job, visible
 from test_loops import EXAMPLES
-from test_windowed_runs import FLOORED
+from window_clicks import FLOORED
 
 pytestmark = pytest.mark.broker
 

@@ -141,7 +141,7 @@ def recomputation(
 ) -> Recomputation:
     """The recomputation of *interval*, whose staged files are at *files*. See `Stage` for the others.
 
-    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops or windows, `Halt` if state or order
+    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops or clocks, `Halt` if state or order
     logs are gone.
     """
     manifest = interval.manifest
