@@ -10,7 +10,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from math import fsum, isfinite
 from operator import attrgetter, itemgetter
@@ -223,6 +223,9 @@ def _summed(type_: Any, aggregate: str) -> Any:
     _refuse_none(type_, aggregate)
     if type_ is UNKNOWN:
         return int | float
+    if unordered := [member for member in hints.members(type_) if member in (str, bytes, list, tuple, datetime, date)]:
+        name = schema.type_name(unordered[0])
+        raise Misuse(f"{aggregate} adds up numbers, Decimal or timedelta, in any order, and the values are {name}")
     return int if type_ is bool else type_
 
 

@@ -177,6 +177,10 @@ class Builder:
 
     def sides(self, outputs: Sequence[Output[Any]]) -> dict[str, Any]:
         """The types of side outputs, by name."""
+        wrong = [output for output in outputs if not isinstance(output, Output)]
+        for output in wrong:
+            self.problem(f'expected an output, as Output("late", Order), got {output!r:.100}')
+        outputs = [output for output in outputs if output not in wrong]
         for output in outputs:
             if problem := name_problem(output.name):
                 self.problem(f"the name of an output, {problem}")
@@ -190,7 +194,7 @@ class Builder:
         if late is None:
             return {"outputs": self.sides(outputs)}
         self._late(late, self.type_of(origin))
-        return {"outputs": self.sides([*outputs, late]), "late": late.name}
+        return {"outputs": self.sides([*outputs, late]), "late": getattr(late, "name", None)}
 
     def side(self, origin: Input, output: Output[Any]) -> Input:
         node = self._nodes[origin.node]
@@ -256,11 +260,13 @@ class Builder:
             kind, id, inputs, None, None, **kept, key_type=key,
             type=joined_type(join.how, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
             state_type=join.kept_state(records[0], version) if is_known else UNKNOWN, outputs=self.sides(outputs),
-            late=None if late is None else late.name, late_right=None if late_right is None else late_right.name,
+            late=getattr(late, "name", None), late_right=getattr(late_right, "name", None),
         )  # fmt: skip
 
     def _late(self, late: Output[Any], record: Any) -> None:
         """Check that late records, of type *record*, may go to *late*."""
+        if not isinstance(late, Output):
+            return  # a problem of `sides`
         declared = hints.known(late.type)
         if UNKNOWN not in (record, declared) and {*hints.members(declared)} != {*hints.members(record)}:
             names = schema.type_name(late.type), schema.type_name(record)

@@ -705,7 +705,7 @@ class WindowedStream(_Stream[T], Generic[K, T]):
             if not isinstance(aggregate, Mapping) or not aggregate:
                 raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
             for name, part in aggregate.items():
-                if not isinstance(part, Aggregate) or not name.isidentifier():
+                if not isinstance(part, Aggregate) or not str(name).isidentifier():
                     raise Misuse(
                         f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
                     )

@@ -12,7 +12,7 @@ from typing import Any
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.backend import StateBackend, Table, TimedTable
 from exactlyonce.state.chain import Chain
-from exactlyonce.state.errors import DamagedState, StateIncompatible
+from exactlyonce.state.errors import BEGIN_EMPTY, DamagedState, StateIncompatible
 from exactlyonce.state.index import IndexHead, decode_index, index_digest
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.slots import TableTimes
@@ -95,21 +95,17 @@ class CheckpointedState:
         state_type.require_readable(head.schema, head.version)
 
 
-def require_meaning(operator: str, was: str | None, now: str | None, or_else: str = "") -> None:
-    """Raise `StateIncompatible` unless slots of meaning *was* can be read as *now*; None: states by key alone.
-
-    *or_else* is a further choice of the user, as text.
-    """
+def require_meaning(operator: str, was: str | None, now: str | None) -> None:
+    """Raise `StateIncompatible` unless slots of meaning *was* can be read as *now*; None: states by key alone."""
     if was == now or (was is not None and now is not None and now.startswith(f"{was} of=")):  # first without aggregates
         return
-    remedy = f"Give the operator a new id, by which it begins empty{or_else}; or start over with `exactlyonce reset`."
     if was is None or now is None:
         kept, keeps = ("by key alone" if meaning is None else "by time" for meaning in (was, now))
         raise StateIncompatible(
             f"The checkpoint's state of operator {operator!r} is kept {kept}, and the pipeline now keeps it {keeps}. "
-            f"{remedy}"
+            f"{BEGIN_EMPTY}."
         )
     raise StateIncompatible(
         f"The checkpoint's state of operator {operator!r} is of {was}, and the pipeline now has {now}: records of the "
-        f"one cannot be told apart for the other. {remedy}"
+        f"one cannot be told apart for the other. {BEGIN_EMPTY}."
     )

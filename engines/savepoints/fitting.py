@@ -30,8 +30,6 @@ from exactlyonce.state.restore import require_meaning
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
 
-_OR_DROP = "; or leave its state behind by --allow-dropped-state"
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -68,9 +66,9 @@ def fitting(
     kept: dict[str, SavedOperator] = {}
     for new, state_type in types.items():
         try:
-            state_type.require_keys(old[new].keys, _OR_DROP)
+            state_type.require_keys(old[new].keys)
             if old[new].schema is not None:
-                require_meaning(new, _meaning(old[new].times), now[new].meaning, _OR_DROP)
+                require_meaning(new, _meaning(old[new].times), now[new].meaning)
         except StateIncompatible:
             if not asked.allow_dropped:
                 raise
