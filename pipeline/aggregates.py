@@ -225,7 +225,7 @@ def _summed(type_: Any, aggregate: str) -> Any:
         return int | float
     if unordered := [member for member in hints.members(type_) if member in (str, bytes, list, tuple, datetime, date)]:
         name = schema.type_name(unordered[0])
-        raise Misuse(f"{aggregate} adds up numbers, Decimal or timedelta, in any order, and the values are {name}")
+        raise Misuse(f"{aggregate} is of numbers or timedeltas, added up in any order, and these values are {name}")
     return int if type_ is bool else type_
 
 

@@ -322,7 +322,7 @@ def window_of(meaning: str) -> Window | None:
     'hopping 60000ms every 10000ms'
     """
     given: dict[str, str] = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", meaning))
-    offset = f"{given.get('offset', 0)}ms"
+    offset = f"{given['offset']}ms" if "offset" in given else "0s"
     if "tumbling" in given:
         zone = given.get("zone")
         return Tumbling(given["tumbling"] + ("ms" if zone is None else ""), offset, zone)

@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from exactlyonce.cli.arguments import Commands, add_command, at_least_one
@@ -140,12 +140,13 @@ def _own_broker() -> Iterator[str]:
 @contextmanager
 def _topics_deleted(servers: str, name: str) -> Iterator[str]:
     """*servers*, where the demo's topics are deleted at the end."""
-    from confluent_kafka.admin import AdminClient
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
+    from exactlyonce.connectors.kafka.topics import Topics
 
     try:
         yield servers
     finally:
-        topics = [f"{name}-orders", f"{name}-totals", f"{name}.checkpoints"]
-        admin = AdminClient({"bootstrap.servers": servers, "log_level": 3})
-        for deleted in admin.delete_topics(topics, operation_timeout=60).values():
-            deleted.exception()  # one that is not there is as good as deleted
+        with closing(Topics(ClientConfig({"bootstrap.servers": servers}))) as topics:
+            for topic in topics.all().values():
+                if topic.name in (f"{name}-orders", f"{name}-totals", f"{name}.checkpoints"):
+                    topics.delete(topic)

@@ -394,7 +394,8 @@ class AsOfJoiner(Joiner[AsOf]):
             due.sort(key=itemgetter(0, 1))
             for first in range(0, len(due), SLICE_KEYS):
                 yield self._results(due[first : first + SLICE_KEYS], versions)
-        for slot in self.table.slots(watermark):
+        drains = watermark >= END_OF_TIME - 1  # a later run goes on after the last result, in the slot of that
+        for slot in self.table.slots(self._last if drains else watermark):
             groups = self.table.groups(slot)
             for group in groups:
                 for key in self.table.read(slot, group)[0]:

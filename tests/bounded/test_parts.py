@@ -161,7 +161,7 @@ def inputs(ends: dict[int, int]) -> Inputs:
 
     topics = InputTopics(cast(Any, SimpleNamespace(end_offsets=end_offsets)))
     source = SimpleNamespace(topic="t", place="t", client=None)
-    return cast(Inputs, SimpleNamespace(sources={"s": source}, topics=topics, others={}))
+    return cast(Inputs, SimpleNamespace(sources={"s": source}, topics=topics, others={}, patterns=set()))
 
 
 def test_a_partition_that_appears_meanwhile() -> None:

@@ -117,7 +117,7 @@ def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: in
             seen.watermark = advance(operator, watermark, room)
             operator = operator_of(join, seen, operator.table)  # as after a restore
     push()
-    advance(operator, END_OF_TIME, room)
+    advance(operator, 1_000_000, room)
     for slot, _, (_, versions) in operator.table.items():
         assert slot == joins.VERSIONS, "what is over leaves no state"
         assert versions[-1][-1] is not None, "a deletion goes once no earlier version may come"
@@ -205,3 +205,15 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
     results, late = expected(join, [record for record, _ in arrived(arrivals, disorder)])
     assert sorted(seen.results, key=_order) == sorted(results, key=_order)
     assert sorted(seen.late) == late
+
+
+def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
+    seen = Seen()
+    operator = operator_of(JOINS[-3], seen)
+    for (record, _), watermark in zip(
+        arrived([("l", "a", 5, False), ("l", "a", 6, False)], 0), (END_OF_TIME, 99), strict=True
+    ):
+        operator.left(as_batch([record], JOINS[-3]))
+        advance(operator, watermark, 1)
+        operator = operator_of(JOINS[-3], seen, operator.table)
+    assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])

@@ -83,6 +83,10 @@ class Clicks:
             self._produce(made, partition)
         self.fed += count
 
+    def crowd(self, users: int) -> None:
+        """So many users, in one window: more results than one slice of a firing has."""
+        self._produce([{"id": -9 - n, "user": f"c{n}", "at": BEGIN_MS, "amount": 1} for n in range(users)], 0)
+
     def end(self) -> None:
         """A click in each partition a long time after all others, so that their windows are over."""
         for partition in range(3):

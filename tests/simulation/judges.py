@@ -42,7 +42,7 @@ class OracleUnaligned(Oracle):
             records = 0
             for channel, event in self._frames(self._log(log)):
                 records += 1
-                self._await(channel.rpartition(":")[0].partition(">")[2], event, seen)
+                self._await(channel.rpartition(":")[0].split(">")[1], event, seen)
             what = f"{log.task} {log.subtask} of checkpoint {manifest.checkpoint} has {records} records on their way"
             demand(records == log.records, f"{what}, not {log.records}")
             self.met["record on its way"] += records
