@@ -208,12 +208,12 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 
 
 def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
-    seen = Seen()
-    operator = operator_of(JOINS[-3], seen)
+    join, seen = AsOf(), Seen()
+    operator = operator_of(join, seen)
     for (record, _), watermark in zip(
         arrived([("l", "a", 5, False), ("l", "a", 6, False)], 0), (END_OF_TIME, 99), strict=True
     ):
-        operator.left(as_batch([record], JOINS[-3]))
+        operator.left(as_batch([record], join))
         advance(operator, watermark, 1)
-        operator = operator_of(JOINS[-3], seen, operator.table)
+        operator = operator_of(join, seen, operator.table)
     assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])
