@@ -15,17 +15,12 @@ from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-import msgspec
-
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Origins
-from exactlyonce.engines.runtime.operators import BatchOperator, Sides, TimedOperator, TimedParts, chunks
-from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.engines.runtime.operators import BatchOperator, KeyReader, Sides, TimedOperator, TimedParts, chunks
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
-from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup
-from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.state.backend import Table, TimedTable
 
@@ -39,24 +34,6 @@ SLICE_KEYS = 2_000
 
 State = tuple[list[Any], list[Any]]
 """The entries of the left side and of the right side, in one slot of one key; see `kept_state` of the joins."""
-Keys = Callable[[bytes], Any]
-"""The user's key from its canonical bytes."""
-
-
-def _keys(operator: str, key_type: Any) -> Keys:
-    type_ = Any if key_type is UNKNOWN else key_type
-    decode = msgspec.msgpack.Decoder(type_).decode
-
-    def key_of(key: bytes) -> Any:
-        try:
-            return decode(key)
-        except msgspec.ValidationError as error:
-            raise GraphError(
-                f"Operator {operator!r}: a key is not {type_name(type_)}, as those of both sides must be: {error}. "
-                f"Nothing is lost: correct the functions of key_by, or annotate what they return, and run again."
-            ) from error
-
-    return key_of
 
 
 class Due(NamedTuple):
@@ -76,7 +53,7 @@ class Joiner(Sides, TimedOperator, Generic[J]):
     table: TimedTable[State]
     groups: Sequence[int]
     """The key groups of the table."""
-    key_of: Keys
+    read_keys: KeyReader
     _firing: Iterator[Due] | None = field(default=None, init=False)
     _last: int = field(default=NO_WATERMARK, init=False)
     """The last slot that was due. A later run goes on from there after a drain, which ends time."""
@@ -84,7 +61,7 @@ class Joiner(Sides, TimedOperator, Generic[J]):
     @classmethod
     def made(cls, parts: TimedParts) -> Joiner[J]:
         node = parts.node
-        return cls(node.id, cast("J", node.timed), parts.table, parts.groups, _keys(node.id, node.key_type))
+        return cls(node.id, cast("J", node.timed), parts.table, parts.groups, parts.read_keys)
 
     def __post_init__(self) -> None:
         self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
@@ -199,7 +176,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         other, (low, high) = 1 - side, self._bounds[side]
         first, last = low + self._after[other], high + self._after[other] + self._width[other] - 1
         after, width, alone = self._after[side], self._width[side], self._alone[other]
-        slots_of, get, key_of = self.table.slots_of, self.table.get, self.key_of
+        slots_of, get, key_of = self.table.slots_of, self.table.get, self.read_keys.one
         pairs: list[Any] = []
         places: list[int] = []
         times: list[int] = []
@@ -243,14 +220,14 @@ class IntervalJoiner(Joiner[IntervalJoin]):
             yield Due(slot, (), ())
 
     def _without_partner(self, keys: Sequence[bytes], states: Sequence[State]) -> Iterator[Joined[Any, Any, Any]]:
-        left_alone, right_alone = self._alone
+        (left_alone, right_alone), key_of = self._alone, self.read_keys.one
         for key, (lefts, rights) in zip(keys, states, strict=True):
             for _, has_partner, record in lefts if left_alone else ():
                 if not has_partner:
-                    yield Joined(self.key_of(key), record, None)
+                    yield Joined(key_of(key), record, None)
             for _, has_partner, record in rights if right_alone else ():
                 if not has_partner:
-                    yield Joined(self.key_of(key), None, record)
+                    yield Joined(key_of(key), None, record)
 
 
 _place: Callable[[Any], Any] = itemgetter(0, 1, 2)
@@ -378,8 +355,8 @@ class AsOfJoiner(Joiner[AsOf]):
         assert late.times is not None
         values = [_at(self._versions(key), time) for key, time in zip(keys, late.times, strict=True)]
         answers = [
-            Joined(self.key_of(key), record, value)
-            for key, record, value in zip(keys, late.records, values, strict=True)
+            Joined(key, record, value)
+            for key, record, value in zip(self.read_keys(keys), late.records, values, strict=True)
         ]
         batch = late.of(answers)
         self.push(batch if self.join.how == "left" else batch.where([value is not None for value in values]))
@@ -405,7 +382,7 @@ class AsOfJoiner(Joiner[AsOf]):
 
     def _results(self, due: Sequence[Waiting], versions: dict[bytes, list[Any]]) -> Due:
         """The results of records that are *due*; *versions* are those of keys, as far as they were read."""
-        key_of, all_come = self.key_of, self.join.how == "left"
+        key_of, all_come = self.read_keys.one, self.join.how == "left"
         results: list[Any] = []
         times: list[int] = []
         floors: list[int] = []
@@ -451,18 +428,17 @@ class LookupJoiner(Sides, BatchOperator):
 
     join: Lookup
     table: Table[Any]
-    key_of: Keys
+    read_keys: KeyReader
 
     @classmethod
     def made(cls, node: Node, join: Lookup, table: Table[Any]) -> LookupJoiner:
-        return cls(node.id, join, table, _keys(node.id, node.key_type))
+        return cls(node.id, join, table, KeyReader(node.id, node.key_type))
 
     def left(self, batch: Batch) -> None:
         assert batch.keys is not None
         entered_s = self.activity.enter(self.id)
         values = list(map(self.table.get, batch.keys))
-        keys = map(self.key_of, batch.keys)
-        joined = batch.unkeyed(list(map(Joined, keys, batch.records, values)))
+        joined = batch.unkeyed(list(map(Joined, self.read_keys(batch.keys), batch.records, values)))
         self.activity.leave(self.id, entered_s, len(values))
         self.push(joined if self.join.how == "left" else joined.where([value is not None for value in values]))
 

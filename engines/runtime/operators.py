@@ -428,30 +428,39 @@ class TimedParts:
     """Whether records have event times."""
 
     @property
-    def key_type(self) -> Any:
-        """The type of the user's keys."""
-        return Any if self.node.key_type is UNKNOWN else self.node.key_type
-
-    @property
-    def read_keys(self) -> Callable[[Sequence[bytes]], list[Any]]:
-        """Gives the user's keys for canonical ones."""
-        return keys_reader(self.node.id, self.key_type)
+    def read_keys(self) -> KeyReader:
+        return KeyReader(self.node.id, self.node.key_type)
 
 
-def keys_reader(operator: str, key_type: Any) -> Callable[[Sequence[bytes]], list[Any]]:
-    """A function from canonical keys to the user's, of *key_type*."""
-    decode = msgspec.msgpack.Decoder(key_type).decode
+@dataclass(slots=True)
+class KeyReader:
+    """Reads canonical keys as the user's, of one type."""
 
-    def read(keys: Sequence[bytes]) -> list[Any]:
+    operator: str
+    type: Any
+    _decode: Callable[[bytes], Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.type = Any if self.type is UNKNOWN else self.type
+        self._decode = msgspec.msgpack.Decoder(self.type).decode
+
+    def __call__(self, keys: Sequence[bytes]) -> list[Any]:
         try:
-            return list(map(decode, keys))
+            return list(map(self._decode, keys))
         except msgspec.ValidationError as error:
-            raise GraphError(
-                f"Operator {operator!r}: a key is not {type_name(key_type)}, as the function of key_by says that it "
-                f"gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
-            ) from error
+            raise self._wrong(error) from error
 
-    return read
+    def one(self, key: bytes) -> Any:
+        try:
+            return self._decode(key)
+        except msgspec.ValidationError as error:
+            raise self._wrong(error) from error
+
+    def _wrong(self, error: msgspec.ValidationError) -> GraphError:
+        return GraphError(
+            f"Operator {self.operator!r}: a key is not {type_name(self.type)}, as the function of key_by says that it "
+            f"gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
+        )
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import Emitted, TimedOperator, TimedParts, chunks, record_error
+from exactlyonce.engines.runtime.operators import Emitted, KeyReader, TimedOperator, TimedParts, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, held_of, place_of
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
@@ -47,7 +47,7 @@ class HandlerOperator(TimedOperator):
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
-    read_keys: Any
+    read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     state_type: StateType[Any]
     """That of a key's state alone."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
+from exactlyonce.engines.runtime.operators import KeyReader, TimedOperator, TimedParts, chunks
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
@@ -52,7 +52,7 @@ class WindowOperator(TimedOperator, Generic[W]):
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
-    read_keys: Callable[[Sequence[bytes]], list[Any]]
+    read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""

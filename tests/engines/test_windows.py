@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import keys_reader
+from exactlyonce.engines.runtime.operators import KeyReader
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -76,7 +76,7 @@ def operator_of(window: Window, listen: Callable[[Batch], None], late: Callable[
         accumulator,
         table,
         groups,
-        keys_reader("w", str),
+        KeyReader("w", str),
         clone,
         downstream=[listen],
         sides={"late": [late]},
