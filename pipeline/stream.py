@@ -615,11 +615,12 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """Each record with the version of its key that counted at its time: the newest one at or before it.
 
         *versions* are a table or a keyed stream. Each of its records is a version, from its own time on; a deletion
-        (None) is one, too. Of versions of one time, that with the highest offset counts. A result has the time of its
-        record, and comes once the watermark has reached that. *keep*, as "7d", says how late records of either side may
-        be; later ones go to *late* and *late_right*. A late version counts for records above its floor. The newest
-        version of each key is kept, and all of this time. *how* "inner" leaves out records without a version. Both
-        sources need ``time=``; a table that rarely changes holds back the results for the ``idle=`` of its source.
+        (None) is one, too. Of versions of one time, that with the highest partition and offset counts.
+        A result has the time of its record, and comes once the watermark has reached that. *keep*, as "7d", says how
+        late records of either side may be; later ones go to *late* and *late_right*. A late version counts for records
+        above its floor. The newest version of each key is kept, and all of this time. *how* "inner" leaves out records
+        without a version. Both sources need ``time=``; a table that rarely changes holds back the results for the
+        ``idle=`` of its source.
         """
         return self._join(
             Kind.AS_OF, id, versions, AsOf(keep, how, changelog=isinstance(versions, Table)), late, late_right
