@@ -244,6 +244,12 @@ def _bucket(time: int) -> int:
     return time >> 8
 
 
+def _turn(waiting: Waiting) -> tuple[int, bytes, int, int]:
+    """By time and key, then by partition and offset, whatever the order of arrival."""
+    time, key, (_, partition, offset, _, _) = waiting
+    return time, key, partition, offset
+
+
 def _waits(state: State | None, entry: tuple[int, int, int, int, Any]) -> State:
     state = ([], []) if state is None else state
     state[LEFT].append(entry)
@@ -368,7 +374,7 @@ class AsOfJoiner(Joiner[AsOf]):
             if rest := [entry for entry in due if entry[0] > watermark]:
                 self._waiting[bucket] = rest
                 due = [entry for entry in due if entry[0] <= watermark]
-            due.sort(key=itemgetter(0, 1))
+            due.sort(key=_turn)
             for first in range(0, len(due), SLICE_KEYS):
                 yield self._results(due[first : first + SLICE_KEYS], versions)
         drains = watermark >= END_OF_TIME - 1  # a later run goes on after the last result, in the slot of that

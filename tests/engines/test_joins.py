@@ -217,3 +217,14 @@ def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
         advance(operator, watermark, 1)
         operator = operator_of(join, seen, operator.table)
     assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])
+
+
+def test_results_of_one_time_come_by_partition_whichever_came_first() -> None:
+    seen = Seen()
+    operator = operator_of(AsOf(), seen)
+    for partition in (1, 0):
+        batch = as_batch([Arrived("l", "a", 5, None, partition, NO_FLOOR)], AsOf())
+        batch.origins = [Coordinates("t", partition, 7)]
+        operator.left(batch)
+    advance(operator, 9, 1)
+    assert seen.results == [("a", 0, None, 5), ("a", 1, None, 5)]
