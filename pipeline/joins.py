@@ -143,10 +143,11 @@ class AsOf(Timed):
         return {"as_of": self.keep_ms, "how": self.how}
 
     def kept_state(self, left: Any, right: Any) -> Any:
-        """The type of a state: (time, partition, offset, floor, record) of each left record, and of each version
-        (time, partition, offset, the time from which it counts, value)."""
+        """The type of a state: (time, topic, partition, offset, floor, record) of each left record, and of each
+        version (time, topic, partition, offset, the time from which it counts, value)."""
         value = hints.union([*hints.members(right), type(None)])
-        return tuple[list[tuple[int, int, int, int, left]], list[tuple[int, int, int, int, value]]]  # type: ignore[valid-type]  # made here
+        lefts, versions = (list[tuple[int, str, int, int, int, of]] for of in (left, value))  # type: ignore[valid-type]
+        return tuple[lefts, versions]  # type: ignore[valid-type]  # both are made here
 
     def __str__(self) -> str:
         return f"{self.how} as of, keep {self.keep}"

@@ -230,10 +230,10 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                     yield Joined(key_of(key), None, record)
 
 
-_place: Callable[[Any], Any] = itemgetter(0, 1, 2)
+_place: Callable[[Any], Any] = itemgetter(0, 1, 2, 3)
 
 
-Waiting = tuple[int, bytes, tuple[int, int, int, int, Any]]
+Waiting = tuple[int, bytes, tuple[int, str, int, int, int, Any]]
 """(time, key, entry) of a left record."""
 _SLOT_MS = (1 << 13) - 1
 """The bits of a time that the slot of a left record has all set: it ends some seconds later."""
@@ -244,13 +244,13 @@ def _bucket(time: int) -> int:
     return time >> 8
 
 
-def _turn(waiting: Waiting) -> tuple[int, bytes, int, int]:
-    """By time and key, then by partition and offset, whatever the order of arrival."""
-    time, key, (_, partition, offset, _, _) = waiting
-    return time, key, partition, offset
+def _turn(waiting: Waiting) -> tuple[int, bytes, str, int, int]:
+    """By time and key, then by topic, partition and offset, whatever the order of arrival."""
+    time, key, (_, topic, partition, offset, _, _) = waiting
+    return time, key, topic, partition, offset
 
 
-def _waits(state: State | None, entry: tuple[int, int, int, int, Any]) -> State:
+def _waits(state: State | None, entry: tuple[int, str, int, int, int, Any]) -> State:
     state = ([], []) if state is None else state
     state[LEFT].append(entry)
     return state
@@ -263,7 +263,8 @@ def _versioned(state: State | None, versions: Sequence[Any]) -> State:
 @dataclass(slots=True)
 class AsOfJoiner(Joiner[AsOf]):
     """Left records wait in memory, by their times. For a restore, the table has them in slots of some seconds, which
-    are cheap; those up to its watermark are over. A key's versions have a slot, by (time, partition, offset).
+    are cheap; those up to its watermark are over. A key's versions have a slot, by (time, topic, partition,
+    offset).
 
     A late version counts for records above its floor alone, for the others may have gone. A version is dropped once a
     later one counts for every record that may still come, and a deletion once no earlier version may come.
@@ -305,7 +306,7 @@ class AsOfJoiner(Joiner[AsOf]):
             batch, floors = batch.where(stays), list(compress(floors, stays))
             times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         entries = [
-            (time, origin.partition() or 0, origin.offset() or 0, floor, record)
+            (time, origin.topic() or "", origin.partition() or 0, origin.offset() or 0, floor, record)
             for time, origin, floor, record in zip(times, batch.origins, floors, batch.records, strict=True)
         ]
         for chunk in chunks(len(entries)):
@@ -328,10 +329,11 @@ class AsOfJoiner(Joiner[AsOf]):
         for key, time, floor, origin, value in zip(keys, times, floors, batch.origins, values, strict=True):
             if (versions := by_key.get(key)) is None:
                 versions = by_key[key] = self._versions(key)
-            version = (time, origin.partition() or 0, origin.offset() or 0, max(time, floor + 1), value)
+            place = origin.topic() or "", origin.partition() or 0, origin.offset() or 0
+            version = (time, *place, max(time, floor + 1), value)
             versions.insert(bisect_right(versions, _place(version), key=_place), version)
             if value is None:  # a slot without records, in which it is dropped
-                ends[max(version[3] + keep_ms, self.watermark) + 1 | _SLOT_MS, key] = None
+                ends[max(version[4] + keep_ms, self.watermark) + 1 | _SLOT_MS, key] = None
         needed = [_needed(versions, oldest) for versions in by_key.values()]
         self.table.update(_versioned, [VERSIONS] * len(needed), [*by_key], needed)
         self.table.update(_versioned, [slot for slot, _ in ends], [key for _, key in ends], [()] * len(ends))
@@ -392,7 +394,7 @@ class AsOfJoiner(Joiner[AsOf]):
         results: list[Any] = []
         times: list[int] = []
         floors: list[int] = []
-        for time, key, (_, _, _, floor, record) in due:
+        for time, key, (*_, floor, record) in due:
             if (known := versions.get(key)) is None:
                 known = versions[key] = self._versions(key)
             value = _at(known, time)
@@ -411,7 +413,7 @@ class AsOfJoiner(Joiner[AsOf]):
 
 def _at(versions: Sequence[Any], time: int) -> Any:
     """The value that counts at *time*."""
-    for _, _, _, since, value in reversed(versions):
+    for *_, since, value in reversed(versions):
         if since <= time:
             return value
     return None
@@ -419,8 +421,8 @@ def _at(versions: Sequence[Any], time: int) -> Any:
 
 def _needed(versions: list[Any], oldest: int) -> list[Any]:
     """The versions that count for any record from *oldest* on."""
-    first = next((place for place in range(len(versions) - 1, -1, -1) if versions[place][3] <= oldest), 0)
-    is_over = bool(versions) and versions[first][3] < oldest and versions[first][4] is None
+    first = next((place for place in range(len(versions) - 1, -1, -1) if versions[place][4] <= oldest), 0)
+    is_over = bool(versions) and versions[first][4] < oldest and versions[first][5] is None
     return versions[first + is_over :]
 
 

@@ -219,12 +219,16 @@ def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
     assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])
 
 
-def test_results_of_one_time_come_by_partition_whichever_came_first() -> None:
-    seen = Seen()
-    operator = operator_of(AsOf(), seen)
-    for partition in (1, 0):
-        batch = as_batch([Arrived("l", "a", 5, None, partition, NO_FLOOR)], AsOf())
-        batch.origins = [Coordinates("t", partition, 7)]
-        operator.left(batch)
-    advance(operator, 9, 1)
-    assert seen.results == [("a", 0, None, 5), ("a", 1, None, 5)]
+def test_at_one_time_the_place_counts_and_not_which_came_first() -> None:
+    places = [("u", 0), ("t", 1), ("t", 0)]
+    for order in (places, places[::-1]):
+        seen = Seen()
+        operator = operator_of(AsOf(), seen)
+        for take, side in ((operator.right, "r"), (operator.left, "l")):
+            for topic, partition in order:
+                number = places.index((topic, partition))
+                batch = as_batch([Arrived(side, "a", 5, number, number, NO_FLOOR)], AsOf())
+                batch.origins = [Coordinates(topic, partition, 7)]
+                take(batch)
+        advance(operator, 9, 1)
+        assert seen.results == [("a", 2, 0, 5), ("a", 1, 0, 5), ("a", 0, 0, 5)]
