@@ -146,8 +146,8 @@ class AsOf(Timed):
         """The type of a state: (time, topic, partition, offset, floor, record) of each left record, and of each
         version (time, topic, partition, offset, the time from which it counts, value)."""
         value = hints.union([*hints.members(right), type(None)])
-        lefts, versions = (list[tuple[int, str, int, int, int, of]] for of in (left, value))  # type: ignore[valid-type]
-        return tuple[lefts, versions]  # type: ignore[valid-type]  # both are made here
+        lefts, versions = (list[tuple[int, str, int, int, int, of]] for of in (left, value))  # type: ignore[valid-type]  # made here
+        return tuple[lefts, versions]  # type: ignore[valid-type]  # likewise
 
     def __str__(self) -> str:
         return f"{self.how} as of, keep {self.keep}"
