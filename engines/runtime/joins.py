@@ -152,14 +152,8 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         self._take(batch, RIGHT)
 
     def _take(self, batch: Batch, side: int) -> None:
-        assert batch.times is not None
         entered_s = self.activity.enter(self.id)
-        if batch.floors is not None or min(batch.times, default=self.watermark + 1) <= self.watermark:
-            batch = self.without_late(
-                batch,
-                [time > floor for time, floor in zip(batch.times, self.floors(batch), strict=True)],
-                right=side == RIGHT,
-            )
+        batch = self.in_time(batch, right=side == RIGHT)
         pairs: list[Batch] = []
         for chunk in chunks(len(batch.records)):
             pairs.append(self._pairs(batch.part(chunk.start, chunk.stop), side))

@@ -511,13 +511,14 @@ class TimedOperator(BatchOperator):
         watermark = self.watermark
         return [floor if floor > watermark else watermark for floor in floors_of(batch)]
 
-    def in_time(self, batch: Batch) -> Batch:
-        """*batch* without the records at or below their floor, which are late."""
+    def in_time(self, batch: Batch, *, right: bool = False) -> Batch:
+        """*batch*, of the first or *right* input, without the records at or below their floor, which are late."""
         times = batch.times
         assert times is not None
         if batch.floors is None and min(times, default=self.watermark + 1) > self.watermark:
             return batch
-        return self.without_late(batch, [time > floor for time, floor in zip(times, self.floors(batch), strict=True)])
+        kept = [time > floor for time, floor in zip(times, self.floors(batch), strict=True)]
+        return self.without_late(batch, kept, right=right)
 
     def without_late(self, batch: Batch, kept: Sequence[bool], *, right: bool = False) -> Batch:
         """*batch*, of the first or *right* input, with the records that are *kept*; the others are late."""

@@ -301,12 +301,9 @@ class SessionWindows(WindowOperator[Session]):
     """
 
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
-        times = batch.times
-        assert times is not None
-        if batch.floors is None and min(times, default=self.watermark + 1) > self.watermark:
-            return batch, times
-        kept = [time > floor for time, floor in zip(times, self.floors(batch), strict=True)]
-        return self.without_late(batch, kept), list(compress(times, kept))
+        batch = self.in_time(batch)
+        assert batch.times is not None
+        return batch, batch.times
 
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         keys = batch.keys
