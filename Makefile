@@ -13,11 +13,13 @@
 # soak          300,000 such histories, over as many runs as it takes
 # bench         figures, as ratios against a hand-written loop
 # lint          ruff, import-linter, mypy
+# release       wheel and sdist in dist/, checked, tried in a fresh environment; ARGS=--upload also uploads them
+# site          the documentation as a site, in site/index.html; ARGS="-b linkcheck" asks each link of another site
 # image         the Kafka image of docker/kafka
 # clean         removes .venv and all caches of the tools
 # help          this
 
-.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint image clean kafka help
+.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint release site image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -90,6 +92,12 @@ lint: .venv/dev.stamp
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/mypy
 
+site: .venv/dev.stamp
+	.venv/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --nitpicky --conf-dir docs . site $(ARGS)
+
+release: .venv/dev.stamp
+	.ci/release $(ARGS)
+
 image: .venv/dev.stamp
 	.venv/bin/python docker/build.py kafka $(ARGS)
 
@@ -97,7 +105,7 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 clean:
-	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/run.stamp: pyproject.toml | .venv/bin/python
 	$(call install,.[$(RUN_EXTRAS)])
@@ -116,8 +124,8 @@ clean:
 	else echo 'What runs on Spark needs Java 17 or 21: install it (Debian, Ubuntu: openjdk-17-jre-headless).'; fi
 	touch $@
 
-# The servers of other stores, which tests start on their own folders and ports: none is to run as a service.
-STORE_SERVERS := postgres:postgresql mariadbd:mariadb-server redis-server:redis-server
+# The servers of other stores, which tests start on their own folders and ports, and promtool: none is to run as a service.
+STORE_SERVERS := postgres:postgresql mariadbd:mariadb-server redis-server:redis-server promtool:prometheus
 .venv/stores.stamp: | .venv/bin/python
 	@missing=; for each in $(STORE_SERVERS); do \
 		PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin)" command -v $${each%%:*} >/dev/null || missing+=" $${each#*:}"; \

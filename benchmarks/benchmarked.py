@@ -143,6 +143,23 @@ def windowed(name: str, source: str, sink: str, window: str) -> Pipeline:
     return pipeline
 
 
+def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
+    """Orders as of one in ten of them, the versions; or the even ones with the odd ones of the next two, so that each
+    has one partner."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    if kind == "as-of":
+        versions = orders.filter(lambda order: order.id % 11 == 0).key_by(lambda order: order.customer)
+        lefts = orders.filter(lambda order: order.id % 11 != 0).key_by(lambda order: order.customer)
+        results: Any = lefts.as_of("joined", versions)
+    else:
+        evens = orders.filter(lambda order: order.id % 2 == 0).key_by(lambda order: order.id // 2)
+        odds = orders.filter(lambda order: order.id % 2 == 1).key_by(lambda order: order.id // 2)
+        results = evens.join("joined", odds, within=("-2s", "2s"))
+    results.sink("out", KafkaSink(sink, key=lambda joined: joined.key))
+    return pipeline
+
+
 SLOW_S = 0.001
 
 

@@ -21,18 +21,22 @@ WINDOWS = {
     "hopping": "hopping count of 60 s every 5 s, against the running total",
     "session": "session count, against the running total",
 }
+JOINS = {
+    "as-of": "as-of join of 10 records with 1 version, against the running total",
+    "interval": "interval join with 1 match each, against the running total",
+}
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
     """Rates of each window, as ratios."""
     records = bench.size(3_000_000, 1_000_000)
-    source, kinds = bench.input(records, CUSTOMERS), ["totals", *WINDOWS]
+    source, kinds = bench.input(records, CUSTOMERS), ["totals", *WINDOWS, *JOINS]
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(bench.rounds or bench.size(4, 1)):
         for kind in kinds if number % 2 == 0 else reversed(kinds):
             rates[kind].append(_rate(bench, kind, source, records))
         bench.say(f"round {number + 1}: " + ", ".join(f"{kind} {of[-1]:,.0f} records/s" for kind, of in rates.items()))
-    for kind, name in WINDOWS.items():
+    for kind, name in (WINDOWS | JOINS).items():
         ratios = [rate / total for rate, total in zip(rates[kind], rates["totals"], strict=True)]
         detail = f"{median(rates[kind]):,.0f} against {median(rates['totals']):,.0f} records/s, {len(ratios)} rounds"
         yield Figure(name, median(ratios), detail=detail)
@@ -41,7 +45,8 @@ def scenario(bench: Bench) -> Iterator[Figure]:
 def _rate(bench: Bench, kind: str, source: str, records: int) -> float:
     sink = f"windows-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
-    pipeline, params = ("totals", {}) if kind == "totals" else ("windowed", {"window": kind})
+    pipeline, params = ("joined", {"kind": kind}) if kind in JOINS else ("windowed", {"window": kind})
+    pipeline, params = ("totals", {}) if kind == "totals" else (pipeline, params)
     options = ("--until", "latest", "--drain") if params else ("--until", "latest")
     with Job(bench.cluster.servers, pipeline, *options, name=sink, source=source, sink=sink, **params) as job:
         checkpoints = job.finish()

@@ -20,7 +20,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.stored import StoredState
 
 GROUPS = 128
@@ -127,7 +127,11 @@ def main() -> None:
     )
 
     begun = clock()
-    table = restore("totals", int, range(GROUPS), GROUPS, 401, index, fetch, backend=HashMapBackend())
+    stored = CheckpointedState(
+        operator="totals", type=int, groups=range(GROUPS), max_parallelism=GROUPS, checkpoint=401, indexes=index,
+        fetch=fetch,
+    )  # fmt: skip
+    table = stored.table(HashMapBackend())
     print(f"restore from this chain: {clock() - begun:.2f} s")
 
     totals = dict(table.items())

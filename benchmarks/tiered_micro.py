@@ -20,7 +20,7 @@ from benchmarked import Profile
 from state_micro import batches, fetch, write
 
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.tiered.backend import RocksDBBackend
 
 GROUPS = 128
@@ -73,10 +73,14 @@ def _key(number: int) -> bytes:
     return canonical_key(f"c{number:07}")
 
 
+def _profiles(**of: Any) -> CheckpointedState:
+    return CheckpointedState(operator="profiles", type=Profile, groups=range(GROUPS), max_parallelism=GROUPS, **of)
+
+
 def _steps(count: int, budget: int, folder: Path) -> None:
     dice = random.Random(1)
     backend = RocksDBBackend(folder / "a", budget)
-    table: Any = restore("profiles", Profile, range(GROUPS), GROUPS, 0, [], fetch, backend=backend)
+    table: Any = _profiles().table(backend)
     checkpoint, index = 0, tuple[bytes, ...]()
     with measured(f"{count:,} new keys, a checkpoint each 100,000", count):
         for first in range(0, count, 100_000):
@@ -106,7 +110,7 @@ def _steps(count: int, budget: int, folder: Path) -> None:
     figures = f"median {longest[rounds // 2] * 1e3:.0f} ms of CPU, at most {longest[-1] * 1e3:.0f} ms"
     print(f"snapshots of {CHANGED:,} uniform keys, with images: {figures}")
     backend = RocksDBBackend(folder / "b", budget)
-    again: Any = restore("profiles", Profile, range(GROUPS), GROUPS, checkpoint, index, fetch, backend=backend)
+    again: Any = _profiles(checkpoint=checkpoint, indexes=index, fetch=fetch).table(backend)
     with measured(f"restore, {len(again._groups._stored.chain.blocks)} blocks", count):
         while again.fetch():
             pass

@@ -23,10 +23,12 @@ from exactlyonce.cli.commands import (
     cancel,
     checkpoints,
     dead_letters,
+    demo,
     diff,
     doctor,
     explain,
     init,
+    mcp,
     replay,
     reset,
     run,
@@ -55,6 +57,7 @@ _EXAMPLES = """\
 Exactly-once pipelines from Kafka to Kafka, in Python.
 
 examples:
+  exactlyonce demo                       watch a pipeline survive kills
   exactlyonce init totals                write a first pipeline
   exactlyonce broker start               run a local Kafka
   exactlyonce run orders:pipeline --bootstrap-servers 127.0.0.1:9092
@@ -100,8 +103,21 @@ def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (explain, acls, ui, top, checkpoints, savepoint, savepoints, state, transactions, dead_letters, doctor)
-    for module in (init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
+    looking = (
+        explain,
+        acls,
+        ui,
+        top,
+        checkpoints,
+        savepoint,
+        savepoints,
+        state,
+        transactions,
+        dead_letters,
+        doctor,
+        mcp,
+    )
+    for module in (demo, init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
         module.add(commands)
     return root
 
@@ -115,7 +131,9 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        print(f"exactlyonce {version('exactlyonce')}")
+        from exactlyonce.pipeline.extras import DISTRIBUTION
+
+        print(f"exactlyonce {version(DISTRIBUTION)}")
         parser.exit()
 
 

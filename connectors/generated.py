@@ -65,7 +65,7 @@ class GeneratorSource(FixedSource[T]):
     def place(self) -> str:
         return f"generator:{self.name or getattr(self.make, '__name__', 'records')}"
 
-    def finder(self, source: str) -> FixedSplits:
+    def finder(self, source: str, topics: Any = None) -> FixedSplits:
         return FixedSplits(source, self.place, [f"numbers-{split}" for split in range(self.splits)])
 
     def left(self, position: SourceOffset) -> int:
@@ -132,7 +132,7 @@ class IterableSource(FixedSource[T]):
     def place(self) -> str:
         return f"iterable:{self.name}"
 
-    def finder(self, source: str) -> FixedSplits:
+    def finder(self, source: str, topics: Any = None) -> FixedSplits:
         return FixedSplits(source, self.place, [self.place])
 
     def left(self, position: SourceOffset) -> int:

@@ -80,9 +80,9 @@ class SourceReader(Protocol):
     def finished(self) -> bool:
         """Whether every split here has reached its target or its end, and no other will come."""
 
-    def quiet(self) -> Collection[int]:
+    def quiet(self, ask: Collection[int] = ()) -> Collection[int]:
         """The splits of which every record that is known to be there was returned by `poll`; not those that have ended,
-        and none whose server does not answer."""
+        and none whose server does not answer. The servers of *ask* are asked now, if the reader may not have heard."""
 
     @property
     def waiting(self) -> str:
@@ -202,7 +202,7 @@ class SplitFinder(Protocol):
 
 
 class FindsSplits(Readable, Protocol):
-    """A source that reads no topic."""
+    """A source that reads no topic, or all topics of a pattern."""
 
     @property
     def looks_at(self) -> str:
@@ -215,7 +215,8 @@ class FindsSplits(Readable, Protocol):
 
     def left(self, position: SourceOffset) -> int:
         """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
-        only if there are none. Raises ConfigError if bounded work cannot read the source."""
+        only if there are none. Raises ConfigError if bounded work cannot read the source. A partition of a topic has
+        its end in the cluster instead."""
 
-    def finder(self, source: str) -> SplitFinder:
-        """The finder for source *source*; nothing is connected yet."""
+    def finder(self, source: str, topics: Any) -> SplitFinder:
+        """The finder for source *source*; nothing is connected yet. *topics*: the `Topics` of the cluster."""

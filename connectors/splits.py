@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
@@ -217,7 +217,7 @@ class SplitsReader:
             split in self._targets and self._positions[split].offset >= self._targets[split] for split in self._unended
         )
 
-    def quiet(self) -> set[int]:
+    def quiet(self, ask: Collection[int] = ()) -> set[int]:
         return self._quiet
 
     def lag(self) -> int:
@@ -283,7 +283,7 @@ class SplitSource(Source[T_co]):
         return True
 
     @abstractmethod
-    def finder(self, source: str) -> SplitFinder:
+    def finder(self, source: str, topics: Any = None) -> SplitFinder:
         """See `connectors.source.FindsSplits`."""
 
     @abstractmethod

@@ -29,6 +29,20 @@ PAGE_ROWS = 2_000
 """The rows of one query."""
 SPLIT_ROWS = 1_000_000
 """The rows of a split that bounded work reads for a checkpoint."""
+Kinds = frozenset[type[inspect.Type]]
+"""Kinds of fields."""
+TEXTS: Kinds = frozenset({
+    inspect.StrType, inspect.DecimalType, inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType,
+    inspect.DateTimeType, inspect.DateType, inspect.TimeType, inspect.TimeDeltaType, inspect.UUIDType,
+})  # fmt: skip
+"""Those that a text may stand for."""
+NUMBERS: Kinds = frozenset({inspect.IntType, inspect.FloatType, inspect.DecimalType})
+DOCUMENTS: Kinds = frozenset({
+    inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType, inspect.DictType,
+    inspect.ListType, inspect.VarTupleType, inspect.TupleType, inspect.SetType, inspect.FrozenSetType,
+})  # fmt: skip
+_JUDGED = TEXTS | NUMBERS | DOCUMENTS | {inspect.BoolType}
+"""All others, as an Enum, may take whatever a column has."""
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 
 
@@ -144,11 +158,27 @@ def key_problems(
             yield f"its column {column!r} of the key is {types[column]}, and may be one of {', '.join(sorted(taken))}"
 
 
-def field_problems(columns: Mapping[str, inspect.Field], types: Mapping[str, str]) -> Iterator[str]:
-    """The fields of the record's type that the table lacks."""
+def kinds_of(field: inspect.Field) -> Kinds:
+    """The kinds of a field, without None."""
+    return frozenset(map(type, getattr(field.type, "types", (field.type,)))) - {inspect.NoneType}
+
+
+def field_problems(
+    columns: Mapping[str, inspect.Field], types: Mapping[str, str], taken: Mapping[str, Kinds]
+) -> Iterator[str]:
+    """The fields of the record's type that the table lacks, or whose values its columns never have.
+
+    *types*: of the table's columns, of which *taken* has the kinds of fields that take their values, if it is known.
+    """
     for name, field in columns.items():
-        if name not in types and field.required:
-            yield f"it has no column {name!r}, which the record's type has, without a default"
+        if name not in types:
+            if field.required:
+                yield f"it has no column {name!r}, which the record's type has, without a default"
+            continue
+        kinds = kinds_of(field)
+        if kinds and kinds <= _JUDGED and not kinds & taken.get(types[name], kinds):
+            shown = " | ".join(sorted(kind.__name__.removesuffix("Type").lower() for kind in kinds))
+            yield f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
 
 
 @dataclass(frozen=True, eq=False)

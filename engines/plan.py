@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.graph import KeyedEdge, Kind, LogicalGraph, Node
 
 T = TypeVar("T")
 
@@ -27,10 +27,17 @@ class ShuffleEdge:
 
     producer: str
     consumer: str
+    port: int = 0
+    """The input of *consumer* that gets them; see `KeyedEdge.port`."""
+
+    @staticmethod
+    def of(edge: KeyedEdge) -> ShuffleEdge:
+        return ShuffleEdge(edge.key_by, edge.stateful, edge.port)
 
     @property
     def name(self) -> str:
-        return f"{self.producer}>{self.consumer}"
+        """A join of a stream with itself has two edges with the same ends."""
+        return f"{self.producer}>{self.consumer}" + (f">{self.port}" if self.port else "")
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,10 @@ class Plan:
         ids = {node.id for node in task.nodes}
         return [edge for edge in self.shuffles if edge.producer in ids]
 
-    def shuffle_into(self, node: Node, read: Input) -> ShuffleEdge | None:
-        """The shuffle by which *node* gets *read*; None: both are fused."""
-        return next((edge for edge in self.shuffles if (edge.producer, edge.consumer) == (read.node, node.id)), None)
+    def shuffle_into(self, node: Node, port: int) -> ShuffleEdge | None:
+        """The shuffle by which *node* gets its input number *port*; None: both are fused."""
+        edge = ShuffleEdge(node.inputs[port].node, node.id, port)
+        return edge if edge in self.shuffles else None
 
     def channels(self) -> list[tuple[str, int, int]]:
         """(edge, from subtask, to subtask) of every channel, in the same order in all processes."""
@@ -140,7 +148,7 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
             f"parallelism is {parallelism}, but the state of this pipeline can be spread over {graph.max_parallelism} "
             f"subtasks at most, as its max_parallelism says: choose no more than that."
         )
-    shuffles = [ShuffleEdge(edge.key_by, edge.stateful) for edge in graph.shuffles if parallelism > 1]
+    shuffles = [ShuffleEdge.of(edge) for edge in graph.shuffles if parallelism > 1]
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
     cut |= {(edge.producer, edge.loop) for edge in feedback_edges(graph)}
     leader = {node.id: node.id for node in graph.nodes}

@@ -102,9 +102,8 @@ def inputs_of(history: History) -> dict[str, list[int]]:
     """The partitions of topics that the pipeline reads, by topic."""
     inputs: dict[str, set[int]] = {}
     for manifest in history.retained:
-        for offset in manifest.offsets:
-            if offset.in_topic:
-                inputs.setdefault(offset.topic, set()).add(offset.partition)
+        for offset in manifest.in_cluster:
+            inputs.setdefault(offset.topic, set()).add(offset.partition)
     return {topic: sorted(partitions) for topic, partitions in sorted(inputs.items())}
 
 

@@ -23,7 +23,7 @@ import pyarrow.dataset
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from demo_count import delay, flights
+from demo_count import delay, rows
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -70,12 +70,12 @@ def feed(servers: str, topic: str) -> int:
     admin = AdminClient({"bootstrap.servers": servers})
     for created in admin.create_topics([NewTopic(topic, 2)]).values():
         created.result(LIMIT_S)
-    rows = [row for row in flights() if (row["year"], row["month"], row["day"]) == FIRST_DAY]
+    flown = [row for row in rows() if (row["year"], row["month"], row["day"]) == FIRST_DAY]
     producer = Producer({"bootstrap.servers": servers})
-    for id, row in enumerate(rows):
+    for id, row in enumerate(flown):
         producer.produce(topic, msgspec.json.encode(Flight(id, row["carrier"], delay(row))), row["carrier"])
     producer.flush(LIMIT_S)
-    return len(rows)
+    return len(flown)
 
 
 def run(servers: str, topic: str, folder: str, killed_at: str = "") -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from math import fsum, isfinite
 from operator import attrgetter, itemgetter
@@ -69,10 +69,17 @@ class Accumulator:
     """The result of a state; None: the state itself."""
     placed: bool = False
     """Whether *add* takes `Placed` records."""
+    name: str = ""
+    """What it computes, for checkpoints: a state of ``Count`` is none of ``Sum``. Empty: what the user's functions do.
+    """
 
 
 class Aggregate(ABC, Generic[T_contra, V_co]):
     """A result of many records, of type V."""
+
+    def named(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
+        """`accumulator`, with its name."""
+        return replace(self.accumulator(record, names), name=type(self).__name__)
 
     @abstractmethod
     def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
@@ -216,6 +223,9 @@ def _summed(type_: Any, aggregate: str) -> Any:
     _refuse_none(type_, aggregate)
     if type_ is UNKNOWN:
         return int | float
+    if unordered := [member for member in hints.members(type_) if member in (str, bytes, list, tuple, datetime, date)]:
+        name = schema.type_name(unordered[0])
+        raise Misuse(f"{aggregate} is of numbers or timedeltas, added up in any order, and these values are {name}")
     return int if type_ is bool else type_
 
 
@@ -528,6 +538,7 @@ def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:
         lambda one, other: tuple([merge(*both) for merge, *both in zip(merges, one, other, strict=True)]),
         lambda state: class_(*[result(part) for result, part in zip(results, state, strict=True)]),
         placed=placed,
+        name=",".join(f"{field}:{part.name}" for field, part in accumulators.items()),
     )
 
 

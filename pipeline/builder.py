@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
@@ -15,6 +16,7 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.joins import Join, Lookup, joined_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.output import Output
@@ -108,6 +110,19 @@ class Builder:
         self.problem(f"expected a source, as KafkaSource(...), got {source!r}")
         return self.add(Kind.SOURCE, id, ())
 
+    def add_table(self, id: str, source: Any) -> Input:
+        """Add the source of a changelog, by the key of its messages."""
+        changelog = source.changelog() if isinstance(source, Source) else None
+        if changelog is None:
+            self.problem(
+                f"a table needs a source of messages with their keys, as "
+                f'KafkaSource("customers", key=str, value=Customer, metadata=True), got {source!r:.200}'
+            )
+        origin = self.add_source(id, source if changelog is None else changelog)
+        function = Function(call=attrgetter("key"), name="the key of its messages")
+        key_type = UNKNOWN if changelog is None else changelog.key_type
+        return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
+
     def add_sink(self, id: str, origin: Input, sink: Any, on_error: Any) -> None:
         if not isinstance(sink, Sink):
             self.problem(f"expected a sink, as KafkaSink(...), got {sink!r}")
@@ -162,6 +177,10 @@ class Builder:
 
     def sides(self, outputs: Sequence[Output[Any]]) -> dict[str, Any]:
         """The types of side outputs, by name."""
+        wrong = [output for output in outputs if not isinstance(output, Output)]
+        for output in wrong:
+            self.problem(f'expected an output, as Output("late", Order), got {output!r:.100}')
+        outputs = [output for output in outputs if output not in wrong]
         for output in outputs:
             if problem := name_problem(output.name):
                 self.problem(f"the name of an output, {problem}")
@@ -169,6 +188,13 @@ class Builder:
         if len(sides) < len(outputs):
             self.problem("two outputs have the same name")
         return sides
+
+    def late_sides(self, origin: Input, outputs: Sequence[Output[Any]], late: Output[Any] | None) -> dict[str, Any]:
+        """The fields of a node that reads *origin*, with side *outputs* and one for *late* records."""
+        if late is None:
+            return {"outputs": self.sides(outputs)}
+        self._late(late, self.type_of(origin))
+        return {"outputs": self.sides([*outputs, late]), "late": getattr(late, "name", None)}
 
     def side(self, origin: Input, output: Output[Any]) -> Input:
         node = self._nodes[origin.node]
@@ -179,7 +205,9 @@ class Builder:
                 f"{node.kind.value if origin.output is None else 'a side output'}"
             )
         elif output.name not in node.outputs:
-            declare = "late=" if node.kind is Kind.WINDOW else f"{node.kind.value}(..., outputs=[...])"
+            declare = (
+                "late=" if node.timed is not None and node.fn is None else f"{node.kind.value}(..., outputs=[...])"
+            )
             self.problem(f"{output.name!r} is not an output of {node.id!r}: declare it in {declare}")
         return Input(origin.node, output.name)
 
@@ -196,20 +224,69 @@ class Builder:
             accumulator = accumulate(record, caller().f_locals)
         except Misuse as misuse:
             self.problem(str(misuse))
-        if late is not None and UNKNOWN not in (record, hints.known(late.type)) and late.type != record:
-            names = schema.type_name(late.type), schema.type_name(record)
-            self.problem(
-                f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
-            )
         key_type = self.key_type(origin)
         value = Any if accumulator is None else accumulator.value
         key = Any if key_type is UNKNOWN else key_type
         type_ = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
         return self.add(
-            Kind.WINDOW, id, (origin,), type=type_, window=window, accumulator=accumulator, key_type=key_type,
+            Kind.WINDOW, id, (origin,), type=type_, timed=window, accumulator=accumulator, key_type=key_type,
             state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
-            outputs=self.sides([late] if late is not None else []), **rest,
+            **self.late_sides(origin, (), late), **rest,
         )  # fmt: skip
+
+    def join(
+        self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
+        late_right: Output[Any] | None,
+    ) -> Input:  # fmt: skip
+        """Add the operator of *join*; *right* is a keyed stream or a table."""
+        other = self._keyed(right, f"{kind.value}() of")
+        inputs = (left, left) if other is None else (left, other)
+        records = [self.type_of(origin) for origin in inputs]
+        known = [key for origin in inputs if (key := self.key_type(origin)) is not UNKNOWN]
+        if len({frozenset(hints.members(key)) for key in known}) > 1:
+            names = [*map(schema.type_name, known)]
+            self.problem(
+                f"the keys of the left side are {names[0]}, and those of the right one {names[1]}: none would ever be "
+                f"equal. Convert one of them in its key_by, or declare the key of a table by its source's key="
+            )
+        outputs = [output for output in (late, late_right) if output is not None]
+        for output, record in zip((late, late_right), records, strict=True):
+            if output is not None:
+                self._late(output, record)
+        key, version = known[0] if known else UNKNOWN, join.right(records[1])
+        is_known = UNKNOWN not in (records[0], version)
+        kept = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
+        return self.add(
+            kind, id, inputs, None, None, **kept, key_type=key,
+            type=joined_type(join.how, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
+            state_type=join.kept_state(records[0], version) if is_known else UNKNOWN, outputs=self.sides(outputs),
+            late=getattr(late, "name", None), late_right=getattr(late_right, "name", None),
+        )  # fmt: skip
+
+    def _late(self, late: Output[Any], record: Any) -> None:
+        """Check that late records, of type *record*, may go to *late*."""
+        if not isinstance(late, Output):
+            return  # a problem of `sides`
+        declared = hints.known(late.type)
+        if UNKNOWN not in (record, declared) and {*hints.members(declared)} != {*hints.members(record)}:
+            names = schema.type_name(late.type), schema.type_name(record)
+            self.problem(
+                f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
+            )
+
+    def _keyed(self, other: Any, where: str) -> Input | None:
+        """The origin of another keyed stream of this pipeline; else None, with a problem."""
+        builder: Any = getattr(other, "_builder", None)
+        origin: Input | None = getattr(other, "_origin", None)
+        if not isinstance(builder, Builder) or origin is None:
+            self.problem(f"{where} {other!r}, which is not a keyed stream")
+        elif builder is not self:
+            self.problem(f"{where} a stream of another pipeline, {builder.pipeline_id!r}: streams do not cross")
+        elif self._nodes[origin.node].kind is not Kind.KEY_BY:
+            self.problem(f"{where} a stream without keys: put .key_by(...) after it")
+        else:
+            return origin
+        return None
 
     def own(self, other: Any, where: str) -> Input | None:
         """The origin of another stream of this pipeline; else None, with a problem."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -19,7 +20,10 @@ def duration_ms(text: str | int, name: str = "duration") -> int:
     match = _DURATION.match(str(text).strip())
     if match is None:
         raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m, 1h or 2d.")
-    return round(float(match[1]) * _UNIT_MS[match[2]])
+    milliseconds = Fraction(match[1]) * _UNIT_MS[match[2]]
+    if milliseconds.denominator > 1:
+        raise ConfigError(f"{name} is {text!r}: the smallest unit is 1ms.")
+    return int(milliseconds)
 
 
 def shown_duration(milliseconds: int) -> str:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 from exactlyonce.pipeline.errors import ConfigError
 
+DISTRIBUTION = "exactlyonce-kafka"
+"""The package's name in an index."""
+
 
 def install(extra: str) -> str:
     """The command that installs the packages of an extra, for a clone and for a wheel of exactlyonce.
@@ -15,15 +18,15 @@ def install(extra: str) -> str:
     >>> install("redis")
     "pip install 'redis>=5.1'"
     >>> install("a newer one")  # than the installed version says that it has
-    "pip install 'exactlyonce[a newer one]'"
+    "pip install 'exactlyonce-kafka[a newer one]'"
     """
     from importlib import metadata  # workers start without it
 
     listed = re.compile(rf"([^;]+); extra == ['\"]{extra}['\"]")
     requirements = [
-        match[1].strip() for line in metadata.requires("exactlyonce") or () if (match := listed.fullmatch(line))
+        match[1].strip() for line in metadata.requires(DISTRIBUTION) or () if (match := listed.fullmatch(line))
     ]
-    return " ".join(["pip install", *(f"'{each}'" for each in requirements or [f"exactlyonce[{extra}]"])])
+    return " ".join(["pip install", *(f"'{each}'" for each in requirements or [f"{DISTRIBUTION}[{extra}]"])])
 
 
 @contextmanager

@@ -36,8 +36,12 @@ class Function:
     @property
     def emitted(self) -> Any:
         """U if the second parameter is `Emit[U]`."""
-        emit = self.parameters[1] if len(self.parameters) > 1 else UNKNOWN
-        return hints.known(get_args(emit)[0]) if get_origin(emit) is Emit else UNKNOWN
+        return emitted(self.parameters[1:2])
+
+
+def emitted(parameter: tuple[Any, ...]) -> Any:
+    """U if *parameter*, of a function, is `Emit[U]`."""
+    return hints.known(get_args(parameter[0])[0]) if parameter and get_origin(parameter[0]) is Emit else UNKNOWN
 
 
 def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
@@ -63,18 +67,24 @@ def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
 
 def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
     if _defines_call(cls):
-        method = cls.__call__
-
-        def signature(_: Any) -> inspect.Signature:
-            whole = inspect.signature(method)
-            return whole.replace(parameters=list(whole.parameters.values())[1:])
-
-        return _shaped(fn, method, signature, takes, names, name=cls.__name__, factory=True)
+        return read_method(fn, cls, "__call__", takes, names)
     if hasattr(cls, "open"):
         problem = f"class {cls.__name__} has open() but no __call__({', '.join(('self', *takes))})"
         return Function(fn, cls.__name__, factory=True, problems=(problem,))
     problems = misfit(fn, takes)
     return Function(fn, cls.__name__, returns=cls, problems=problems)
+
+
+def read_method(fn: Any, cls: type, name: str, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
+    """Read method *name* of *cls*, whose instances *fn* makes on the worker."""
+    method = getattr(cls, name)
+
+    def signature(_: Any) -> inspect.Signature:
+        whole = inspect.signature(method)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    shown = cls.__name__ if name == "__call__" else f"{cls.__name__}.{name}"
+    return _shaped(fn, method, signature, takes, names, name=shown, factory=True)
 
 
 def _shaped(
@@ -87,7 +97,7 @@ def _shaped(
     factory: bool = False,
 ) -> Function:
     types = hints.declared(target, names)
-    problems = misfit(fn, takes, signature)
+    problems = misfit(fn, takes, signature, name)
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         problems += (f"{name} is async, and no operator awaits: write it as a plain function",)
     return Function(
@@ -102,9 +112,9 @@ def _shaped(
 
 
 def misfit(
-    fn: Any, takes: tuple[str, ...], signature: Callable[[Any], inspect.Signature] = inspect.signature
+    fn: Any, takes: tuple[str, ...], signature: Callable[[Any], inspect.Signature] = inspect.signature, name: str = ""
 ) -> tuple[str, ...]:
-    """The mistake of a function that cannot be called with *takes*, if it is one."""
+    """The mistake of a function that cannot be called with *takes*, if it is one; *name* is it for people."""
     try:
         shape = signature(fn)
     except ValueError:  # some builtins have no signature
@@ -112,7 +122,7 @@ def misfit(
     try:
         shape.bind(*takes)
     except TypeError:
-        return (f"{_name(fn)}{shape} must take ({', '.join(takes)})",)
+        return (f"{name or _name(fn)}{shape} must take ({', '.join(takes)})",)
     return ()
 
 

@@ -20,10 +20,11 @@ from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Window
 
 
 class Kind(str, Enum):
@@ -48,6 +49,18 @@ class Kind(str, Enum):
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     WINDOW = "window"
     """No function: its accumulator takes the records of each window; what comes out is `Windowed`"""
+    JOIN = "join"
+    """No function: its first input is the left side, its second the right; what comes out is `Joined`"""
+    AS_OF = "as_of"
+    """Likewise, with versions on the right side"""
+    LOOKUP = "lookup"
+    """Likewise, by arrival"""
+    KEYED_PROCESS = "keyed_process"
+    """A handler with state and timers; see `pipeline.timers.Handler`"""
+    IN_ORDER = "in_order"
+    """No function: passes on the records of a key by time"""
+    DEDUPLICATE = "deduplicate"
+    """No function: passes on the first record of a key, and others only after a time"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -56,8 +69,21 @@ class Kind(str, Enum):
     SINK = "sink"
 
 
-STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE, Kind.WINDOW})
-SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.WINDOW})
+JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
+"""The kinds with two inputs, both by key."""
+SIDED_KINDS = frozenset(
+    {
+        Kind.PROCESS,
+        Kind.STATEFUL_MAP,
+        Kind.STATEFUL_FLAT_MAP,
+        Kind.WINDOW,
+        Kind.JOIN,
+        Kind.AS_OF,
+        Kind.KEYED_PROCESS,
+        Kind.IN_ORDER,
+        Kind.DEDUPLICATE,
+    }
+)
 """The kinds with side outputs; a function with state takes `emit` only if it has some."""
 
 
@@ -83,6 +109,10 @@ class Node:
     """The type of the main output, or UNKNOWN. Known if a shuffle, a snapshot or an encoding sink needs it."""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     """The type of each side output."""
+    late: str | None = None
+    """The side output that gets late records."""
+    late_right: str | None = None
+    """The one that gets those of the second input."""
     state_type: Any = None
     """The type of the state of one key, without None, or its `AvroCodec`; None for nodes without state."""
     state_version: int = 1
@@ -91,9 +121,13 @@ class Node:
     key_type: Any = None
     """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
     travel as canonical bytes."""
-    window: Window | None = None
+    timed: Timed | None = None
+    """How it keeps its state by time, in a timed table; None: it has no such state. The engine makes the operator by
+    the class of it."""
     accumulator: Accumulator | None = None
-    """On WINDOW, with the window; its only side output has the late records."""
+    """On WINDOW."""
+    lookup: Lookup | None = None
+    """On LOOKUP."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -107,7 +141,12 @@ class Node:
 
     @property
     def stateful(self) -> bool:
-        return self.kind in STATEFUL_KINDS
+        return self.state_type is not None
+
+    @property
+    def timing(self) -> tuple[Input, ...]:
+        """The inputs whose watermarks count: not the table of a lookup, which goes by arrival."""
+        return self.inputs if self.lookup is None else self.inputs[:1]
 
     @property
     def kept(self) -> VersionedState:
@@ -115,10 +154,12 @@ class Node:
         return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
 
     @property
-    def meaning(self) -> str:
-        """What the slots of its timed state stand for: its window, with sizes in ms."""
-        described = {} if self.window is None else self.window.describe()
-        return " ".join(f"{name}={value}" for name, value in described.items())
+    def meaning(self) -> str | None:
+        """What its timed states stand for, with sizes in ms, and their aggregates. None: its state is not timed."""
+        if self.timed is None:
+            return None
+        of = {"of": self.accumulator.name} if self.accumulator is not None and self.accumulator.name else {}
+        return " ".join(f"{name}={value}" for name, value in (self.timed.describe() | of).items())
 
     def make(self) -> Callable[..., Any]:
         """The function to call with records: a new instance if the user passed a class.
@@ -126,7 +167,7 @@ class Node:
         The caller opens it if it has `open(context)`, and closes it if it has `close()`.
         """
         function = self.fn() if self.factory and self.fn else self.fn
-        if not callable(function):
+        if function is None or not callable(getattr(function, "on_record", function)):
             raise TypeError(f"{self.id} ({self.location}): its factory made {function!r}, which cannot be called")
         return function
 
@@ -137,6 +178,8 @@ class KeyedEdge:
 
     key_by: str
     stateful: str
+    port: int = 0
+    """The place of the edge among the inputs of *stateful*: 1 for the right side of a join."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +202,7 @@ class LogicalGraph:
         node = self.node(origin.node)
         if origin.output == DEAD_LETTERS:
             return DeadLetter
-        return node.type if origin.output is None else node.outputs[origin.output]
+        return node.type if origin.output is None else node.outputs.get(origin.output, UNKNOWN)
 
     @property
     def dead_letter_limits(self) -> dict[str, DeadLetterLimits]:
@@ -181,8 +224,9 @@ class LogicalGraph:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     @property
-    def windows(self) -> tuple[Node, ...]:
-        return tuple(node for node in self.nodes if node.kind is Kind.WINDOW)
+    def timed(self) -> tuple[Node, ...]:
+        """The nodes that keep state by time."""
+        return tuple(node for node in self.nodes if node.timed is not None)
 
     @property
     def has_event_time(self) -> bool:
@@ -201,9 +245,9 @@ class LogicalGraph:
     def shuffles(self) -> tuple[KeyedEdge, ...]:
         """The edges that need a shuffle when the parallelism is above 1."""
         return tuple(
-            KeyedEdge(key_by=read.node, stateful=node.id)
+            KeyedEdge(key_by=read.node, stateful=node.id, port=port)
             for node in self.stateful
-            for read in node.inputs
+            for port, read in enumerate(node.inputs)
             if not self.node(read.node).partitioned
         )
 
@@ -211,12 +255,13 @@ class LogicalGraph:
     def loops(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
 
-    def above(self, *node_ids: str) -> set[str]:
-        """All nodes upstream of these, also along loops."""
+    def above(self, *node_ids: str, timing: bool = False) -> set[str]:
+        """All nodes upstream of these, also along loops; *timing*: those whose watermarks reach them."""
         above = set[str]()
         waiting = list(node_ids)
         while waiting:
-            origins = {read.node for read in self.node(waiting.pop()).inputs} - above
+            node = self.node(waiting.pop())
+            origins = {read.node for read in (node.timing if timing else node.inputs)} - above
             above |= origins
             waiting += origins
         return above
@@ -252,7 +297,8 @@ class LogicalGraph:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = node.kept.layout
-            described |= {"window": node.window.describe()} if node.window is not None else {}
+            described |= {"timed": node.timed.describe()} if node.timed is not None else {}
+            described |= {"lookup": node.lookup.describe()} if node.lookup is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -272,7 +318,7 @@ class LogicalGraph:
 
     def _line(self, node: Node, width: int) -> str:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
-        line += ", ".join(f"{self._arrow(node, read)} {_written(read)}" for read in node.inputs)
+        line += ", ".join(f"{self._arrow(node, port)} {_written(read)}" for port, read in enumerate(node.inputs))
         if node.source:
             line += f"{type(node.source).__name__} {node.source.place}".rstrip()
         if node.sink:
@@ -281,16 +327,18 @@ class LogicalGraph:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:
             line += f"  after {node.pause_ms} ms"
-        if node.window is not None:
-            line += f"  {node.window}"
+        if node.timed is not None:
+            line += f"  {node.timed}"
+        if node.lookup is not None:
+            line += f"  {node.lookup}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
 
-    def _arrow(self, node: Node, read: Input) -> str:
+    def _arrow(self, node: Node, port: int) -> str:
         if node.kind is Kind.FEEDBACK:
             return "<~"
-        return "<=" if KeyedEdge(read.node, node.id) in self.shuffles else "<-"
+        return "<=" if KeyedEdge(node.inputs[port].node, node.id, port) in self.shuffles else "<-"
 
 
 def _written(read: Input) -> str:

@@ -97,9 +97,7 @@ def load_reference(reference: Mapping[str, Any]) -> Pipeline:
 
 def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
     """Run *pipeline* on an engine, which is found by its entry point."""
-    if module := _importing.get():
-        guard = 'if __name__ == "__main__":'
-        raise ConfigError(f"module {module!r} calls run() while it is imported: put the call under {guard}")
+    refuse_while_importing()
     from importlib.metadata import entry_points  # a worker starts faster without it
 
     engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
@@ -111,6 +109,13 @@ def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
     else:
         loaded = importable(pipeline)
     return engines[engine].load()(loaded, **options)
+
+
+def refuse_while_importing() -> None:
+    """Raise `ConfigError` if a module that is imported for its pipeline runs one itself."""
+    if module := _importing.get():
+        guard = 'if __name__ == "__main__":'
+        raise ConfigError(f"module {module!r} runs a pipeline while it is imported: put the call under {guard}")
 
 
 def importable(pipeline: Pipeline) -> Loaded:

@@ -8,7 +8,8 @@ import traceback
 from types import FrameType
 
 _OURS = ("exactlyonce.pipeline.", "exactlyonce.connectors.", "exactlyonce.sinks.")
-_PYTHONS = ("importlib", "contextlib")
+_OTHERS = ("importlib", "contextlib", "pyspark")
+"""Python's modules and others in which a user's line fails."""
 
 
 def caller() -> FrameType:
@@ -28,7 +29,7 @@ def raised_at(error: BaseException) -> str | None:
     """The innermost line of the user's code in the traceback of *error*, if any."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if not frame.f_globals.get("__name__", "").startswith((*_OURS, *_PYTHONS)):
+        if not frame.f_globals.get("__name__", "").startswith((*_OURS, *_OTHERS)):
             place = _written(frame, line)
     return place
 

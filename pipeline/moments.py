@@ -32,22 +32,22 @@ class NoTime(ValueError):
     """A record has no usable time."""
 
 
-def ms_of(time: Any) -> int:
-    """The ms since 1970 that *time* stands for. Raises `NoTime`.
+def ms_of(time: Any, subject: str = "time= gave") -> int:
+    """The ms since 1970 that *time* stands for; *subject* is it in an error. Raises `NoTime`.
 
     >>> ms_of(datetime(1969, 12, 31, 23, 59, 59, 999_500, tzinfo=timezone.utc))
     -1
     """
     if isinstance(time, datetime):
         if time.tzinfo is None:
-            raise NoTime(f"time= gave {time!r}, which has no time zone: give tzinfo, as timezone.utc")
+            raise NoTime(f"{subject} {time!r}, which has no time zone: give tzinfo, as timezone.utc")
         return (time - _EPOCH) // _MS
     if isinstance(time, bool) or not isinstance(time, int):
-        raise NoTime(f"time= gave {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime")
+        raise NoTime(f"{subject} {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime")
     if time < 0:
-        raise NoTime(f"time= gave {time}, and ms since 1970 are not negative: earlier times are given as datetime")
+        raise NoTime(f"{subject} {time}, and ms since 1970 are not negative: earlier times are given as datetime")
     if time > LATEST_MS:
-        raise NoTime(f"time= gave {time}, as ms after the year 9999: are they microseconds or nanoseconds?")
+        raise NoTime(f"{subject} {time}, as ms after the year 9999: are they microseconds or nanoseconds?")
     return time
 
 

@@ -24,9 +24,9 @@ def topic_problem(topic: object) -> str | None:
     """The mistake in the name of a topic; else None."""
     if isinstance(topic, str) and _TOPIC.fullmatch(topic) and topic not in (".", ".."):
         return None
-    hint = (
-        "" if not isinstance(topic, str) or not _PATTERN.search(topic) else ": a pattern is not taken, list the topics"
-    )
+    hint = ""
+    if isinstance(topic, str) and _PATTERN.search(topic):
+        hint = ": a pattern is no name; a source takes it as pattern=, a sink takes a list of topics"
     return f"topic {topic!r} must be 1 to 249 letters, digits, ., _ and -{hint}"
 
 

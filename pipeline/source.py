@@ -107,6 +107,10 @@ class Source(ABC, Generic[T_co]):
         """The Kafka topic of the input, by its name in its cluster, if there is one."""
         return None
 
+    def reads(self, topic: str) -> bool:
+        """Whether *topic* of the checkpoints' cluster is an input, or would be if there were one."""
+        return topic == self.place
+
     @property
     def place(self) -> str:
         """Its name in checkpoints and errors: a topic in the cluster of the checkpoints, or a name with a colon, which
@@ -117,6 +121,15 @@ class Source(ABC, Generic[T_co]):
     def parts(self) -> Mapping[str, Source[T_co]]:
         """The sources of one topic each, by topic, whose union it is; {} if it reads one itself."""
         return {}
+
+    @property
+    def key_type(self) -> Any:
+        """The type of the keys of `Record`, if it gives such."""
+        return UNKNOWN
+
+    def changelog(self) -> Source[Any] | None:
+        """The source of the same records as a changelog: `Record` by key, whose value None deletes; or None."""
+        return None
 
     def problems(self) -> Iterator[str]:
         """The mistakes in this description, each with its remedy."""

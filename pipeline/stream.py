@@ -7,20 +7,27 @@ times: each use gets all its records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.builder import Builder
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup
 from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
+from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timers import Handler, Handling, Order, kept_entry, read_handler
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
 from exactlyonce.pipeline.windows import Session, Window, Windowed, kept_state
 
@@ -73,6 +80,18 @@ class Pipeline:
     def source(self, id: str, source: Source[T]) -> Stream[T]:
         """The stream of *source*."""
         return Stream(self._builder, self._builder.add_source(id, source))
+
+    def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
+        """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
+
+        >>> from exactlyonce.connectors import KafkaSource
+        >>> pipeline = Pipeline("customers")
+        >>> names = pipeline.table("names", KafkaSource("names", key=str, value=str, metadata=True))
+
+        The key is that of the message, of the type *key* of the source, which needs ``metadata=True``. A null value
+        deletes the key; its event time is the timestamp of the message.
+        """
+        return Table(self._builder, self._builder.add_table(id, source))
 
     def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
         """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
@@ -279,7 +298,8 @@ class Stream(_Stream[T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("stateful_map", "stateful_flat_map", "reduce", "window"):
+            if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
+                        "in_order", "deduplicate"):  # fmt: skip
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -439,21 +459,204 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         kept = VersionedState(hints.without_none(type_))
         return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
 
+    @overload
+    def process(
+        self,
+        id: str,
+        handler: _Partial[Handler[K, T, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def process(
+        self,
+        id: str,
+        handler: Callable[[], Handler[K, T, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    def process(
+        self, id: str, handler: Any, *, order: Order = "time", outputs: Sequence[Output[Any]] = (),
+        late: Output[T] | None = None, state: Any = None, output: Any = None, state_version: int = 1,
+        migrations: Migrations | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """A handler with state and timers: a class with `on_record`, `on_time` and `on_clock`; see `Handler`.
+
+        With ``order="time"`` records wait until no earlier one can come. Records and timers of event time then come by
+        time, a record before a timer of its time, so that the results are a function of the topics; the source needs
+        ``time=``. *late* gets the records that come too late for that; without it they are left out and counted.
+
+        With ``order="arrival"`` no record waits. A timer goes off after all records that came before its watermark, so
+        that results depend on the run; and so they do with timers of the clock, in any order.
+
+        *outputs* and *output* are those of `Stream.process`, *state*, *state_version* and *migrations* those of
+        `stateful_map`.
+        """
+        builder = self._builder
+        read = read_handler(handler, caller().f_locals)
+        for problem in read.call.problems:
+            builder.problem(problem)
+        state_type, record = read.state, self._builder.type_of(self._origin)
+        if state is not None or state_type is not type(None):
+            state_type = builder.state_type(read.on_record, state, read.on_record.returns)
+        if isinstance(state_type, Codec):
+            builder.problem(f"state= is a codec, {state_type.name!r}: give the type of the state")
+            state_type = UNKNOWN
+
+        def of_entry(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def migrated(entry: Any) -> Any:
+                return (None if entry[0] is None else migrate(entry[0]), *entry[1:])
+
+            migrated.__annotations__ = {"entry": kept_entry(parameter_type(migrate), record, order)}
+            return migrated
+
+        migrations = {version: of_entry(migrate) for version, migrate in (migrations or {}).items()}
+        kept = VersionedState(kept_entry(state_type, record, order), state_version, migrations)
+        timed = Handling(order, "on_time" in read.methods, "on_clock" in read.methods)
+        type_ = _given(output, read.emitted)
+        return self._keep(Kind.KEYED_PROCESS, id, read.call, kept, type_, outputs, timed=timed, late=late)
+
+    def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
+        """The records of each key by time; of one time by topic, partition and offset.
+
+        A record waits until no earlier one can come; then those of all keys that waited come by time. An operator on
+        the same key after it does not depend on the order of arrival. *late* gets the records that are not above their
+        floor; without it they are left out and counted. The source needs ``time=``.
+        """
+        return self._ordered(Kind.IN_ORDER, id, InOrder(), late)
+
+    def deduplicate(self, id: str, *, within: str, order: Order = "time", late: Output[T] | None = None) -> Stream[T]:
+        """The first record of each key, without others less than *within* after it, as "1h"; then the next first one.
+
+        With ``order="time"`` the first is that by time; of one time, by topic, partition and offset. Records wait until
+        no earlier one can come, and the results are a function of the topics. With ``order="arrival"`` a record comes
+        at once, unless one less than *within* before or after it has come: which one is first then depends on the run.
+
+        *late* gets the records that are not above their floor, whether they are duplicates or not; without it they are
+        left out and counted. The source needs ``time=``.
+        """
+        return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
+
+    def _ordered(self, kind: Kind, id: str, timed: InOrder | Deduplicate, late: Output[T] | None) -> Stream[T]:
+        record = self._builder.type_of(self._origin)
+        origin = self._builder.add(
+            kind, id, (self._origin,), type=record, timed=timed, state_type=timed.kept_state(record),
+            key_type=self._builder.key_type(self._origin), **self._builder.late_sides(self._origin, (), late),
+        )  # fmt: skip
+        return Stream(self._builder, origin)
+
     def window(self, window: Window) -> WindowedStream[K, T]:
         """The records of each key in windows of event time: ``Tumbling("10s")``, ``Hopping("1m", every="10s")`` or
         ``Session("30m")``. The source needs ``time=``."""
         return WindowedStream(self._builder, self._origin, window)
 
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["inner"] = ...,
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["left"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["right"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T | None, V]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["full"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Joined[K, T | None, V | None]]: ...  # fmt: skip
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: How = "inner",
+        late: Output[T] | None = None, late_right: Output[V] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each pair of a record here and one of *right*, of the same key, whose times lie close together.
+
+        *within* are the bounds of the right record's time less that of the left one, both inclusive:
+        ``within=("-5m", "1h")`` pairs an order with payments from 5 minutes before it to an hour after it. A pair comes
+        as soon as both are there, and its time is the later of both. *how* "left", "right" or "full" also gives the
+        records of that side, or of both, that have no partner: once none can come any more, which is the time of the
+        result. *late* and *late_right* get the late records of either side, at or below the floor of their partition,
+        which are not joined; without them they are left out and counted. Both sources need ``time=``.
+        """
+        earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
+        return self._join(Kind.JOIN, id, right, IntervalJoin(earliest, latest, how), late, late_right)
+
+    @overload
+    def as_of(
+        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["left"] = ...,
+        late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
+    ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
+    @overload
+    def as_of(
+        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["inner"],
+        late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
+    ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
+    def as_of(
+        self, id: str, versions: Versions[K, V], *, keep: str = "0s", how: Enrichment = "left",
+        late: Output[T] | None = None, late_right: Output[Any] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each record with the version of its key that counted at its time: the newest one at or before it.
+
+        *versions* are a table or a keyed stream. Each of its records is a version, from its own time on; a deletion
+        (None) is one, too. Of versions of one time, that with the highest partition and offset counts.
+        A result has the time of its record, and comes once the watermark has reached that. *keep*, as "7d", says how
+        late records of either side may be; later ones go to *late* and *late_right*. A late version counts for records
+        above its floor. The newest version of each key is kept, and all of this time. *how* "inner" leaves out records
+        without a version. Both sources need ``time=``; a table that rarely changes holds back the results for the
+        ``idle=`` of its source.
+        """
+        return self._join(
+            Kind.AS_OF, id, versions, AsOf(keep, how, changelog=isinstance(versions, Table)), late, late_right
+        )
+
+    @overload
+    def lookup(
+        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ...
+    ) -> Stream[Joined[K, T, V | None]]: ...
+    @overload
+    def lookup(self, id: str, versions: Versions[K, V], *, how: Literal["inner"]) -> Stream[Joined[K, T, V]]: ...
+    def lookup(self, id: str, versions: Versions[K, V], *, how: Enrichment = "left") -> Stream[Any]:
+        """Each record with the version of its key that came last: at once, in the order of arrival.
+
+        Which version that is depends on the run: on how fast either side is read. `as_of` goes by event time instead.
+        *how* "inner" leaves out records without a version.
+        """
+        return self._join(Kind.LOOKUP, id, versions, Lookup(how, changelog=isinstance(versions, Table)))
+
+    def _join(
+        self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,
+        late_right: Output[Any] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right))
+
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
-        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None,
+        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *, timed: Timed | None = None,
+        late: Output[Any] | None = None,
     ) -> Stream[Any]:  # fmt: skip
         for problem in kept.problems:
             self._builder.problem(problem)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
-            outputs=self._builder.sides(outputs), on_error=on_error,
+            **self._builder.late_sides(self._origin, outputs, late), on_error=on_error, timed=timed,
         )  # fmt: skip
         return Stream(self._builder, origin)
 
@@ -464,6 +667,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
                 where = location(caller())
                 raise GraphError(f"{where}: {name} is not for keyed streams: put it before .key_by(...)")
             raise AttributeError(f"a KeyedStream has no {name!r}")
+
+
+class Table(_Stream[V], Generic[K, V]):
+    """The newest value by key of a changelog; see `Pipeline.table`."""
+
+
+Versions = KeyedStream[K, V] | Table[Any, V]
 
 
 class WindowedStream(_Stream[T], Generic[K, T]):
@@ -492,15 +702,15 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
             if isinstance(aggregate, Aggregate):
-                return aggregate.accumulator(record, names)
+                return aggregate.named(record, names)
             if not isinstance(aggregate, Mapping) or not aggregate:
                 raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
             for name, part in aggregate.items():
-                if not isinstance(part, Aggregate) or not name.isidentifier():
+                if not isinstance(part, Aggregate) or not str(name).isidentifier():
                     raise Misuse(
                         f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
                     )
-            return several(id, {name: part.accumulator(record, names) for name, part in aggregate.items()})
+            return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
 
         return Stream(self._builder, self._builder.window(id, self._origin, self._window, accumulate, late))
 

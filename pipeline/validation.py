@@ -9,10 +9,11 @@ from typing import Any
 from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
-from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
@@ -68,8 +69,10 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
-    if node.kind is Kind.WINDOW:
-        yield from _window(graph, node)
+    if node.timed is not None:
+        yield from _timed(graph, node, node.timed)
+    if node.kind in JOINS:
+        yield from _join(graph, node)
     if node.stateful:
         yield from _state(node)
 
@@ -122,32 +125,52 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
             yield f"topic {topic!r} has the outputs of sink {node.id!r}: write dead letters to another"
 
 
-def _window(graph: LogicalGraph, node: Node) -> Iterator[str]:
-    above = graph.above(node.id)
-    if node.window is not None:
-        yield from node.window.problems
-    timeless = [source.id for source in graph.sources if source.id in above and source.source is not None
+def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
+    above, timing = graph.above(node.id), graph.above(node.id, timing=True)
+    yield from timed.problems
+    timeless = [source.id for source in graph.sources if source.id in timing and source.source is not None
                 and source.source.event_time is None]  # fmt: skip
-    if timeless:
+    if timeless and timed.needs_times:
         yield (
-            f"windows are of event time, and the records of {', '.join(map(repr, timeless))} have none: give the "
-            f"source time=, as KafkaSource(..., time=lambda record: record.at)"
+            f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
+            f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
         )
     if above & {loop.id for loop in graph.loops}:
         yield (
-            "windows cannot take records that come round a loop: how long such a record is on its way depends on the "
-            "run, and so would the results. Put the window before the loop, or write the records to a topic and read it"
+            f"{node.kind.value} cannot take records that come round a loop: how long such a record is on its way "
+            f"depends on the run, and so would the results. Put it before the loop, or write the records to a topic "
+            f"and read it"
         )
-    if node.accumulator is not None and node.accumulator.merge is None and not isinstance(node.window, Tumbling):
+    if node.accumulator is not None and node.accumulator.merge is None and not isinstance(timed, Tumbling):
         yield (
-            f"{type(node.window).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
+            f"{type(timed).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
             f"two accumulators, as fold(id, new, add, merge)"
+        )
+
+
+def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    if node.lookup is not None:
+        yield from node.lookup.problems
+    sides = [graph.node(read.node) for read in node.inputs]
+    if not any(side.partitioned for side in sides):
+        return
+    sources = {source.id for source in graph.sources} & graph.above(*(side.id for side in sides))
+    if not all(side.partitioned for side in sides) or len(sources) > 1:
+        yield (
+            "a join needs the records of a key of both sides in one place, and partitioned=True leaves them where the "
+            "partitions of one topic are: leave it out, unless both sides are of one source and have it"
         )
 
 
 def _state(node: Node) -> Iterator[str]:
     if node.state_type is UNKNOWN:
-        if node.kind not in (Kind.REDUCE, Kind.WINDOW):  # the one has the type of its input, the other a mistake
+        if node.kind not in (
+            Kind.REDUCE,
+            Kind.WINDOW,
+            Kind.IN_ORDER,
+            Kind.DEDUPLICATE,
+            *JOINS,
+        ):  # these have types of inputs, or another mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"

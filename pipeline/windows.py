@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from math import gcd
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.timed import Timed
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,7 +61,7 @@ def _duration(text: str, name: str, problems: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Tumbling:
+class Tumbling(Timed):
     """Windows of one size, one after the other: ``Tumbling("10s")``.
 
     They begin at multiples of *size* since 1970 in UTC, moved by *offset*. With *zone*, an IANA name, *size* is in days
@@ -188,7 +189,7 @@ class _Calendar:
 
 
 @dataclass(frozen=True)
-class Hopping:
+class Hopping(Timed):
     """Windows of *size* that begin *every* so often, so that they overlap: ``Hopping("1m", every="10s")``.
 
     Records are kept once, in panes as wide as the greatest common divisor of both. *offset* moves all windows.
@@ -283,12 +284,13 @@ class Hopping:
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(Timed):
     """Windows of activity: a record is in the session of its key if it comes less than *gap* before or after another.
 
     A session ends *gap* after its last record. ``Session("30m")``.
     """
 
+    by_key: ClassVar[bool] = True
     gap: str
 
     @property
@@ -311,6 +313,44 @@ class Session:
 
 
 Window = Tumbling | Hopping | Session
+
+
+def window_of(meaning: str) -> Window | None:
+    """The window of `Node.meaning`; None for the meaning of other slots.
+
+    >>> str(window_of("hopping=60000 every=10000 of=Count"))
+    'hopping 60000ms every 10000ms'
+    """
+    given: dict[str, str] = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", meaning))
+    offset = f"{given['offset']}ms" if "offset" in given else "0s"
+    if "tumbling" in given:
+        zone = given.get("zone")
+        return Tumbling(given["tumbling"] + ("ms" if zone is None else ""), offset, zone)
+    if "hopping" in given:
+        return Hopping(f"{given['hopping']}ms", f"{given['every']}ms", offset)
+    return Session(f"{given['session']}ms") if "session" in given else None
+
+
+class Kept(NamedTuple):
+    """What is kept of one key in one slot."""
+
+    start: int
+    end: int
+    """In ms: those of the window, or of the pane of hopping windows. A session may still grow."""
+    accumulator: Any
+
+
+def kept_in(window: Window, slot: int, state: Any) -> Kept:
+    """What *state* in *slot* is of *window*; see `kept_state`.
+
+    >>> kept_in(Hopping("1m", every="10s"), 19_997, 7)
+    Kept(start=10000, end=20000, accumulator=7)
+    """
+    if isinstance(window, Session):
+        first, last, accumulator = state
+        return Kept(first, last + window.gap_ms, accumulator)
+    (last,) = window.lasts([slot])
+    return Kept(last + 1 - window.pane_ms if isinstance(window, Hopping) else window.start(last), last + 1, state)
 
 
 def kept_state(window: Window | None, state: Any) -> Any:

@@ -10,7 +10,7 @@ and `fetch` when none does; a snapshot encodes in slices, so that images may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -102,7 +102,7 @@ class Table(KeyedState, Protocol, Generic[S]):
 class TimedTable(KeyedState, Protocol, Generic[S]):
     """States by slot and key; a slot is an int64 in ms, most often the last ms of a window.
 
-    Slots end: `drop` forgets all of a key group up to one, without a word about each key in a checkpoint. The index has
+    Slots end: `drop` forgets all of key groups up to one, without a word about each key in a checkpoint. The index has
     the last slot that was dropped, so that no older block brings a state back. A state in such a slot is a defect.
     Slots fire in the order (slot, key group, key), whatever the parallelism.
     """
@@ -133,14 +133,14 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def read(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
         """The keys of *slot* and *group*, sorted, with their states; these are not to be changed until dropped."""
 
-    def drop(self, slot: int, group: int) -> None:
-        """Forget all states of *group* whose slot is *slot* or earlier."""
+    def drop(self, slot: int, groups: Collection[int]) -> None:
+        """Forget all states of *groups* whose slot is *slot* or earlier."""
 
     def watermark(self, group: int) -> int:
         """The last watermark of *group*, restored at any parallelism; at first `NO_WATERMARK`."""
 
-    def advance(self, group: int, watermark: int) -> None:
-        """Note a watermark of *group*, which never falls."""
+    def advance(self, watermark: int) -> None:
+        """Note a watermark of all key groups, which never falls."""
 
     def items(self) -> Iterator[tuple[int, bytes, S]]:
         """The slot, the key and the newest state of every key in a slot, while no record is applied."""

@@ -23,7 +23,6 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.key_types import forms_of
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.slots import KeyLayout
 
 IMAGE = 0
 INCREMENT = 1
@@ -134,9 +133,9 @@ class EncodedKeys(NamedTuple):
     """`BlockHeader.key_forms` of the section."""
 
 
-def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes], layout: KeyLayout | None = None) -> EncodedKeys:
-    """*keys* with a state, and *deleted* ones; without a *layout*, all are the user's."""
-    return EncodedKeys(_encode((keys, deleted)), forms_of(keys if layout is None else layout.own(keys)))
+def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes], own: Sequence[bytes] | None = None) -> EncodedKeys:
+    """*keys* with a state, and *deleted* ones; *own*: the user's keys in *keys*, unless these are them."""
+    return EncodedKeys(_encode((keys, deleted)), forms_of(keys if own is None else own))
 
 
 class BlockDecoder:

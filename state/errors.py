@@ -6,6 +6,11 @@ from exactlyonce.pipeline.errors import ExactlyOnceError, Halt, UserError
 
 UNDECODABLE = (ValueError, RecursionError, MemoryError)
 """Errors of msgspec on damaged bytes; `ValueError` includes its own errors and Unicode's."""
+BEGIN_EMPTY = (
+    "To let the operator begin empty, take a savepoint with the old code and begin from it with --allow-dropped-state; "
+    "or start over with `exactlyonce reset`"
+)
+"""The ways out for whoever gives up the state of an operator."""
 
 
 class ApplyFailed(Exception):

@@ -7,7 +7,7 @@ while an older interval is open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -163,12 +163,10 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         states = cast("list[S]", list(map(self._states.__getitem__, keys)))
         return list(map(key_of, keys)), states
 
-    def drop(self, slot: int, group: int) -> None:
+    def drop(self, slot: int, groups: Collection[int]) -> None:
         """See `TimedTable.drop`."""
-        self._times.drop(slot, group)
-        for earlier in self._slots.upto(slot):
-            if (keys := self._slots.pop(earlier, group)) is None:
-                continue
+        self._times.drop(slot, groups)
+        for _, group, keys in self._slots.popped(slot, groups):
             if self._is_open:
                 before = self._interval.before
                 before.update((key, self._states[key]) for key in keys if key not in before)

@@ -279,7 +279,7 @@ class SectionWriter(Generic[S]):
 
     def add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
         """Add a section, or several where it is too large for one."""
-        encoded_keys = encode_keys(keys, deleted, self._layout)
+        encoded_keys = encode_keys(keys, deleted, self._layout.own(keys))
         encoded_states = self._state_type.encode(states, checked=(group + self._checkpoint) % self.check_turns == 0)
         size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
         self._bytes_per_entry = size / max(1, entries)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add, itemgetter
 from typing import Generic, NamedTuple, TypeVar
@@ -74,22 +74,27 @@ class GroupTimes(msgspec.Struct, frozen=True, array_like=True):
     earliest: list[int] = []
     """No state has an earlier slot."""
     meaning: str = ""
-    """What the slots stand for: a window, with sizes in ms. Slots of another meaning are not read as these."""
+    """What the states stand for: a window, with sizes in ms, and aggregates. Others are not read as these."""
 
 
 @dataclass
 class TableTimes:
-    """The times of the key groups in a timed table; a group without one has none."""
+    """The times of a timed table and of its key groups; a group without one has none."""
 
+    groups: Sequence[int] = ()
+    """Those of the table."""
+    watermark: int = NO_WATERMARK
+    """The last one of this run, for all groups. Before a restore, groups may have had later ones."""
     watermarks: dict[int, int] = field(default_factory=dict)
+    """Those at the restore."""
     floors: dict[int, int] = field(default_factory=dict)
     earliest: dict[int, int] = field(default_factory=dict)
     meaning: str = ""
 
     @staticmethod
-    def of(written: Iterable[GroupTimes], groups: Iterable[int], meaning: str = "") -> TableTimes:
+    def of(written: Iterable[GroupTimes], groups: Sequence[int], meaning: str = "") -> TableTimes:
         """The times of *groups* as the indexes of all old subtasks hold them; see `GroupTimes.meaning`."""
-        times, wanted = TableTimes(meaning=meaning), set(groups)
+        times, wanted = TableTimes(groups, meaning=meaning), set(groups)
         for some in written:
             for group, *values in zip(some.groups, some.watermarks, some.floors, some.earliest, strict=True):
                 if group in wanted:
@@ -99,20 +104,21 @@ class TableTimes:
 
     def written(self) -> GroupTimes:
         """What an index holds of them."""
-        groups = sorted(set().union(*self._columns))
-        defaults = NO_WATERMARK, NO_WATERMARK, END_OF_TIME
-        columns = [
-            [column.get(group, default) for group in groups]
-            for column, default in zip(self._columns, defaults, strict=True)
-        ]
-        watermarks, floors, earliest = columns
-        return GroupTimes(groups, watermarks, floors, earliest, self.meaning)
+        groups = sorted(set().union(*self._columns, self.groups if self.watermark > NO_WATERMARK else ()))
+        floors = [self.floors.get(group, NO_WATERMARK) for group in groups]
+        earliest = [self.earliest.get(group, END_OF_TIME) for group in groups]
+        return GroupTimes(groups, list(map(self.watermark_of, groups)), floors, earliest, self.meaning)
 
-    def drop(self, slot: int, group: int) -> None:
-        """Forget the slots of *group* up to *slot*."""
-        self.floors[group] = max(slot, self.floors.get(group, slot))
-        if group in self.earliest:
-            self.earliest[group] = max(self.earliest[group], min(slot + 1, END_OF_TIME))
+    def watermark_of(self, group: int) -> int:
+        """The last watermark of *group*."""
+        return max(self.watermark, self.watermarks.get(group, NO_WATERMARK))
+
+    def drop(self, slot: int, groups: Iterable[int]) -> None:
+        """Forget the slots of *groups* up to *slot*."""
+        for group in groups:
+            self.floors[group] = max(slot, self.floors.get(group, slot))
+            if group in self.earliest:
+                self.earliest[group] = max(self.earliest[group], min(slot + 1, END_OF_TIME))
 
     def note(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """New places *keys* have states; they are in *groups*."""
@@ -160,6 +166,14 @@ class Slots(Generic[T]):
                     self._groups[slot] = set()
                 self._groups[slot].add(pair[1])
             yield value
+
+    def popped(self, limit: int, groups: Collection[int]) -> Iterator[tuple[int, int, T]]:
+        """Take out the slots of *groups* up to *limit*: each with its key group and value."""
+        for slot in self.upto(limit):
+            for group in self._groups[slot].intersection(groups):
+                value = self.pop(slot, group)
+                assert value is not None
+                yield slot, group, value
 
     def pop(self, slot: int, group: int) -> T | None:
         value = self._values.pop((packed_slot(slot), group), None)

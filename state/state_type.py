@@ -24,7 +24,7 @@ from exactlyonce.pipeline.exactness import inexact
 from exactlyonce.pipeline.schema import record_class
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
-from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
+from exactlyonce.state.errors import BEGIN_EMPTY, UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
 
@@ -344,18 +344,14 @@ class StateType(Generic[S]):
         """Whether the operator still has keys of schema *written*, as far as both are known."""
         return key_types.holds(self.keys, written)
 
-    def require_keys(self, written: Any, or_else: str = "") -> None:
-        """Raise `StateIncompatible` unless `has_keys`: states under other keys would never be found.
-
-        *or_else* is a further choice of the user, as text.
-        """
+    def require_keys(self, written: Any) -> None:
+        """Raise `StateIncompatible` unless `has_keys`: states under other keys would never be found."""
         if not self.has_keys(written):
             old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.keys))
             raise StateIncompatible(
                 f"The checkpoint's state of operator {self.operator!r} has keys of type {old}, and key_by gives keys of"
-                f" type {new} now, which would not find it. Let the function of key_by return the old type; or give the"
-                f" operator a new id, by which it begins empty{or_else}; or start over with `exactlyonce reset`. If"
-                f" both are written alike, run it once without the annotation of that function."
+                f" type {new} now, which would not find it. Let the function of key_by return the old type; if both are"
+                f" written alike, run it once without the annotation of that function. {BEGIN_EMPTY}."
             )
 
     def require_migrations(self, version: int, newest: int) -> None:

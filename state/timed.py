@@ -12,7 +12,6 @@ from operator import ge
 from typing import Any, TypeVar
 
 from exactlyonce.pipeline.errors import USERS_ERRORS, require
-from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.state.batches import StatesTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, unpacked_slot
@@ -69,11 +68,11 @@ class TimedStates(StatesTable[S]):
 
     def watermark(self, group: int) -> int:
         """See `TimedTable.watermark`."""
-        return self._times.watermarks.get(group, NO_WATERMARK)
+        return self._times.watermark_of(group)
 
-    def advance(self, group: int, watermark: int) -> None:
+    def advance(self, watermark: int) -> None:
         """See `TimedTable.advance`."""
-        self._times.watermarks[group] = max(watermark, self.watermark(group))
+        self._times.watermark = max(watermark, self._times.watermark)
 
     def _require_open(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """New *keys* are in slots that were not dropped."""

@@ -1,6 +1,7 @@
 """Tools for tests of pipelines and of exactlyonce itself: a broker in memory, a clock moved by hand, faults on order.
 
-`assert_exactly_once` tries a user's pipeline with a crash at every step; `simulation/` runs it.
+`assert_exactly_once` tries a user's pipeline with a crash at every step; `simulation/` runs it. `servers/` starts real
+stores.
 
 The in-memory stand-ins, in `broker/` too, pass the contract tests of the real thing. Contract tests for your classes:
 `sink_contract/`, `source_contract/`, `state_contract/` (state backends), `storage_contract/` (block storages). Modules

@@ -24,7 +24,7 @@ from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
-from exactlyonce.testing.runs import InputRecord, Run, Script, evenly
+from exactlyonce.testing.runs import InputRecord, Run, Script, Stored, encoded, evenly
 
 FAILPOINTS = (
     "worker-barrier", "worker-aligned", "worker-frozen", "worker-blocks", "worker-flushed", "worker-acknowledged",
@@ -37,7 +37,13 @@ FAILPOINTS = (
 class BrokerRuns:
     """The `Runs` of what *make* gives, on *kafka*; it is killed in the second half of the input."""
 
-    def __init__(self, make: Pipeline | Callable[..., Pipeline], parallelism: int, kafka: KafkaCluster) -> None:
+    def __init__(
+        self,
+        make: Pipeline | Callable[..., Pipeline],
+        parallelism: int,
+        kafka: KafkaCluster,
+        stored: Mapping[str, Stored],
+    ) -> None:
         """Raises `ConfigError` or `GraphError` for a pipeline that cannot be run so."""
         name = getattr(make, "__name__", "")
         if isinstance(make, Pipeline) or getattr(make, "__globals__", {}).get(name) is not make:
@@ -46,15 +52,17 @@ class BrokerRuns:
                 "begins the names of the pipeline and its topics with the name: each run has one of its own."
             )
         self._reference = reference_of(make.__globals__, name)
-        self._make, self._kafka, self._parallelism = make, kafka, parallelism
+        self._make, self._kafka, self._parallelism, self._stored = make, kafka, parallelism, stored
         self.scripts: Mapping[str, Script] = {}
         self.graph = make("tested").build()
-        for node in self.graph.sinks:
-            if not isinstance(node.sink, KafkaSink):
-                raise GraphError(
-                    f"sink {node.id!r} writes to another store than Kafka, whose rows this test cannot read: leave the "
-                    f"marker out, or kill the pipeline by the failpoints of docs/testing.md"
-                )
+        others = {node.id for node in self.graph.sinks if not isinstance(node.sink, KafkaSink)}
+        if unread := sorted(others - stored.keys()):
+            raise GraphError(
+                f"sink {unread[0]!r} writes to another store than Kafka: give stored={{{unread[0]!r}: a function of "
+                f"the pipeline's name that reads its records}}, or leave the marker out"
+            )
+        if unknown := sorted(stored.keys() - others):
+            raise ConfigError(f"stored= names {unknown[0]!r}, which is no sink of another store than Kafka.")
 
     def crashes(self, most: int | None) -> Iterator[str]:
         return evenly(FAILPOINTS, most)
@@ -62,8 +70,8 @@ class BrokerRuns:
     def run(self, crash: object) -> Run:
         name = f"tested-{uuid.uuid4().hex[:12]}"
         graph = self._make(name).build()
-        inputs = {node.id: cast("KafkaSource[object]", node.source).topic for node in graph.sources}
-        outputs = {node.id: cast("KafkaSink[object]", node.sink) for node in graph.sinks}
+        inputs = {node.id: cast("KafkaSource[object]", node.source).place for node in graph.sources}
+        outputs = {node.id: node.sink for node in graph.sinks if isinstance(node.sink, KafkaSink)}
         topics = dict.fromkeys(inputs.values(), 1) | {s.topic: s.create_partitions or 1 for s in outputs.values()}
         if foreign := [topic for topic in (*topics, graph.pipeline_id) if not topic.startswith(name)]:
             raise GraphError(f"{', '.join(foreign)}: does not begin with the name that the function was given")
@@ -78,7 +86,9 @@ class BrokerRuns:
                 self._finish(name, {})
             else:
                 crashed = self._finish_killed(name, str(crash))
-            return Run({id: self._visible(sink.topic) for id, sink in outputs.items()}, crashed)
+            visible = {id: self._visible(sink.topic) for id, sink in outputs.items()}
+            rows = {id: [*encoded(graph, graph.node(id), read(name))] for id, read in self._stored.items()}
+            return Run(visible | rows, crashed)
         finally:
             self._kafka.delete_topics([*topics, checkpoint_topic(graph.pipeline_id)])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
@@ -29,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are no
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.kafka.errors import Again, Meaning, meaning_of, retried
 
 LIMIT_S = 600
 """The time limit of tests: it ends tests that hang, and is far above what a slow machine needs."""
@@ -215,21 +217,35 @@ def _accepted(
 def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
     deadline = time.monotonic() + timeout_s
     partitions = sorted(consumer.list_topics(topic, timeout=timeout_s).topics[topic].partitions)
-    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout_s)[1] for p in partitions}
+    ends = {p: retried(partial(_end, consumer, topic, p, timeout_s), deadline) for p in partitions}
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
     unread, records = set(partitions), []
     while unread:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{topic}: partitions {sorted(unread)} were not read to their end in {timeout_s} s.")
         for message in consumer.consume(1000, 0.1):
+            error = message.error()
+            if error and meaning_of(error) is Meaning.PASSING:
+                continue
             partition, offset = _position(message)
-            if message.error() or offset + 1 >= ends[partition]:
+            if error or offset + 1 >= ends[partition]:
                 unread.discard(partition)
-            if not message.error() and offset < ends[partition]:
+            if not error and offset < ends[partition]:
                 headers: Any = tuple(message.headers() or ())
                 time_ms = message.timestamp()[1]
                 records.append(Committed(message.key(), message.value(), partition, offset, time_ms, headers))
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def _end(consumer: Consumer, topic: str, partition: int, timeout_s: float) -> int:
+    """The offset after the last record. A partition that was just made may have no leader yet."""
+    try:
+        ends: tuple[int, int] = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+    except KafkaException as error:
+        if meaning_of(error.args[0]) is Meaning.PASSING:
+            raise Again(f"{topic}[{partition}]: {error}") from error
+        raise
+    return ends[1]
 
 
 def _position(message: Message) -> tuple[int, int]:

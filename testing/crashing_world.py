@@ -126,7 +126,7 @@ class CrashingWorld(SimulatedWorld):
     @property
     def targets(self) -> Mapping[str, Mapping[int, int]]:
         counts = {topic: sum(step is not CRASH for step in script) for topic, script in self._scripts.items()}
-        return {node.id: {0: counts[cast("KafkaSource[Any]", node.source).topic]} for node in self.graph.sources}
+        return {node.id: {0: counts[cast("KafkaSource[Any]", node.source).place]} for node in self.graph.sources}
 
     def message(self, topic: str, partition: int, record: Record) -> Message:
         read: InputRecord = record.value
@@ -251,7 +251,7 @@ class MemoryRuns:
 
     def run(self, crash: object) -> Run:
         assert crash is None or isinstance(crash, Crash)
-        topics = {node.id: cast("KafkaSource[Any]", node.source).topic for node in self.graph.sources}
+        topics = {node.id: cast("KafkaSource[Any]", node.source).place for node in self.graph.sources}
         scripts = {topics[source]: script for source, script in self.scripts.items()}
         world = CrashingWorld(self._make, scripts, self._parallelism, crash)
         world.run()

@@ -19,10 +19,9 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Pipeline
-from exactlyonce.sinks.kafka.sink import KafkaSink, encode_key
-from exactlyonce.sinks.values import holds_records
+from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.testing.crashing_world import MemoryRuns
-from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Runs, Script
+from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Runs, Script, Stored, encoded
 from exactlyonce.testing.scripted import CRASH
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ def assert_exactly_once(
     expected: Mapping[str, Sequence[object] | Check] | None = None,
     *,
     side_effects: Mapping[str, Callable[[], Sequence[Hashable]]] | None = None,
+    stored: Mapping[str, Stored] | None = None,
     parallelism: int = 2,
     crashes_max: int | None = None,
 ) -> None:
@@ -74,6 +74,8 @@ def assert_exactly_once(
     - *expected*: by sink or topic, the visible records in any order, likewise; or a function of their values that
       raises AssertionError. None, or a sink left out: what the run without a crash gives.
     - *side_effects*: by name, a function that returns all that the pipeline's functions have done elsewhere so far.
+    - *stored*: on a cluster, by sink that writes to another store than Kafka, a function that gives the records that a
+      reader of the store sees, in any order. It takes the name that the pipeline's function was given.
     - *crashes_max*: try so many of the crashes, evenly chosen.
 
     Raises AssertionError, which names the crash, and what was lost and doubled; `GraphError` for a pipeline that cannot
@@ -93,7 +95,7 @@ def assert_exactly_once(
     else:
         from exactlyonce.testing.broker_runs import BrokerRuns
 
-        runs = BrokerRuns(pipeline, parallelism, kafka)
+        runs = BrokerRuns(pipeline, parallelism, kafka, stored or {})
     runs.scripts = scripts_of(runs.graph, inputs)
     _Experiment(runs, expected or {}, side_effects or {}).conduct(crashes_max)
 
@@ -124,7 +126,7 @@ class _Experiment:
             node = self._graph.node(sink)
             with_keys = any(isinstance(record, Record) for record in wanted)
             visible = run.outputs[sink] if with_keys else [(None, value) for _, value in run.outputs[sink]]
-            _compare({sink: [*_encoded(self._graph, node, wanted)]}, {sink: visible}, "Wrong without any crash")
+            _compare({sink: [*encoded(self._graph, node, wanted)]}, {sink: visible}, "Wrong without any crash")
         again = self._lived(None)[1]
         _compare(reference, again, f"A second run, without any crash either, gives something else. {IMPURE}")
         for crash in self._runs.crashes(crashes_max):
@@ -148,7 +150,7 @@ class _Experiment:
 def scripts_of(graph: LogicalGraph, inputs: Mapping[str, Sequence[object]]) -> dict[str, Script]:
     """The script of each source, by its id, encoded as it decodes. `GraphError` for a source that cannot be fed."""
     for node in graph.sources:
-        if not isinstance(node.source, KafkaSource) or node.source.cluster is not None:
+        if not isinstance(node.source, KafkaSource) or node.source.topic is None or node.source.cluster is not None:
             raise GraphError(
                 f"source {node.id!r} reads no topic of the one cluster that this test has: let the function that makes "
                 f"the pipeline take the source, and give a KafkaSource without cluster= here"
@@ -182,17 +184,6 @@ def _named(name: str, nodes: Iterable[Node], topic: Callable[[Any], str | None],
     if name not in by_id and name not in by_topic:
         raise ConfigError(f"The pipeline has no {kind} {name!r}: name one of {', '.join(sorted(by_id))}.")
     return by_id.get(name) or by_topic[name]
-
-
-def _encoded(graph: LogicalGraph, node: Node, wanted: Iterable[object]) -> Iterator[OutputRecord]:
-    """The expected records of a sink, as a reader sees them; without keys, unless one is a `Record`."""
-    type_ = graph.type_of(node.inputs[0])
-    encode = node.sink.codec(type_).encode if isinstance(node.sink, KafkaSink) else msgspec.json.encode
-    for record in wanted:
-        key, value = None, record
-        if isinstance(record, Record) and (isinstance(node.sink, KafkaSink) or not holds_records(type_)):
-            key, value = encode_key(record.key), record.value
-        yield key, value if value is None or isinstance(value, bytes) else encode(value)
 
 
 def _decoded(graph: LogicalGraph, node: Node, visible: Iterable[OutputRecord]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The pytest plugin of exactlyonce, loaded with the package: a real Kafka for tests.
+"""The pytest plugin of exactlyonce, loaded with the package: a real Kafka, and real stores, for tests.
 
 | fixture | scope | gives |
 | --- | --- | --- |
@@ -6,6 +6,11 @@
 | `topic_name` | function | a prefix no other test has, safe in the name of a topic or pipeline |
 | `own_broker` | function | a function that starts a broker of the test's own, which it may kill |
 | `container_kafka` | session | a `KafkaCluster` that runs in a container |
+| `postgres_server` | session | a PostgreSQL server, of `servers/` as all below |
+| `mariadb_server` | session | a MariaDB server |
+| `redis_server` | session | a Redis server |
+| `s3_server` | session | a server with S3's protocol |
+| `registry_server` | session | a schema registry |
 
 The marker `exactlyonce_broker` has `assert_exactly_once` run pipelines on the cluster of `kafka`.
 
@@ -27,6 +32,11 @@ import pytest
 
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+    from exactlyonce.testing.servers.mariadb import MariaDB
+    from exactlyonce.testing.servers.postgres import PostgresServer
+    from exactlyonce.testing.servers.redis import RedisServer
+    from exactlyonce.testing.servers.registry import RegistryServer
+    from exactlyonce.testing.servers.s3 import S3Server
 
 ON_BROKER = "exactlyonce_broker"
 SCHEMA_WARNINGS = (
@@ -124,6 +134,70 @@ def container_kafka(kafka_image: str) -> Iterator[KafkaCluster]:
 
     with kafka_container(kafka_image) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, the same for all tests; a test that kills it starts it again."""
+    from exactlyonce.testing.servers.programs import require
+
+    require("psycopg", "exactlyonce[postgres]")
+    from exactlyonce.testing.servers.postgres import PostgresServer
+
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDB]:
+    """A MariaDB server, which speaks MySQL's protocol, the same for all tests; one that kills it starts it again."""
+    from exactlyonce.testing.servers.programs import require
+
+    require("pymysql", "exactlyonce[mysql]")
+    from exactlyonce.testing.servers.mariadb import MariaDB
+
+    server = MariaDB()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server, the same for all tests; a test that kills it starts it again."""
+    from exactlyonce.testing.servers.programs import require
+
+    require("redis", "exactlyonce[redis]")
+    from exactlyonce.testing.servers.redis import RedisServer
+
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A server with S3's protocol, the same for all tests; its `env` leads clients to it."""
+    from exactlyonce.testing.servers.programs import require
+
+    require("moto", "moto[server]")
+    from exactlyonce.testing.servers.s3 import S3Server
+
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    """A schema registry with Confluent's protocol, the same for all tests. Maven downloads it once."""
+    from exactlyonce.testing.servers.registry import RegistryServer
+
+    server = RegistryServer(tmp_path_factory.mktemp("registry"))
+    yield server
+    server.close()
 
 
 def _embedded(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from exactlyonce.pipeline.graph import LogicalGraph
+import msgspec
+
+from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.pipeline.records import Record
+from exactlyonce.sinks.kafka.sink import KafkaSink, encode_key
+from exactlyonce.sinks.values import holds_records
 from exactlyonce.testing.scripted import Crash as ScriptedCrash
 
 T = TypeVar("T")
@@ -24,6 +29,8 @@ class InputRecord(NamedTuple):
 Script = Sequence[InputRecord | ScriptedCrash]
 OutputRecord = tuple[bytes | None, bytes | None]
 """Key and value."""
+Stored = Callable[[str], Iterable[object]]
+"""Gives the records that a reader of a store sees, after the run whose pipeline was made with that name."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,17 @@ def evenly(crashes: Sequence[T], most: int | None) -> Iterator[T]:
     """
     count = len(crashes) if most is None else min(most, len(crashes))
     return (crashes[place * len(crashes) // count] for place in range(count))
+
+
+def encoded(graph: LogicalGraph, node: Node, wanted: Iterable[object]) -> Iterator[OutputRecord]:
+    """Records of a sink as a reader sees them; without keys, unless one is a `Record`."""
+    type_ = graph.type_of(node.inputs[0])
+    encode = node.sink.codec(type_).encode if isinstance(node.sink, KafkaSink) else msgspec.json.encode
+    for record in wanted:
+        key, value = None, record
+        if isinstance(record, Record) and (isinstance(node.sink, KafkaSink) or not holds_records(type_)):
+            key, value = encode_key(record.key), record.value
+        yield key, value if value is None or isinstance(value, bytes) else encode(value)
 
 
 class Runs(Protocol):

@@ -162,9 +162,22 @@ def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
         yield start
 
 
+@pytest.fixture
+def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """`failpoint("worker-frozen")` is the environment that arms it; the file in tmp_path/fired shows that it fired."""
+    fired = tmp_path / "fired"
+    fired.mkdir(exist_ok=True)
+
+    def arm(name: str, action: str = "kill", nth: int = 1) -> dict[str, str]:
+        return {"EXACTLYONCE_FAILPOINTS": f"{name}={action}@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+
+    return arm
+
+
 def _storage_server(kind: str, folder: Path) -> Any:
     from hdfs_server import HdfsServer
-    from s3_server import S3Server
+
+    from exactlyonce.testing.servers.s3 import S3Server
 
     return S3Server() if kind == "s3" else HdfsServer(folder)
 
@@ -177,24 +190,21 @@ def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def _fewer_descriptions() -> Iterator[None]:
     import botocore.session
 
-    with (
-        closing(_storage_server("s3", tmp_path_factory.getbasetemp())) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         # Each folder has a client of its own, which would read the descriptions of all AWS anew.
         patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
-        yield server
+        yield
 
 
 @pytest.fixture
-def s3(_s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def s3(_fewer_descriptions: None, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server with S3's protocol, started once for all tests of a process, whose client this process is."""
-    for name, value in _s3_server.env.items():
+    for name, value in s3_server.env.items():
         monkeypatch.setenv(name, value)
-    return _s3_server
+    return s3_server
 
 
 @pytest.fixture(scope="session")
@@ -205,13 +215,10 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def registry(registry_server: Any) -> Any:
     """A schema registry, started once for all tests of a process; a test that stops it starts it again."""
     pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client needs the extra `registry`")
-    from registry_server import RegistryServer
-
-    with closing(RegistryServer(tmp_path_factory.mktemp("registry"))) as server:
-        yield server
+    return registry_server
 
 
 @pytest.fixture(scope="session")
@@ -254,42 +261,9 @@ def kafka_image(image: Callable[[str], str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def database_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+def database_server(request: pytest.FixtureRequest) -> Callable[[str], Any]:
     """`database_server("postgres")`, or "mariadb" or "redis", which is started when it is first asked for."""
-    servers: dict[str, Any] = {}
-
-    def started(name: str) -> Any:
-        if name not in servers:
-            servers[name] = {"postgres": postgres, "mariadb": mariadb, "redis": redis}[name]()
-        return servers[name]
-
-    def postgres() -> Any:
-        pytest.importorskip("psycopg")
-        from postgres_server import PostgresServer
-
-        server = PostgresServer()
-        server.start()
-        return server
-
-    def mariadb() -> Any:
-        pytest.importorskip("pymysql")
-        from mariadb_server import MariaDB, required
-
-        required()
-        server = MariaDB()
-        server.start()
-        return server
-
-    def redis() -> Any:
-        pytest.importorskip("redis")
-        from redis_server import RedisServer, skip_without_a_server
-
-        skip_without_a_server()
-        return RedisServer(tmp_path_factory.mktemp("redis"))
-
-    yield started
-    for server in servers.values():
-        server.remove()
+    return lambda name: request.getfixturevalue(f"{name}_server")
 
 
 @pytest.fixture(params=["postgres", "mariadb"])

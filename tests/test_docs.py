@@ -26,7 +26,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "docs/design", "docs/sinks", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
-PIPELINES, EVENT_TIME = Path("docs/pipelines.md"), Path("docs/event-time.md")
+PIPELINES, EVENT_TIME, JOINS = (Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins"))
 
 
 class Fence(NamedTuple):
@@ -146,16 +146,21 @@ def test_targets_of_make_exist(page: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "topic", "key", "least"), [(PIPELINES, "orders", "customer", 10), (EVENT_TIME, "visits", "page", 3)]
-)
+    ("page", "topics", "least"),
+    [
+        (PIPELINES, {"orders": "customer"}, 10), (EVENT_TIME, {"visits": "page"}, 3),
+        (JOINS, {"payments": "currency", "rates": "currency"}, 2),
+    ],
+)  # fmt: skip
 def test_pipelines_write_what_the_page_says(
-    own_broker: Callable[..., KafkaCluster], page: Path, topic: str, key: str, least: int,
+    own_broker: Callable[..., KafkaCluster], page: Path, topics: dict[str, str], least: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    documented_input = next(fence.text for fence in fences(page) if fence.kind == "json").splitlines()
+    documented = [fence.text.splitlines() for fence in fences(page) if fence.kind == "json"]
     kafka = own_broker()
-    kafka.create_topic(topic)
-    kafka.produce(topic, [(json.loads(record)[key], record) for record in documented_input])
+    for (topic, key), records in zip(topics.items(), documented, strict=False):
+        kafka.create_topic(topic)
+        kafka.produce(topic, [(json.loads(record)[key], record) for record in records])
     kafka.create_topic("refunds")
     kafka.produce("refunds", ['{"order": 4}'])
     compared = 0

@@ -134,3 +134,13 @@ def test_the_deliveries_are_those_of_the_code(table: Table) -> None:
     rows = table(page, "`delivery`", "what it does", "choose it when")
     assert [code(row["`delivery`"]) for row in rows] == [[each] for each in get_args(Delivery)]
     assert table(page, "", *(f"`{each}`" for each in get_args(Delivery)))
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """The links below the headings of docs/index.md, and those of docs/design/README.md, lead to each page."""
+    linked = {
+        (index.parent / link).resolve()
+        for index in (ROOT / "docs/index.md", ROOT / "docs/design/README.md")
+        for link in re.findall(r"\]\(([\w./-]+\.md)\)", index.read_text())
+    }
+    assert {*(ROOT / "docs").rglob("*.md")} - linked == {ROOT / "docs/index.md"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from exactlyonce.checkpoint.block_storage import Blocks
@@ -15,6 +16,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
+from exactlyonce.pipeline.windows import kept_in, moment, window_of
 from exactlyonce.state.index import IndexHead
 
 
@@ -30,6 +32,8 @@ class OperatorView:
     """The schema of its states; None: it has none."""
     version: int = 1
     """The newest version of its states."""
+    meaning: str | None = None
+    """What the slots of a timed table stand for (`GroupTimes.meaning`)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,16 @@ class KeyView:
     state: Any
     version: int
     """The version of the writer."""
+
+
+@dataclass(frozen=True)
+class TimedKeyView(KeyView):
+    """A key in a window that is not over, or in another slot; of hopping windows, in a pane, which several share."""
+
+    start: datetime | None
+    """None: the slot is none of a window."""
+    end: datetime
+    """The end of the window or pane, or the time at which the state is due. A session may still grow."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,7 @@ class StateView:
         return OperatorView(
             operator, self.manifest.checkpoint, snapshot.parallelism, snapshot.state_bytes,
             head.schema if head is not None else None, head.version if head is not None else 1,
+            head.times.meaning if head is not None and head.times is not None else None,
         )  # fmt: skip
 
     def keys(self, operator: str, key: str | None = None) -> Iterator[KeyView]:
@@ -70,7 +85,16 @@ def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[
     """*entries* decoded. The schema in *head* is that of the newest version only."""
     for entry in entries:
         schema = head.schema if head is not None and entry.version == head.version else None
-        yield KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)
+        view = KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)
+        yield view if head is None or head.times is None else _timed(view, head.times.meaning, entry.slot)
+
+
+def _timed(view: KeyView, meaning: str, slot: int | None) -> TimedKeyView:
+    assert slot is not None
+    if (window := window_of(meaning)) is None:
+        return TimedKeyView(**vars(view), start=None, end=moment(slot + 1))
+    start, end, state = kept_in(window, slot, view.state)
+    return TimedKeyView(view.key_group, view.key, state, view.version, moment(start), moment(end))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -46,7 +47,9 @@ class Watch:
     """Looks at *pipeline*; `look` may be called as often as one likes. With its *graph* the nodes are known, too."""
 
     def __init__(self, config: ClientConfig, pipeline: str, graph: LogicalGraph | None = None) -> None:
-        self._pipeline, self._graph = pipeline, graph
+        self._pipeline = pipeline
+        self._nodes = lru_cache(1)(lambda parallelism: [*drawn(plan(graph, parallelism))] if graph else [])
+        """The graph with *parallelism*, which rarely changes."""
         self._log = LogFollower(config, pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
         self._transactions = Transactions(config, timeout_ms=TIMEOUT_MS)
@@ -62,6 +65,7 @@ class Watch:
         """Its state at *now_ms*, in milliseconds since 1970, in the form of `engines.local.monitoring.page`."""
         try:
             history, problem = self._log.look(), ""
+            history.halt_if_damaged()
             waiting = self._waiting(history)
             partitions = [*self._partitions(history.latest)]
         except ExactlyOnceError as error:
@@ -82,8 +86,7 @@ class Watch:
             "parallelism": history.latest.parallelism if history.latest else 0,
             "incarnation": newest.incarnation if newest else 0, "restarts": 0,
             "figures": figures, "samples": list(self._samples), "workers": [],
-            "graph": [*drawn(plan(self._graph, history.latest.parallelism if history.latest else 1))] if self._graph
-            else [],
+            "graph": self._nodes(history.latest.parallelism if history.latest else 1),
             "checkpoints": [_bar(each) for each in seen],
             "partitions": [each._asdict() for each in partitions],
             "transactions": [_transaction(each, now_ms) for each in waiting],
@@ -109,7 +112,7 @@ class Watch:
         return find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
 
     def _partitions(self, manifest: Manifest | None) -> Iterator[PartitionView]:
-        offsets = [] if manifest is None else [offset for offset in manifest.offsets if offset.in_topic]
+        offsets = () if manifest is None else manifest.in_cluster
         ends: dict[str, Mapping[int, int]] = {}
         for topic in sorted({offset.topic for offset in offsets}):
             try:
@@ -165,10 +168,7 @@ def _rate(seen: Sequence[CheckpointView]) -> int:
     if len(seen) < 2:
         return 0
     before, after = (each.manifest for each in seen[-2:])
-    positions = [
-        {(at.topic_id, at.partition): at.offset for at in manifest.offsets if at.in_topic}
-        for manifest in (before, after)
-    ]
+    positions = [{(at.topic_id, at.partition): at.offset for at in manifest.in_cluster} for manifest in (before, after)]
     read = sum(max(0, offset - positions[0].get(place, offset)) for place, offset in positions[1].items())
     return int(read * 1000 / max(1, after.completed_at_ms - before.completed_at_ms))
 

@@ -85,6 +85,32 @@ class StagedAck(msgspec.Struct, frozen=True):
     """All blocks that it needs: those that it names, and those that these list."""
 
 
+TOPICS = "topics:"
+"""The beginning of the place of a source that reads all topics of a pattern."""
+
+
+class TopicSplit(NamedTuple):
+    """The identity of a split that is a partition of a topic, which is read from offset *first* on."""
+
+    topic_id: str
+    partition: int
+    first: int
+    topic: str
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+    @classmethod
+    def parse(cls, identity: str) -> TopicSplit:
+        """The split of an identity.
+
+        >>> TopicSplit.parse("AAAA 3 17 orders-eu").topic
+        'orders-eu'
+        """
+        topic_id, partition, first, topic = identity.split(" ")
+        return cls(topic_id, int(partition), int(first), topic)
+
+
 class SourceOffset(msgspec.Struct, frozen=True):
     """Sn of one split, as a partition of a topic: the offset of the first record after the barrier.
 
@@ -118,6 +144,21 @@ class SourceOffset(msgspec.Struct, frozen=True):
     def in_topic(self) -> bool:
         """Whether the split is a partition of a topic."""
         return ":" not in self.topic
+
+    @property
+    def in_cluster(self) -> SourceOffset | None:
+        """The same as a position in a topic of the checkpoints' cluster; None: the split is no partition of one.
+
+        >>> position = SourceOffset("in", "topics:orders-.*", "AAAA 3 17 orders-eu", 9, 20).in_cluster
+        >>> position.topic, position.partition, position.offset
+        ('orders-eu', 3, 20)
+        """
+        if self.in_topic:
+            return self
+        if not self.topic.startswith(TOPICS):
+            return None
+        split = TopicSplit.parse(self.topic_id)
+        return msgspec.structs.replace(self, topic=split.topic, topic_id=split.topic_id, partition=split.partition)
 
     @property
     def mark(self) -> str:
@@ -236,6 +277,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
+
+    @property
+    def in_cluster(self) -> tuple[SourceOffset, ...]:
+        """The positions in topics of the checkpoints' cluster."""
+        return tuple(at for offset in self.offsets if (at := offset.in_cluster) is not None)
+
+    def positions_at(self, place: str) -> list[SourceOffset]:
+        """The positions in the topic at *place*, also those of patterns that it matches."""
+        return [at for offset in self.offsets if (at := offset.in_cluster or offset).topic == place]
 
     def partitions_of(self, sink: str) -> int | None:
         """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""

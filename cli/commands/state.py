@@ -39,7 +39,9 @@ examples:
   exactlyonce state order-totals totals --at 41 --json > state.jsonl
 
 Write a key as it is, or in JSON: 7 finds the number and the text, '["ann", 1]' a tuple.
+Windows that are not over have a line for each key, with start and end in UTC.
 """
+_TIMES = ["start", "end"]
 _LINES = 1_000
 """The default limit of a table; lines of JSON have none."""
 
@@ -102,7 +104,8 @@ def _print(view: StateView, args: argparse.Namespace) -> None:
     first = list(islice(keys, limit + 1))
     version = f", version {operator.version}" if operator.version > 1 else ""
     place = f"{operator.operator} of {view.manifest.pipeline} at checkpoint {operator.checkpoint}"
-    print(f"{place}: {type_text(operator.schema)}{version}")
+    windows = "" if operator.meaning is None else f", {operator.meaning}"
+    print(f"{place}: {type_text(operator.schema)}{version}{windows}")
     if first:
         print("", *table(first[:limit], operator), sep="\n")
     else:
@@ -119,8 +122,8 @@ def lines(operator: OperatorView, keys: Iterable[KeyView]) -> Iterator[str]:
 
 
 def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
-    """The lines of a table; with the version of each state if some have an older one."""
-    columns, rows = (">group", "key", "state"), list(map(row, keys))
+    """The lines of a table; with the version of each state if some have an older one, and the times of windows."""
+    columns, rows = [">group", "key", *_TIMES * (operator.meaning is not None), "state"], list(map(row, keys))
     if all(key.version == operator.version for key in keys):
         return text.table(columns, rows)
     versions = [str(key.version) for key in keys]
@@ -131,8 +134,11 @@ def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
 
 def row(key: KeyView) -> text.Row:
     from exactlyonce.state.json_text import json_text
+    from exactlyonce.views.state import TimedKeyView
 
-    return (str(key.key_group), json_text(key.key), json_text(key.state))
+    times = [key.start, key.end] if isinstance(key, TimedKeyView) else []
+    shown = ("-" if time is None else f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] for time in times)
+    return (str(key.key_group), json_text(key.key), *shown, json_text(key.state))
 
 
 def type_text(schema: Any) -> str:

@@ -65,7 +65,8 @@ def top(args: argparse.Namespace) -> int:
             console.print(drawn(look()))
             return 0
         with Live(drawn(look()), console=console, screen=True, auto_refresh=False) as live:
-            while not threading.Event().wait(LOOK_S):
+            pause = threading.Event()
+            while not pause.wait(LOOK_S):
                 live.update(drawn(look()), refresh=True)
     return 0
 

@@ -78,23 +78,21 @@ class Watched:
 
         self.pipeline = pipeline
         self._watch, self._ended = Watch(config, pipeline, graph), ended
-        self._lock, self._looked = threading.Lock(), threading.Event()
+        self._looked = threading.Event()
         self._state: dict[str, Any] = {}
+        """Replaced whole, for any thread may ask."""
 
     def run(self) -> None:
         from exactlyonce.engines.system_clock import SystemClock
 
         while not self._ended.is_set():
-            state = self._watch.look(SystemClock().now_ms())
-            with self._lock:
-                self._state = state
+            self._state = self._watch.look(SystemClock().now_ms())
             self._looked.set()
             self._ended.wait(LOOK_S)
 
     def state(self) -> dict[str, Any]:
         self._looked.wait()  # the first look
-        with self._lock:
-            return self._state
+        return self._state
 
     def summary(self) -> dict[str, Any]:
         state = self.state()

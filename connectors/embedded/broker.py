@@ -140,7 +140,7 @@ class EmbeddedBroker:
                     "if that is a Kafka broker, use it: pass --bootstrap-servers."
                 )
             java = find_java()
-            jars = kafka_jars(java, progress)
+            jars = kafka_jars(progress)
             command = [str(java), *self._java_options(java, jars)]
             self._configure(command, port)
             progress(f"Starting Kafka {KAFKA_VERSION} on {HOST}:{port}.")

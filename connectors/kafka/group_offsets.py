@@ -27,9 +27,10 @@ TIMEOUT_MS = 10_000
 
 
 class GroupOffsets:
-    """The offsets of group *group*, which has no members, in *topics* of one cluster: their names by place."""
+    """The offsets of group *group*, which has no members, in one cluster. *topics*: the names by place of those of
+    another cluster than that of the checkpoints."""
 
-    def __init__(self, config: ClientConfig, group: str, topics: Mapping[str, str]) -> None:
+    def __init__(self, config: ClientConfig, group: str, topics: Mapping[str, str] | None = None) -> None:
         self._topics = topics
         overrides = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False}
         self._consumer = make_consumer(config.confluent(overrides))
@@ -37,8 +38,11 @@ class GroupOffsets:
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
         """Set them, without waiting. Through the consumer: librdkafka's admin call for it aborts the process when an
         answer comes after its timeout, as after a minute without a broker."""
-        here = ((self._topics[read.topic], read) for read in offsets if read.topic in self._topics)
-        places = [TopicPartition(topic, read.partition, read.offset) for topic, read in here]
+        if self._topics is None:
+            here = [(at.topic, at) for read in offsets if (at := read.in_cluster) is not None]
+        else:
+            here = [(self._topics[read.topic], read) for read in offsets if read.topic in self._topics]
+        places = [TopicPartition(topic, at.partition, at.offset) for topic, at in here]
         if places:
             self._consumer.commit(offsets=places, asynchronous=True)
         self._consumer.poll(0)

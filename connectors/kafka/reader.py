@@ -7,7 +7,7 @@ subscribed; a removed offset is an error, never a reset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, cast
@@ -26,6 +26,8 @@ offset_of = cast("Callable[[Message], int]", Message.offset)
 
 FETCH_BACKOFF_MS = 10
 """The pause of the client after a full queue. Its default of a second starves a fast loop."""
+ASK_TIMEOUT_S = 1.0
+"""The longest time for which no record is read because a leader is asked for the end of a partition."""
 
 
 class Consumers(NamedTuple):
@@ -79,7 +81,7 @@ class KafkaReader:
 
     def __post_init__(self) -> None:
         self.place = self.place or self.topic
-        self._silence = Silence(self.topic, self.offsets.keys())
+        self._silence = Silence(lambda: map(self.place_of, self.offsets))
         self._at_end: list[int] = []
         """The partitions whose end the last `poll` has met."""
 
@@ -94,12 +96,31 @@ class KafkaReader:
             self.offsets[start.partition] = start.offset
             self._assign([start.partition])
 
+    def place_of(self, split: int) -> tuple[str, int]:
+        """The topic and the partition of a split, which has its number."""
+        return self.topic, split
+
+    def name_of(self, topic: str) -> str:
+        """The name in errors of a topic that it reads."""
+        return self.place
+
+    def split_of(self, topic: str | None, partition: int | None) -> int | None:
+        """The split of a partition; None: there is no such."""
+        return partition
+
+    def splits_of(self, messages: Iterable[Message]) -> list[int]:
+        """The split of each message."""
+        return list(map(_partition, messages))
+
     def _assign(self, partitions: Iterable[int]) -> None:
         """Assign more partitions; fetched records of others stay. By its epoch the client detects a truncated log."""
         if self._consumer is None:
             self._consumer = self.make({**self.config, **self._silence.settings})
         self._consumer.incremental_assign(
-            [TopicPartition(self.topic, p, self.offsets[p], leader_epoch=self.epochs.get(p, -1)) for p in partitions]
+            [
+                TopicPartition(*self.place_of(split), self.offsets[split], leader_epoch=self.epochs.get(split, -1))
+                for split in partitions
+            ]
         )
 
     def positions(self) -> tuple[SourceOffset, ...]:
@@ -116,7 +137,7 @@ class KafkaReader:
     def finished(self) -> bool:
         return bool(self.targets) and not self._unfinished
 
-    def poll(self, records_max: int, timeout_s: float) -> list[Message]:
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
         """Up to *records_max* messages; waits up to *timeout_s* for the first. Sets `runs` and moves `offsets`."""
         self.runs = []
         if self._consumer is None:
@@ -125,7 +146,7 @@ class KafkaReader:
         if any(map(Message.error, messages)):
             messages = self._without_events(messages)
         end = 0
-        for partition, count in _runs(list(map(_partition, messages))):
+        for partition, count in _runs(self.splits_of(messages)):
             end += count
             self.runs.append((partition, count))
             offset = self.offsets[partition] = offset_of(messages[end - 1]) + 1
@@ -139,10 +160,11 @@ class KafkaReader:
     def _pass_invisible(self) -> None:
         """Go on after markers and aborted records at the ends of partitions, as the client has done."""
         assert self._consumer is not None
-        for passed in self._consumer.position([TopicPartition(self.topic, partition) for partition in self._at_end]):
-            if passed.offset > self.offsets[passed.partition]:
-                self.offsets[passed.partition] = passed.offset
-                self.epochs[passed.partition] = -1 if passed.leader_epoch is None else passed.leader_epoch
+        places = [TopicPartition(*self.place_of(split)) for split in self._at_end]
+        for split, passed in zip(self._at_end, self._consumer.position(places), strict=True):
+            if passed.offset > self.offsets[split]:
+                self.offsets[split] = passed.offset
+                self.epochs[split] = -1 if passed.leader_epoch is None else passed.leader_epoch
         self._at_end.clear()
 
     def _without_events(self, messages: list[Message]) -> list[Message]:
@@ -152,9 +174,10 @@ class KafkaReader:
             if error is None:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._at_end.append(_partition(message))
-                if offset_of(message) >= self.targets.get(_partition(message), 0):
-                    self._unfinished.discard(_partition(message))
+                (split,) = self.splits_of([message])
+                self._at_end.append(split)
+                if offset_of(message) >= self.targets.get(split, 0):
+                    self._unfinished.discard(split)
             else:
                 self._raise(error, message, kept)
         return kept
@@ -162,13 +185,14 @@ class KafkaReader:
     def _raise(self, error: KafkaError, message: Message, before: list[Message]) -> None:
         """Raise an error that needs a person; librdkafka retries the others. *before* came before it, and is not
         returned if it is raised."""
-        partition = message.partition()
-        where = self.place if partition is None or partition < 0 else f"{self.place}[{partition}]"
-        last = next((offset_of(earlier) for earlier in reversed(before) if earlier.partition() == partition), None)
-        read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
+        topic, partition = message.topic() or self.topic, message.partition()
+        where = self.name_of(topic) if partition is None or partition < 0 else f"{self.name_of(topic)}[{partition}]"
+        split = self.split_of(topic, partition)
+        last = next((offset_of(m) for m in reversed(before) if (m.topic(), m.partition()) == (topic, partition)), None)
+        read = self.offsets.get(-1 if split is None else split, min(self.offsets.values()))
         wanted = read if last is None else last + 1
         if meaning_of(error) is Meaning.REMOVED:
-            raise self._missing(where, partition or 0, wanted)
+            raise self._missing(topic, partition or 0, wanted)
         if meaning_of(error) is Meaning.MISSING:
             raise TopicError(
                 f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
@@ -176,15 +200,15 @@ class KafkaReader:
         group = str(self.config.get("group.id", "exactlyonce"))
         raise_unless_passing(error, f"Source {self.source!r}: {where}", wanted, error.str(), group)
 
-    def _missing(self, where: str, partition: int, wanted: int) -> Halt:
+    def _missing(self, topic: str, partition: int, wanted: int) -> Halt:
         """The error for a log without offset *wanted*: its beginning was removed, or it was truncated."""
-        known = self._watermarks(partition)
+        where, known = f"{self.name_of(topic)}[{partition}]", self._watermarks(topic, partition)
         if known is None:
             happened = (
                 "that offset is gone, and no broker has told which offsets the topic holds. Retention removed it, or "
                 "the log was truncated, or the topic was recreated; so the pipeline stops."
             )
-            return self._halt(where, partition, wanted, happened)
+            return self._halt(topic, partition, wanted, happened)
         first, end = known
         if wanted < first:
             happened = (
@@ -197,35 +221,44 @@ class KafkaReader:
                 f"disk that lost writes), or the topic was recreated.\n"
                 f"  New records may have their offsets, and would be skipped, so the pipeline stops."
             )
-        return self._halt(where, partition, wanted, f"the topic holds offsets {first} to {end - 1} now: {happened}")
+        return self._halt(topic, partition, wanted, f"the topic holds offsets {first} to {end - 1} now: {happened}")
 
-    def _halt(self, where: str, partition: int, wanted: int, happened: str) -> Halt:
+    def _halt(self, topic: str, partition: int, wanted: int, happened: str) -> Halt:
         return Halt(
-            f"Source {self.source!r} must go on at {where} offset {wanted}, but {happened}\n"
+            f"Source {self.source!r} must go on at {self.name_of(topic)}[{partition}] offset {wanted}, but {happened}\n"
             f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
             f"recompute from the existing input.",
             operator=self.source,
-            topic=self.place,
+            topic=self.name_of(topic),
             partition=partition,
             offset=wanted,
         )
 
-    def _watermarks(self, partition: int) -> tuple[int, int] | None:
+    def _watermarks(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int] | None:
+        """The first offset and the end, as the leader says now; None: it does not answer."""
         assert self._consumer is not None
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10.0)
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
         except KafkaException:
             return None
         return first, end
 
-    def quiet(self) -> set[int]:
+    def quiet(self, ask: Collection[int] = ()) -> set[int]:
         if self._consumer is None:
             return set()
         quiet = set[int]()
-        for partition in self.offsets.keys() - self._silence.missed:
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
-            if 0 <= end <= self.offsets[partition]:
-                quiet.add(partition)
+        for split, offset in self.offsets.items():
+            place = self.place_of(split)
+            if place not in self._silence.missed:
+                _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                if 0 <= end <= offset:
+                    quiet.add(split)
+        for split in quiet & {*ask}:
+            known = self._watermarks(*self.place_of(split), ASK_TIMEOUT_S)
+            if known is None:
+                return quiet - {*ask}
+            if known[1] > self.offsets[split]:
+                quiet.remove(split)
         return quiet
 
     @property
@@ -234,7 +267,7 @@ class KafkaReader:
         silent = self._silence.partitions
         if not silent:
             return ""
-        where = ", ".join(f"{self.place}[{partition}]" for partition in sorted(silent))
+        where = ", ".join(f"{self.name_of(topic)}[{partition}]" for topic, partition in sorted(silent))
         return (
             f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the leader of {where}, "
             f"and goes on trying"
@@ -245,9 +278,9 @@ class KafkaReader:
         if self._consumer is None:
             return 0
         total = 0
-        for partition, offset in self.offsets.items():
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), cached=True)
-            total += max(0, end - offset, self.targets.get(partition, 0) - offset)
+        for split, offset in self.offsets.items():
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
+            total += max(0, end - offset, self.targets.get(split, 0) - offset)
         return total
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from one without new records, which answers twice a second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ SILENT_AFTER_S = 30.0
 """The time from the first sign of silence until a partition is reported. A leader is silent if it is unknown or not
 connected, or has sent nothing for as long while the client fetches."""
 
+Place = tuple[str, int]
+"""Topic and partition."""
 _NO_LEADER = -1
 
 
@@ -45,12 +47,13 @@ _decode = msgspec.json.Decoder(_Statistics).decode
 
 
 class Silence:
-    """Listens to the statistics of a consumer of *topic*, by the callback in `settings`. *partitions* may change."""
+    """Listens to the statistics of a consumer, by the callback in `settings`. *places* gives topic and partition of all
+    that it reads now."""
 
-    def __init__(self, topic: str, partitions: Collection[int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._topic, self._partitions, self._clock = topic, partitions, clock
+    def __init__(self, places: Callable[[], Iterable[Place]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._places, self._clock = places, clock
         self._heard_s = 0.0
-        self._missed_since_s: dict[int, float] = {}
+        self._missed_since_s: dict[Place, float] = {}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,26 +62,29 @@ class Silence:
     def hear(self, statistics: str) -> None:
         """Take in statistics; called while the consumer is polled."""
         self._heard_s, missed = self._clock(), self._missed(_decode(statistics))
-        self._missed_since_s = {partition: self._missed_since_s.get(partition, self._heard_s) for partition in missed}
+        self._missed_since_s = {place: self._missed_since_s.get(place, self._heard_s) for place in missed}
 
     @property
-    def missed(self) -> Collection[int]:
+    def missed(self) -> Collection[Place]:
         """The partitions whose leader shows any sign of silence, as of the last statistics."""
         return self._missed_since_s.keys()
 
     @property
-    def partitions(self) -> dict[int, float]:
+    def partitions(self) -> dict[Place, float]:
         """The partitions with a silent leader, and for how many seconds, as of the last statistics."""
-        silent = {partition: self._heard_s - since_s for partition, since_s in self._missed_since_s.items()}
-        return {partition: silent_s for partition, silent_s in silent.items() if silent_s >= SILENT_AFTER_S}
+        silent = {place: self._heard_s - since_s for place, since_s in self._missed_since_s.items()}
+        return {place: silent_s for place, silent_s in silent.items() if silent_s >= SILENT_AFTER_S}
 
-    def _missed(self, statistics: _Statistics) -> set[int]:
-        topic = statistics.topics.get(self._topic)
-        known = {int(number): partition for number, partition in topic.partitions.items()} if topic else {}
+    def _missed(self, statistics: _Statistics) -> set[Place]:
+        known = {
+            (name, int(number)): partition
+            for name, topic in statistics.topics.items()
+            for number, partition in topic.partitions.items()
+        }
         brokers = {broker.nodeid: broker for broker in statistics.brokers.values() if broker.nodeid >= 0}
         # With records in its queue it may have enough, and ask for no more.
         asks = not any(partition.fetchq_cnt for partition in known.values())
-        return {number for number in self._partitions if self._is_missed(known.get(number), brokers, asks)}
+        return {place for place in self._places() if self._is_missed(known.get(place), brokers, asks)}
 
     @staticmethod
     def _is_missed(partition: _Partition | None, brokers: dict[int, _Broker], asks: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,10 +11,18 @@ from operator import itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from exactlyonce.checkpoint.records.manifest import TOPICS
 from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
+from exactlyonce.connectors.source import (
+    RangeContext,
+    ReaderContext,
+    RecordDecoder,
+    SourceReader,
+    SplitFinder,
+    SplitReader,
+)
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
@@ -47,6 +56,8 @@ class KafkaSource(Source[T]):
 
     - *topic*: its name, or the names of several in a list: then the stream is the union of a source for each,
       ``<id>-<topic>``, with the other arguments in common. `Record.topic` tells them apart.
+    - *pattern*: instead of a topic, a regular expression that the whole names of topics match: ``"orders-.*"``. All of
+      them are read from their earliest offset, also those that come while the pipeline runs.
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
     - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
@@ -68,8 +79,9 @@ class KafkaSource(Source[T]):
     """
 
     topic_name: str
-    """The first of `topic_names`."""
+    """The first of `topic_names`; empty of a pattern."""
     topic_names: tuple[str, ...]
+    pattern: str | None
     several: bool
     """Whether the topics were given as a list, which may grow."""
     value_codec: Codec[Any]
@@ -85,12 +97,14 @@ class KafkaSource(Source[T]):
     idle: str | None
     ahead: str | None
     on_time_error: OnError
+    is_changelog: bool
 
     @overload
     def __init__(
         self: KafkaSource[V],
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] = ...,
         *,
+        pattern: str | None = ...,
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
         start_group: str | None = ...,
@@ -107,8 +121,9 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Record[V]],
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] = ...,
         *,
+        pattern: str | None = ...,
         value: TypeForm[V] | Codec[V],
         key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
@@ -127,8 +142,9 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Any],
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] = ...,
         *,
+        pattern: str | None = ...,
         value: UnionType | type[Any],
         start: Start = ...,
         start_group: str | None = ...,
@@ -145,8 +161,9 @@ class KafkaSource(Source[T]):
     @overload
     def __init__(
         self: KafkaSource[Record[Any]],
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] = ...,
         *,
+        pattern: str | None = ...,
         value: UnionType | type[Any],
         key: type[Any] | Codec[Any] = ...,
         start: Start = ...,
@@ -163,8 +180,9 @@ class KafkaSource(Source[T]):
 
     def __init__(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] = (),
         *,
+        pattern: str | None = None,
         value: Any,
         key: type[Any] | Codec[Any] | None = None,
         start: Start = "earliest",
@@ -179,16 +197,22 @@ class KafkaSource(Source[T]):
         on_time_error: OnError = "fail",
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
-        if problem := _topics_problem(names, start) or _key_problem(key, metadata):
-            raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {problem}")
+        shown = repr(topic) if pattern is None else f"pattern={pattern!r}"
+        if pattern is None:
+            problem = _topics_problem(names, start)
+        else:
+            problem = _pattern_problem(pattern, names, start, start_group, cluster)
+        if problem := problem or _key_problem(key, metadata):
+            raise GraphError(f"{location(caller())}: KafkaSource({shown}): {problem}")
         try:
             value_codec, key_codec = codec_for(value), codec_for(key or bytes)
         except schema.UnsupportedType as error:
-            raise GraphError(f"{location(caller())}: KafkaSource({topic!r}): {error}") from None
+            raise GraphError(f"{location(caller())}: KafkaSource({shown}): {error}") from None
         fields = {
-            "topic_name": names[0],
+            "topic_name": names[0] if names else "",
             "topic_names": names,
-            "several": not isinstance(topic, str),
+            "pattern": pattern,
+            "several": pattern is None and not isinstance(topic, str),
             "value_codec": value_codec,
             "key_codec": key_codec,
             "value_type": value_codec.type if isinstance(value, Codec) else value,
@@ -202,17 +226,20 @@ class KafkaSource(Source[T]):
             "idle": idle,
             "ahead": ahead,
             "on_time_error": on_time_error,
+            "is_changelog": False,
         }
         for field, content in fields.items():
             object.__setattr__(self, field, content)
 
     @property
-    def topic(self) -> str:
-        return self.topic_name
+    def topic(self) -> str | None:
+        return self.topic_name if self.pattern is None else None
 
     @property
     def place(self) -> str:
-        return self.topic if self.cluster is None else self.cluster.place(self.topic)
+        if self.pattern is not None:
+            return f"{TOPICS}{self.pattern}"
+        return self.topic_name if self.cluster is None else self.cluster.place(self.topic_name)
 
     @property
     def client(self) -> ClientConfig | None:
@@ -224,10 +251,23 @@ class KafkaSource(Source[T]):
 
     def _part(self, topic: str) -> KafkaSource[T]:
         """The same source of one of its topics."""
-        part = copy.copy(self)
-        for field, content in {"topic_name": topic, "topic_names": (topic,), "several": False}.items():
-            object.__setattr__(part, field, content)
-        return part
+        return self._with(topic_name=topic, topic_names=(topic,), several=False)
+
+    def _with(self, **fields: Any) -> KafkaSource[T]:
+        changed = copy.copy(self)
+        for field, content in fields.items():
+            object.__setattr__(changed, field, content)
+        return changed
+
+    def changelog(self) -> KafkaSource[Any] | None:
+        """A null value deletes. The time of such a record is its Kafka timestamp."""
+        if not self.metadata:
+            return None
+        return self._with(value_type=hints.union([*hints.members(self.value_type), type(None)]), is_changelog=True)
+
+    @property
+    def key_type(self) -> Any:
+        return self.key_codec.type
 
     @property
     def type(self) -> Any:
@@ -240,12 +280,19 @@ class KafkaSource(Source[T]):
 
     def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
         of_value = time_of(time, self.value_type)
-        return (lambda record: of_value(record.value)) if self.metadata and isinstance(time, str) else of_value
+        by_field = self.metadata and isinstance(time, str)
+
+        def of(record: Any) -> Any:
+            return of_value(record.value) if by_field else of_value(record)
+
+        if self.is_changelog:
+            return lambda record: record.timestamp_ms if record.value is None else of(record)
+        return of if by_field else of_value
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
         """Decodes a value of Kafka, null included; maps over a batch."""
-        decode: Callable[[Any], Any] = opened(self.value_codec, self.topic, "value").decode
+        decode: Callable[[Any], Any] = opened(self.value_codec, self.topic_name, "value").decode
         if not hints.admits_none(self.value_type):
             return decode
         return lambda data: None if data is None else decode(data)
@@ -253,7 +300,7 @@ class KafkaSource(Source[T]):
     @property
     def decode_key(self) -> Callable[[bytes | None], Any]:
         """Decodes a key of Kafka; a null key is None."""
-        decode: Callable[[Any], Any] = opened(self.key_codec, self.topic, "key").decode
+        decode: Callable[[Any], Any] = opened(self.key_codec, self.topic_name, "key").decode
         return lambda data: None if data is None else decode(data)
 
     @property
@@ -275,6 +322,31 @@ class KafkaSource(Source[T]):
             return f"the value is null (a tombstone): declare value={name} | None if the topic has them"
         return f"the value is not {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
 
+    # --- of a pattern ---------------------------------------------------------------------------------------------
+
+    @property
+    def looks_at(self) -> str:
+        return f"{self.place}: no topic matches"
+
+    @property
+    def repeats(self) -> bool:
+        return True
+
+    def reads(self, topic: str) -> bool:
+        if self.pattern is None:
+            return super().reads(topic)
+        from exactlyonce.connectors.kafka.pattern import matcher
+
+        return matcher(self.pattern)(topic)
+
+    def finder(self, source: str, topics: Topics) -> SplitFinder:
+        """The finder of the topics of a pattern."""
+        from exactlyonce.connectors.kafka.pattern import PatternFinder
+
+        return PatternFinder(source, self.place, self.reads, topics)
+
+    # --- of a topic -----------------------------------------------------------------------------------------------
+
     def first_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *source* is its id.
 
@@ -285,18 +357,18 @@ class KafkaSource(Source[T]):
             return offsets
         from exactlyonce.connectors.kafka.start_group import committed
 
-        return {**offsets, **committed(topics, source, self.start_group, self.topic)}
+        return {**offsets, **committed(topics, source, self.start_group, self.topic_name)}
 
     def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The offsets of *start*."""
-        first = topics.start_offsets(self.topic)
+        first = topics.start_offsets(self.topic_name)
         match self.start:
             case "earliest":
                 return first
             case "latest":
-                return topics.end_offsets(self.topic, committed=True)
+                return topics.end_offsets(self.topic_name, committed=True)
             case datetime():
-                return topics.offsets_at(self.topic, int(self.start.timestamp() * 1000))
+                return topics.offsets_at(self.topic_name, int(self.start.timestamp() * 1000))
         unknown = sorted(set(self.start) - set(first))
         if unknown:
             raise ConfigError(
@@ -306,13 +378,17 @@ class KafkaSource(Source[T]):
         return {**first, **self.start}
 
     def open_reader(self, context: ReaderContext) -> SourceReader:
+        if self.pattern is not None:
+            from exactlyonce.connectors.kafka.pattern import PatternReader
+
+            return PatternReader(context, self.place)
         from exactlyonce.connectors.kafka.reader import KafkaReader
 
         positions = context.positions
-        config, make = context.clients.consumers(self.topic, self.client)
+        config, make = context.clients.consumers(self.topic_name, self.client)
         return KafkaReader(
             source=context.source,
-            topic=self.topic,
+            topic=self.topic_name,
             place=self.place,
             topic_id=positions[0].topic_id if positions else "",
             offsets={position.partition: position.offset for position in positions},
@@ -323,11 +399,19 @@ class KafkaSource(Source[T]):
         )
 
     def open_range(self, context: RangeContext) -> SplitReader:
+        if self.pattern is not None:
+            from exactlyonce.connectors.kafka.pattern import PatternRange
+
+            return PatternRange(context)
         from exactlyonce.connectors.kafka.range_reader import SourceRange
 
-        return SourceRange(context, self.topic, self.client)
+        return SourceRange(context, self.topic_name, self.client)
 
     def decoder(self) -> RecordDecoder:
+        if self.pattern is not None:
+            from exactlyonce.connectors.kafka.pattern import PatternDecoder
+
+            return PatternDecoder(KafkaDecoder(self))
         return KafkaDecoder(self)
 
     def check_services(self) -> None:
@@ -337,7 +421,7 @@ class KafkaSource(Source[T]):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if problem := topic_problem(self.topic):
+        if self.pattern is None and (problem := topic_problem(self.topic_name)):
             yield problem
         if problem := _start_problem(self.start):
             yield problem
@@ -350,10 +434,10 @@ class KafkaSource(Source[T]):
 
     def describe(self) -> dict[str, Any]:
         """The topic, its cluster and the codec; the start is not part of the source's identity."""
+        read = {"topic": self.topic} if self.pattern is None else {"pattern": self.pattern}
         value, cluster = self.value_codec.describe(), {} if self.cluster is None else {"cluster": self.cluster.name}
         return {
-            "source": "kafka", "topic": self.topic, "value": value, "metadata": self.metadata, **cluster,
-            **self.describe_time(),
+            "source": "kafka", **read, "value": value, "metadata": self.metadata, **cluster, **self.describe_time(),
         }  # fmt: skip
 
 
@@ -407,6 +491,22 @@ class KafkaDecoder:
         from confluent_kafka import Message
 
         return map(itemgetter(1), map(Message.timestamp, records))
+
+
+def _pattern_problem(
+    pattern: object, topics: tuple[str, ...], start: object, start_group: object, cluster: Cluster | None
+) -> str | None:
+    if topics:
+        return "give topics or a pattern, not both"
+    try:
+        re.compile(str(pattern))
+    except re.error as error:
+        return f"pattern= is no regular expression: {error}"
+    if start != "earliest" or start_group is not None:
+        return "topics of a pattern begin at their earliest offset: leave out start= and start_group="
+    if cluster is not None:
+        return "a pattern is of the cluster that has the checkpoints: of another one list the topics, with cluster="
+    return None
 
 
 def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:

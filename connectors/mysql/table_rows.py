@@ -17,13 +17,17 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.tables import (
+    DOCUMENTS,
+    NUMBERS,
     PAGE_ROWS,
     Key,
+    Kinds,
     Row,
     TableSplit,
     columns_of,
     field_problems,
     key_problems,
+    kinds_of,
 )
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -97,7 +101,7 @@ def _found(session: MySQLSession, source: MySQLTableSource[Any], id: str) -> Tab
     key = source.key_columns
     wrong = [
         *key_problems(key, types, nullable, KEY_TYPES),
-        *field_problems(columns_of(source.value), types),
+        *field_problems(columns_of(source.value), types, _TAKEN),
     ]
     if found[0][1] != _ENGINE:
         wrong.append(f"it is no table of {_ENGINE}, which alone has snapshots")
@@ -212,7 +216,7 @@ class MySQLTableRows:
 
 def _conversion(field: inspect.Field, type_: str) -> Callable[[Any], Any] | None:
     """The conversion of a column's values for a field, where the driver's do not fit."""
-    kinds = {type(kind) for kind in getattr(field.type, "types", (field.type,))} - {inspect.NoneType}
+    kinds = kinds_of(field)
     if inspect.TimeType in kinds and type_ == "time":
         return _time
     if inspect.UUIDType in kinds and type_ == "binary":
@@ -222,10 +226,20 @@ def _conversion(field: inspect.Field, type_: str) -> Callable[[Any], Any] | None
     return None
 
 
-_DOCUMENTS = {
-    inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType, inspect.DictType,
-    inspect.ListType, inspect.VarTupleType, inspect.TupleType, inspect.SetType, inspect.FrozenSetType, inspect.AnyType,
-}  # fmt: skip
+_DOCUMENTS: Kinds = DOCUMENTS | {inspect.AnyType}
+_BYTES: Kinds = frozenset({inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType})
+_SPANS: Kinds = frozenset({inspect.DateTimeType, inspect.TimeDeltaType})
+_TAKEN: dict[str, Kinds] = {
+    **dict.fromkeys(_INTEGERS, NUMBERS | _SPANS | {inspect.BoolType}),
+    **dict.fromkeys(("float", "double"), NUMBERS | _SPANS),
+    "decimal": NUMBERS,
+    **dict.fromkeys(("datetime", "timestamp"), frozenset({inspect.DateTimeType})),
+    "date": frozenset({inspect.DateType}),
+    "time": frozenset({inspect.TimeType, inspect.TimeDeltaType}),
+    "binary": _BYTES | {inspect.UUIDType},
+    **dict.fromkeys(("varbinary", "tinyblob", "blob", "mediumblob", "longblob"), _BYTES),
+}
+"""By type of a column: the fields that take the driver's values. Texts may stand for anything."""
 
 
 def _time(cell: Any) -> Any:

@@ -53,7 +53,7 @@ class MySQLTableSource(TableSource[T]):
         """The server's address, looked up now."""
         return MySQLAddress.parse(look_up("dsn", self.dsn))
 
-    def finder(self, source: str) -> SplitFinder:
+    def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self._needing_driver():
             from exactlyonce.connectors.mysql.table_rows import MySQLTableFinder
         return MySQLTableFinder(source, self)

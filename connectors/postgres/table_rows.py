@@ -11,14 +11,18 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
 from exactlyonce.connectors.tables import (
+    NUMBERS,
     PAGE_ROWS,
+    TEXTS,
     Key,
+    Kinds,
     Row,
     TableSplit,
     columns_of,
@@ -127,7 +131,7 @@ def _found(
             else []
         ),
         *key_problems(key, bases, nullable, dict.fromkeys(KEY_TYPES, "")),
-        *field_problems(columns_of(source.value), bases),
+        *field_problems(columns_of(source.value), bases, _TAKEN),
     ]
     if not wrong and list(key) not in [columns for (columns,) in connection.rows(_UNIQUE, (oid,))]:
         names = sql.SQL(", ").join(map(sql.Identifier, key))
@@ -249,6 +253,19 @@ class PostgresTableRows:
         self._connection.close()
 
 
+_MOMENTS: Kinds = frozenset({inspect.StrType, inspect.DateTimeType, inspect.DateType})
+_BYTES: Kinds = frozenset({inspect.StrType, inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType})
+_TAKEN: dict[str, Kinds] = {
+    **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), NUMBERS),
+    "bool": frozenset({inspect.BoolType}),
+    **dict.fromkeys(("text", "varchar", "bpchar", "char", "name"), TEXTS),
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), _MOMENTS),
+    **dict.fromkeys(("time", "timetz"), frozenset({inspect.StrType, inspect.TimeType})),
+    "interval": frozenset({inspect.StrType, inspect.TimeDeltaType}),
+    "uuid": frozenset({inspect.StrType, inspect.UUIDType}),
+    "bytea": _BYTES,
+}
+"""By type of a column: the fields that take its values in JSON."""
 _TABLES = ("r", "p")
 _SERVER_MARK = "@"
 _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"

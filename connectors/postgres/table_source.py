@@ -47,7 +47,7 @@ class PostgresTableSource(TableSource[T]):
     one_snapshot: bool = False
     name: str = ""
 
-    def finder(self, source: str) -> SplitFinder:
+    def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self._needing_driver():
             from exactlyonce.connectors.postgres.table_rows import PostgresTableFinder
         return PostgresTableFinder(source, self)

@@ -3,8 +3,9 @@
 Invariant: the splits of a subtask, one after the other, give what one unit gives: the same records and outputs, in the
 same order, for the same receivers. So a split is no part of a checkpoint, and a replay reads the partition in one unit.
 
-That holds where a record's outputs depend on this record alone: a task without state, whose subtask takes one partition
-in one order. Outputs that go to partitions in turn depend on those before; a split that had any says so.
+That holds where a record's outputs depend on this record alone: a task without state and without event time, whose
+subtask takes one partition in one order. Outputs that go to partitions in turn depend on those before; a split that had
+any says so.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def splittable_tasks(plan: Plan) -> set[str]:
 
 def _is_splittable(plan: Plan, task: Task) -> bool:
     if plan.into(task) or rejoins(task, plan.shuffles) or any(node.stateful for node in task.nodes):
+        return False
+    if any(node.source is not None and node.source.event_time is not None for node in task.sources):
         return False
     return all(_places_by_record(plan.graph, node) for node in task.sinks)
 

@@ -33,13 +33,14 @@ _decoder = msgspec.msgpack.Decoder(Receipt)
 
 
 def refuse_unbounded(graph: LogicalGraph) -> None:
-    """Raise ConfigError for a pipeline with windows, whose watermarks no unit knows, or with loops: in a cycle no stage
+    """Raise ConfigError for a pipeline with timers by the clock, which no log has, or with loops: in a cycle no stage
     comes first."""
-    if graph.windows:
+    clocked = [node.id for node in graph.timed if node.timed is not None and node.timed.has_clock]
+    if clocked:
         raise ConfigError(
-            f"Operator {graph.windows[0].id!r} has windows, and event time in bounded work (backfill, catch-up, "
-            f"replay, audit, diff, Spark) is not there yet. The local engine has it: use `exactlyonce run`, for a "
-            f"bounded run with --until latest."
+            f"Operator {clocked[0]!r} goes by the clock, which bounded work (backfill, catch-up, replay, audit, diff, "
+            f"Spark) does not have yet. The local engine has it: use `exactlyonce run`, for a bounded run with --until "
+            f"latest."
         )
     if graph.loops:
         raise ConfigError(

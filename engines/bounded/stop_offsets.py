@@ -57,20 +57,24 @@ class StopOffsets:
 
     def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
         """The ends by source and partition; *starts* are the offsets where the work stands."""
-        if inputs.others and (self.offsets is not None or self.moment is not None):
+        patterns = inputs.patterns
+        refused = set() if self.offsets is None else {*inputs.others}
+        refused |= set() if self.moment is None else inputs.others.keys() - patterns
+        if refused:
             raise ConfigError(
-                f"Source {next(iter(inputs.others))!r} reads no topic, so it has no offsets or times to go to, and is "
+                f"Source {min(refused)!r} reads no one topic, so it has no offsets or times to go to, and is "
                 f"read to its end. Leave out --to, or write --to latest."
             )
-        ends: dict[str, dict[int, int]] = {}
+        moment_ms = None if self.moment is None else int(self.moment.timestamp() * 1000)
+        ends = {id: inputs.latest(starts[id].values(), moment_ms) for id in patterns}
         for id, source in inputs.sources.items():
             topics = inputs.topics.of(source)
             seen = topics.end_offsets(source.topic, committed=True)
             latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
             if self.offsets is not None:
                 ends[id] = _named(self.offsets.get(source.place, {}), source.place, starts[id], latest)
-            elif self.moment is not None:
-                ends[id] = topics.offsets_at(source.topic, int(self.moment.timestamp() * 1000))
+            elif moment_ms is not None:
+                ends[id] = topics.offsets_at(source.topic, moment_ms)
             else:
                 ends[id] = latest
         return ends
@@ -117,18 +121,22 @@ def readings(
     A partition beyond its end, or without one, has an empty range.
     """
 
+    def is_guessed(source: str, start: SourceOffset) -> bool:
+        return source in others and start.in_cluster is None
+
     def end(source: str, start: SourceOffset) -> int:
-        if source in others:
+        if is_guessed(source, start):
             return start.offset + others[source].left(start)
         return max(start.offset, ends.get(source, {}).get(start.partition, start.offset))
 
     return tuple(
         Reading(
-            source, start.topic, start.topic_id, partition, start.offset, end(source, start), to_end=source in others
+            source, start.topic, start.topic_id, partition, start.offset, end(source, start),
+            is_guessed(source, start),
         )
         for source, offsets in sorted(starts.items())
         for partition, start in sorted(offsets.items())
-    )
+    )  # fmt: skip
 
 
 def to_their_ends(ranges: Sequence[Reading]) -> tuple[Reading, ...]:

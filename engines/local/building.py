@@ -160,6 +160,7 @@ class _Builder:
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
+        several = several or bool(operators.clocked)
         operators.order = order_runs(task, self.plan.shuffles, several=several)
         self.parts.subtasks.append(
             Subtask(
@@ -169,6 +170,7 @@ class _Builder:
                 fed=self.fed,
                 snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.clients.monotonic_s),
                 monotonic_s=self.clients.monotonic_s,
+                now_ms=self.clients.clock.now_ms,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
                 incremental=self.start.incremental,
                 restored=self.restored,

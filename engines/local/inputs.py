@@ -11,7 +11,7 @@ lets them gather for a moment; its barriers do not wait for that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
@@ -35,6 +35,7 @@ from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
+from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
@@ -59,11 +60,11 @@ class Input(Protocol):
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        """(partition or -1, count) of the batch just handed out."""
+    def note(self, order: OrderRuns) -> None:
+        """Note the batch just handed out in *order*."""
 
-    def processed(self) -> None:
-        """The batch just handed out has gone through all operators."""
+    def processed(self) -> Watermark | None:
+        """The batch just handed out has gone through all operators. Returns the watermark after it, if it is new."""
 
     def trust(self) -> None:
         """A barrier has come through: stop being cautious."""
@@ -196,19 +197,23 @@ class SourceInput:
         now_s = self.slices.now_s()
         if now_s < self._ticks_s or self.stopped:
             return None
-        times.rest(self.reader.positions(), self.reader.quiet(), now_s, behind=self._behind)
+        quiet = self.reader.quiet()
+        if unsure := times.unsure(quiet, now_s):
+            quiet = self.reader.quiet(ask=unsure)
+        times.rest(self.reader.positions(), quiet, now_s, behind=self._behind)
         self._ticks_s, self._behind = now_s + TICK_S, True
         return times.advanced(now_s)
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        return self.reader.runs
+    def note(self, order: OrderRuns) -> None:
+        if self.decoder.times is not None:
+            for split, floor in self.decoder.times.take_raised().items():
+                order.floor(self.name, split, floor)
+        for split, count in self.reader.runs:
+            order.note(self.name, split, count)
 
-    def processed(self) -> None:
-        now_s = self.slices.processed()
-        if self.decoder.times is None or self.port is None:
-            return
-        if (watermark := self.decoder.times.advanced(now_s)) is not None:
-            self.port.advance(watermark.value, idle=watermark.idle)
+    def processed(self) -> Watermark | None:
+        now_s, times = self.slices.processed(), self.decoder.times
+        return None if times is None else times.advanced(now_s)
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX
@@ -245,9 +250,6 @@ class FramedInput:
 
     def __post_init__(self) -> None:
         self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
-
-    def runs(self) -> Iterable[tuple[int, int]]:
-        return ((-1, self.slices.count),)
 
     def trust(self) -> None:
         self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
@@ -288,6 +290,9 @@ class ChannelInput(FramedInput):
                 return frame
             self.slices.rest = self.codec.decode(frame)
         return self.slices.next(room, hurried=hurried) if room else None
+
+    def note(self, order: OrderRuns) -> None:
+        order.note(self.name, NOT_A_SOURCE, self.slices.count)
 
     def capture(self, checkpoint: int) -> ChannelCapture:
         """The records handed out from now on that were sent before barrier *checkpoint*."""
@@ -352,6 +357,9 @@ class RestoredInput(FramedInput):
             self.name = frame.channel
             self.slices.rest = self._edge.codec.decode(frame.frame)
         return self.slices.next(room, hurried=hurried)
+
+    def note(self, order: OrderRuns) -> None:
+        order.note(self.name, NOT_A_SOURCE, self.slices.count)
 
     def left(self) -> list[InFlightFrame]:
         rest = self.slices.rest

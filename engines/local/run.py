@@ -123,17 +123,17 @@ def run_loaded(
 
 
 def refuse_event_time(graph: LogicalGraph, settings: CheckpointSettings) -> None:
-    """Raise ConfigError for windows together with anything that they do not go with yet."""
-    if not graph.windows:
+    """Raise ConfigError for state by time together with anything that it does not go with yet."""
+    if not graph.timed:
         return
-    begins = f"Operator {graph.windows[0].id!r} has windows, and event time with"
+    begins = f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with"
     if settings.unaligned:
-        raise ConfigError(f"{begins} unaligned checkpoints is not there yet: leave {setting('unaligned')} out.")
+        raise ConfigError(f"{begins} unaligned checkpoints yet: leave {setting('unaligned')} out.")
     if settings.mode != EXACTLY_ONCE:
-        raise ConfigError(f"{begins} mode {settings.mode} is not there yet: use mode {EXACTLY_ONCE}.")
+        raise ConfigError(f"{begins} mode {settings.mode} yet: use mode {EXACTLY_ONCE}.")
     if graph.loops:
         raise ConfigError(
-            f"{begins} loops is not there yet: write the records of the windows, or those that go into loop "
+            f"{begins} loops yet: write the records that it takes, or those that go into loop "
             f"{graph.loops[0].id!r}, to a topic, and read it in another pipeline."
         )
 

@@ -105,6 +105,8 @@ class Subtask:
     fed: list[LoopChannel]
     snapshots: Snapshots
     monotonic_s: Callable[[], float]
+    now_ms: Callable[[], int] = lambda: 0
+    """The clock that operators may go by."""
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
     incremental: bool = True
@@ -167,6 +169,8 @@ class Subtask:
             if isinstance(source, ChannelInput):
                 source.close(closed)
         room = self.room
+        if self.operators.clocked and not self._is_over:
+            self.operators.tell_time(self.now_ms())
         if self.operators.firings:
             return bool(room) and self._fire(room)
         room_of_new = self._room_before_barrier if closed and self._due else room
@@ -183,8 +187,7 @@ class Subtask:
             goes_round = isinstance(source, FeedbackInput)
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
-                assert source.port is not None
-                source.port.advance(item.value, idle=item.idle)
+                self.operators.advance(source, item)
                 if self.operators.firings:
                     return True
             if item is None:
@@ -213,11 +216,16 @@ class Subtask:
 
     def _rounds(self) -> Sequence[Input]:
         """The loop inputs to take from: restored records first."""
-        if self._last is not None and self.alignment.checkpoint_latest >= self._last:
+        if self._is_over:
             return []
         if self.restored is not None:
             return [] if self.full else [self.restored]
         return [loop for loop in self._loops if loop.ready and not self.alignment.is_held(loop.name)]
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the last snapshot of the run is taken."""
+        return self._last is not None and self.alignment.checkpoint_latest >= self._last
 
     @property
     def _has_too_much(self) -> bool:
@@ -238,7 +246,8 @@ class Subtask:
 
     def _process(self, source: Input, batch: Batch) -> None:
         self.operators.take(source, batch)
-        source.processed()
+        if (watermark := source.processed()) is not None:
+            self.operators.advance(source, watermark)
         for outlet in self._outlets:
             outlet.took(len(batch.records))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime import in_flight, joins, ordering, timers, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch, Push
@@ -26,10 +26,9 @@ from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.engines.runtime.watermarks import MergedPorts, Port
-from exactlyonce.engines.runtime.windows import OPERATORS as WINDOW_OPERATORS
-from exactlyonce.engines.runtime.windows import WindowOperator
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -45,19 +44,25 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import naming
-from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Session
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import restore, restore_timed
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.state_type import StateType
-from exactlyonce.state.stored import Fetch
 
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
 """The operators of nothing but the user's function."""
+_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {
+    **windows.OPERATORS, **joins.OPERATORS, **timers.OPERATORS, **ordering.OPERATORS,
+}  # fmt: skip
+"""The operators with timed state, by what says how they keep it."""
+
+FIRED_TOGETHER = 2_000
+"""About how many results make a batch in a task in which batches matter. Its value is part of every order log: it never
+changes."""
 
 
 class RestoredEdge(NamedTuple):
@@ -100,12 +105,19 @@ class BatchInput(Protocol):
     """The input that a batch was taken from."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def push(self) -> Push: ...
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        """(partition or -1, count) of each run of the batch."""
+    def note(self, order: OrderRuns) -> None:
+        """Note the batch in *order*."""
+
+
+class WatermarkInput(Protocol):
+    """The input that a watermark was taken from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def port(self) -> Port | None: ...
 
 
 @dataclass
@@ -124,19 +136,34 @@ class TaskOperators:
     sinks: list[SinkWriter] = field(default_factory=list)
     firings: list[ops.TimedOperator] = field(default_factory=list)
     """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
+    clocked: list[ops.TimedOperator] = field(default_factory=list)
+    """The operators that go by the clock, too."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
 
     def take(self, source: BatchInput, batch: Batch) -> None:
         if self.order is not None:
-            for partition, count in source.runs():
-                self.order.note(source.name, partition, count)
+            source.note(self.order)
             self.order.end_batch()
         source.push(batch)
+
+    def tell_time(self, now_ms: int) -> None:
+        """Tell the operators that go by the clock the time, in ms since 1970."""
+        for operator in self.clocked:
+            operator.tell_time(now_ms)
+
+    def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
+        """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+        if self.order is not None:
+            self.order.watermark(source.name, watermark)
+        assert source.port is not None, "the assembler has given one to every input with watermarks"
+        source.port.advance(watermark.value, idle=watermark.idle)
 
     def fire(self, room: int) -> None:
         """Let the first operator that has something due give about *room* results, then pass its watermark on."""
         operator = self.firings[0]
+        if self.order is not None and self.order.batches:
+            room = FIRED_TOGETHER  # what is a batch must not depend on the room
         if not operator.fire(room):
             hit("timed-firing")
             return
@@ -161,7 +188,8 @@ class TaskOperators:
         are exactly those between two barriers.
         """
         require(not self.firings, "a cut waits until all that is due is out")
-        order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
+        exact = exact and not self.clocked  # no log has the time that they were told
+        order = self.order.cut(exact=exact) if self.order is not None and not (self.order.empty and exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)
@@ -231,16 +259,17 @@ class Assembler:
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
             ports = self._ports(node, push)
-            for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
-                edge = self.plan.shuffle_into(node, read)
+            for port, read in enumerate(node.inputs if node.kind is not Kind.FEEDBACK else ()):
+                edge = self.plan.shuffle_into(node, port)
+                receiver = ops.receiver(push, port)
                 if read.output == DEAD_LETTERS:
-                    operators.dead_letters[read.node].listeners.append(push)
+                    operators.dead_letters[read.node].listeners.append(receiver)
                 elif edge is None:
-                    ops.listeners(operators.by_id[read.node], read.output).append(push)
+                    ops.listeners(operators.by_id[read.node], read.output).append(receiver)
                     operators.by_id[read.node].ports += islice(ports, 1)
                 else:
                     shares = islice(ports, self.plan.parallelism)
-                    ends.receive(edge, BatchCodec(graph.type_of(read)), push, [*shares])
+                    ends.receive(edge, BatchCodec(graph.type_of(read)), receiver, [*shares])
         for edge in self.plan.out_of(task):
             sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             operators.by_id[edge.producer].downstream.append(sent)
@@ -257,62 +286,72 @@ class Assembler:
         """The ports of *node*, one for each subtask or operator that it gets watermarks from, in order."""
         if not self.plan.graph.has_event_time or node.kind in (Kind.SINK, Kind.FEEDBACK):
             return iter(())
-        edges = [self.plan.shuffle_into(node, read) for read in node.inputs]
+        edges = [self.plan.shuffle_into(node, port) for port in range(len(node.timing))]
         count = sum(1 if edge is None else self.plan.parallelism for edge in edges)
-        if count == 1:
-            return iter((operator,))
         merged = MergedPorts(operator)
-        return (merged.add() for _ in range(count))
+        heard = iter((operator,)) if count == 1 else (merged.add() for _ in range(count))
+        return chain(heard, repeat(Unheard()))
 
     def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
-        if node.kind is Kind.WINDOW:
-            return self._window(node, operators)
+        function = None if node.fn is None else self._function(node, operators)
+        operator: ops.BatchOperator
+        if node.timed is not None:
+            operator = self._timed(node, node.timed, function, operators)
+        elif node.lookup is not None:
+            operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
+        elif node.stateful:
+            operator = self._stateful(node, cast("Any", function), ends, operators)
+        else:
+            operator = _stateless(node, cast("Any", function))
+        operator.sides = {name: [] for name in node.outputs}
+        operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
+        return operator
+
+    def _function(self, node: Node, operators: TaskOperators) -> Any:
         self.activity.phase(f"the making of operator {node.id!r}")
         function = node.make()
         if hasattr(function, "open"):
             self.activity.phase(f"open() of operator {node.id!r}")
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
         operators.functions.append((node.id, function))
-        operator: ops.BatchOperator
-        if not node.stateful:
-            operator = _stateless(node, function)
-        else:
-            self.activity.phase(f"restoring the state of operator {node.id!r}")
-            table = self.table(node, ends.touched_groups(node))
-            operators.tables.append(table)
-            flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-            sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
-            operator = ops.Stateful(node.id, function, table, flat, reduces, sides=sides)
-            if node.dead_letters is not None:
-                state_type = StateType[Any](node.id, node.kept)
-                operator.clone = state_type.clone if state_type.mutable else None
-        operator.activity, operator.dead_letters = self.activity, operators.dead_letters.get(node.id)
+        return function
+
+    def _stateful(self, node: Node, function: Any, ends: Ends, operators: TaskOperators) -> ops.Stateful:
+        table = self._table(node, ends, operators)
+        flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
+        operator = ops.Stateful(node.id, function, table, flat, reduces)
+        if node.dead_letters is not None:
+            state_type = StateType[Any](node.id, node.kept)
+            operator.clone = state_type.clone if state_type.mutable else None
         return operator
 
-    def _window(self, node: Node, operators: TaskOperators) -> WindowOperator[Any]:
-        assert node.window is not None
-        assert node.accumulator is not None
+    def _table(self, node: Node, ends: Ends, operators: TaskOperators) -> Table[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.timed_table(node, by_key=isinstance(node.window, Session))
+        table = self.table(node, ends.touched_groups(node))
         operators.tables.append(table)
-        accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
-        return WINDOW_OPERATORS[type(node.window)](
-            node.id,
-            node.window,
-            node.accumulator,
-            table,
-            self._groups(node),
-            Any if node.key_type is UNKNOWN else node.key_type,
-            self.note,
-            accumulators.clone if accumulators.mutable else None,
-            sides={name: [] for name in node.outputs},
-            firings=operators.firings,
-            activity=self.activity,
+        return table
+
+    def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> ops.TimedOperator:
+        self.activity.phase(f"restoring the state of operator {node.id!r}")
+        table = self.timed_table(node, by_key=timed.by_key)
+        operators.tables.append(table)
+        operator = _OF_TIMED[type(timed)].made(
+            ops.TimedParts(
+                node=node,
+                table=table,
+                groups=self._groups(node),
+                function=function,
+                has_times=self.plan.graph.has_event_time,
+            )
         )
+        operator.firings, operator.note = operators.firings, self.note
+        operator.late_output, operator.late_right_output = node.late, node.late_right
+        operators.clocked += [operator] if timed.has_clock else []
+        return operator
 
     def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
         """The table of stateful *node* at the manifest.
@@ -320,15 +359,15 @@ class Assembler:
         With *touched*, only the state of these key groups is read; the state of the others is carried over.
         """
         with whole_or_halt(self.manifest):
-            return restore(*self._stored(node), touched, backend=self.backend)
+            return self._stored(node).table(self.backend, touched)
 
     def timed_table(self, node: Node, *, by_key: bool = False) -> TimedTable[Any]:
         """The timed table of *node* at the manifest; *by_key*: with `TimedTable.slots_of`."""
         with whole_or_halt(self.manifest):
-            return restore_timed(*self._stored(node), meaning=node.meaning, by_key=by_key, backend=self.backend)
+            return self._stored(node).timed_table(self.backend, meaning=node.meaning or "", by_key=by_key)
 
-    def _stored(self, node: Node) -> tuple[str, VersionedState, range, int, int, list[bytes], Fetch]:
-        """The stored state of *node* for this subtask, as `restore` takes it."""
+    def _stored(self, node: Node) -> CheckpointedState:
+        """The state of *node* for this subtask at the manifest."""
         graph, groups = self.plan.graph, self._groups(node)
         snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
         if self._is_placed_by_partition(node):
@@ -339,14 +378,14 @@ class Assembler:
         def read(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
             return ((ref, block.body) for ref, block in self.blocks.fetch(refs))
 
-        return (
-            node.id,
-            replace(node.kept, drops_fields=self.drops_fields),
-            groups,
-            graph.max_parallelism,
-            self.manifest.checkpoint,
-            [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
-            read,
+        return CheckpointedState(
+            operator=node.id,
+            type=replace(node.kept, drops_fields=self.drops_fields),
+            groups=groups,
+            max_parallelism=graph.max_parallelism,
+            checkpoint=self.manifest.checkpoint,
+            indexes=[body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
+            fetch=read,
         )
 
     def _groups(self, node: Node) -> range:
@@ -398,8 +437,8 @@ class Assembler:
             return
         graph = self.plan.graph
         edges = {
-            ShuffleEdge(edge.key_by, edge.stateful).name: RestoredEdge(
-                BatchCodec(graph.type_of(Input(edge.key_by))), operators.by_id[edge.stateful]
+            ShuffleEdge.of(edge).name: RestoredEdge(
+                BatchCodec(graph.type_of(Input(edge.key_by))), ops.receiver(operators.by_id[edge.stateful], edge.port)
             )
             for edge in graph.shuffles
             if edge.stateful in ids
@@ -482,5 +521,5 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         apart = node.partitioned or node.type is UNKNOWN
         return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
     if node.kind is Kind.PROCESS:
-        return ops.Process(node.id, function, sides={name: [] for name in node.outputs})
+        return ops.Process(node.id, function)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -189,7 +189,7 @@ def restored(
         return []
     groups, places, codecs = graph.max_parallelism, dict[str, int](), dict[str, BatchCodec]()
     for edge in graph.shuffles:
-        name = ShuffleEdge(edge.key_by, edge.stateful).name
+        name = ShuffleEdge.of(edge).name
         places[name] = graph.nodes.index(graph.node(edge.stateful))
         codecs[name] = BatchCodec(graph.type_of(Input(edge.key_by)))
     loops = {edge.name: graph.nodes.index(graph.node(edge.loop)) for edge in feedback_edges(graph)}

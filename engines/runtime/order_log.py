@@ -1,64 +1,124 @@
-"""Order logs: the order in which a subtask took the batches of its inputs, for a replay.
+"""Order logs: the order in which a subtask took the batches and watermarks of its inputs, for a replay.
 
-    part = msgpack array: inputs as (name, partition), then flat: input, count, input, count ...
+    part = msgpack array: inputs, then flat: input, count, input, count ..., then zero
 
 Each part is a block of at most `PART_SIZE_MAX` bytes. A source's counts are of messages, with skipped ones; a
-channel's are of records. If the batches matter (see `engines.plan.rejoins`), each ends with a count of 0.
+channel's are of records. If the batches matter (see `engines.plan.rejoins`), each ends with a count of 0. What is not a
+record has an input of its own (`LoggedInput.kind`), whose count is a time in ms after *zero*. Each interval begins with
+the watermarks that the inputs have: a replay knows no earlier ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from exactlyonce.engines.plan import ShuffleEdge, Task, rejoins
+from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 
 PART_SIZE_MAX = 512 * 1024
-INEXACT = ("", -2)
+NOT_A_SOURCE = -1
+"""The partition of a channel, and of a watermark."""
+RECORDS, WATERMARK, IDLE, FLOOR = "", "watermark", "idle", "floor"
+
+
+class LoggedInput(NamedTuple):
+    """What an entry is about: records, or the time of something else."""
+
+    name: str
+    partition: int = NOT_A_SOURCE
+    kind: str = RECORDS
+    """WATERMARK: the input advances to this time; IDLE: likewise, and it is idle. FLOOR: that of the partition, which
+    was idle, begins there."""
+
+
+INEXACT = LoggedInput("", -2)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int]], list[int]])
+
+
+class _Part(msgspec.Struct, array_like=True):
+    inputs: list[LoggedInput]
+    flat: list[int]
+    zero: int = 0
+
+
+_decoder = msgspec.msgpack.Decoder(_Part)
 
 
 @dataclass
 class OrderRuns:
-    """The order of a subtask's batches as run lengths, cut at every barrier."""
+    """The order of a subtask's batches and watermarks as run lengths, cut at every barrier."""
 
     batches: bool = False
     """Whether to note the end of each batch."""
-    inputs: dict[tuple[str, int], int] = field(default_factory=dict)
+    inputs: dict[LoggedInput, int] = field(default_factory=dict)
     runs: list[int] = field(default_factory=list)
     """Flat: input, count, input, count ..."""
+    _watermarks: dict[str, Watermark] = field(default_factory=dict, init=False)
+    """The last one of each input."""
+    _zero: int | None = field(default=None, init=False)
+    """None: no time was noted since the last cut."""
+    _known: int = field(default=0, init=False)
+    """The length of `runs` when it had the watermarks of the last cut alone."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was noted since the last cut."""
+        return len(self.runs) == self._known
 
     def note(self, name: str, partition: int, count: int) -> None:
         """*count* records were taken from *partition* of input *name*."""
-        place = self.inputs.setdefault((name, partition), len(self.inputs))
+        place = self._place(LoggedInput(name, partition))
         if self.runs and self.runs[-2] == place and self.runs[-1]:
             self.runs[-1] += count
         elif count:
             self.runs += (place, count)
 
     def end_batch(self) -> None:
-        """Everything noted since the last call was one batch."""
+        """Everything noted since the last call was one batch, of one record at least."""
         if self.batches and self.runs and self.runs[-1]:
             self.runs += (self.runs[-2], 0)
 
+    def watermark(self, name: str, watermark: Watermark) -> None:
+        """Input *name* has advanced to *watermark*."""
+        self._watermarks[name] = watermark
+        self._time(LoggedInput(name, kind=IDLE if watermark.idle else WATERMARK), watermark.value)
+
+    def floor(self, name: str, partition: int, floor: int) -> None:
+        """The next record of *partition* of source *name*, which was idle, has *floor* at least."""
+        self._time(LoggedInput(name, partition, FLOOR), floor)
+
+    def _time(self, input: LoggedInput, time: int) -> None:
+        if time != NO_WATERMARK:
+            self._zero = time if self._zero is None else self._zero
+            time -= self._zero
+        self.runs += (self._place(input), time)
+
+    def _place(self, input: LoggedInput) -> int:
+        return self.inputs.setdefault(input, len(self.inputs))
+
     def cut(self, *, exact: bool = True) -> tuple[bytes, ...]:
         """The encoded runs since the last cut: one part at least. *exact*: they are those between two barriers."""
-        runs, self.runs = self.runs, []
-        return tuple(_parts(list(self.inputs), runs) if exact else _parts([INEXACT], [0, 1]))
+        runs, zero, self.runs, self._zero = self.runs, self._zero or 0, [], None
+        for name, watermark in self._watermarks.items():
+            self.watermark(name, watermark)
+        self._known = len(self.runs)
+        return tuple(_parts(list(self.inputs), runs, zero) if exact else _parts([INEXACT], [0, 1], 0))
 
 
-def _parts(inputs: list[tuple[str, int]], runs: list[int]) -> Iterator[bytes]:
-    part = _encode((inputs, runs))
+def _parts(inputs: list[LoggedInput], runs: list[int], zero: int) -> Iterator[bytes]:
+    part = _encode((inputs, runs, zero))
     if len(part) <= PART_SIZE_MAX or len(runs) <= 2:
         yield part
         return
     middle = len(runs) // 4 * 2
-    yield from _parts(inputs, runs[:middle])
-    yield from _parts(inputs, runs[middle:])
+    yield from _parts(inputs, runs[:middle], zero)
+    yield from _parts(inputs, runs[middle:], zero)
 
 
 def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], *, several: bool) -> OrderRuns | None:
@@ -67,9 +127,11 @@ def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], *, several: bool) ->
     return OrderRuns(batches) if batches or several else None
 
 
-def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[tuple[str, int], int]]:
-    """((input, partition), count) of consecutive *logs*; a count of 0 ends a batch."""
+def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[LoggedInput, int]]:
+    """The input and the count, or the time in ms, of each entry of consecutive *logs*. A count of 0 ends a batch."""
     for log in logs:
-        inputs, flat = _decoder.decode(log)
-        for place, count in zip(flat[::2], flat[1::2], strict=True):
-            yield inputs[place], count
+        part = _decoder.decode(log)
+        for place, count in zip(part.flat[::2], part.flat[1::2], strict=True):
+            input = part.inputs[place]
+            timed = input.kind != RECORDS and count != NO_WATERMARK
+            yield input, count + part.zero if timed else count

@@ -20,12 +20,14 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import require_whole
-from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, NoTime, ms_of, shown_time
 from exactlyonce.pipeline.source import EventTime
 
 Runs = Sequence[tuple[int, int]]
 """(split, count) of consecutive records."""
+PAUSE_S = 1.0
+"""The time without a look at idle splits after which the process may have been stopped, and its clients with it."""
 _BLOCK_RECORDS = 100
 """The records whose times are looked at together: few, so that most blocks span less than the disorder."""
 
@@ -48,8 +50,12 @@ class SourceTimes:
         """All that the subtask reads."""
         self._quiet_since_s: dict[int, float] = {}
         """The time since which each quiet split has had no record."""
+        self._looked_s = 0.0
+        """The time of the last look which splits are idle."""
         self._resting = set[int]()
         """The splits that hold back nothing: idle ones, and those that have ended."""
+        self._raised: dict[int, int] = {}
+        """The floors of splits that were idle, for the order log."""
 
     # --- records --------------------------------------------------------------------------------------------------
 
@@ -95,7 +101,9 @@ class SourceTimes:
         """The floor of *split*, which is no longer idle."""
         self._quiet_since_s.pop(split, None)
         floor = self.floors[split] = self.floor_of(split)
-        self._resting.discard(split)
+        if split in self._resting:
+            self._resting.remove(split)
+            self._raised[split] = floor
         return floor
 
     def floor_of(self, split: int) -> int:
@@ -108,17 +116,38 @@ class SourceTimes:
         if split not in self._splits:
             self._splits.append(split)
 
+    def take_raised(self) -> dict[int, int]:
+        """The floors that idle splits had as they went on, since the last call."""
+        raised, self._raised = self._raised, {}
+        return raised
+
     def noted(self, position: SourceOffset) -> SourceOffset:
         """*position* with the floor of its split."""
         return msgspec.structs.replace(position, floor=self.floor_of(position.partition))
 
     # --- the watermark --------------------------------------------------------------------------------------------
 
+    def unsure(self, quiet: Collection[int], now_s: float) -> Collection[int]:
+        """Those of *quiet* whose servers must confirm before `rest` that they have no record: the splits that would
+        become idle; after a pause of the process every one, for its client may not know yet what came meanwhile."""
+        if self._idle_ms is None:
+            return ()
+        if now_s - self._looked_s > PAUSE_S:
+            return quiet
+        return self._silent(now_s).intersection(quiet) - self._resting
+
+    def _silent(self, now_s: float) -> set[int]:
+        """The splits that have been quiet for long enough to be idle."""
+        idle_ms = self._idle_ms
+        if idle_ms is None:
+            return set()
+        return {split for split, quiet_s in self._quiet_since_s.items() if 1000 * (now_s - quiet_s) >= idle_ms}
+
     def rest(self, positions: Sequence[SourceOffset], quiet: Collection[int], now_s: float, *, behind: bool) -> None:
         """Look which splits are idle at *now_s*. *positions* are those of all splits that the subtask reads; *quiet*
         splits have no record now. *behind*: since the last call, records waited all the time, or nothing was read: then
         no time counts, for what is there may not be known."""
-        idle_ms, since_s = self._idle_ms, self._quiet_since_s
+        since_s, self._looked_s = self._quiet_since_s, now_s
         self._splits = [position.partition for position in positions]
         ended = {position.partition for position in positions if position.ended}
         for split in self._resting - ended - set(quiet):
@@ -127,10 +156,7 @@ class SourceTimes:
             split: now_s if behind and split not in self._resting else since_s.get(split, now_s)
             for split in (*quiet, *ended)
         }
-        self._resting |= ended
-        if idle_ms is not None:
-            silent = {split for split, quiet_s in self._quiet_since_s.items() if 1000 * (now_s - quiet_s) >= idle_ms}
-            self._resting |= silent
+        self._resting |= ended | self._silent(now_s)
 
     def advanced(self, now_s: float) -> Watermark | None:
         """The watermark at *now_s*, if it is another one than the last."""
@@ -150,6 +176,22 @@ class SourceTimes:
             return None
         self._told = told
         return told
+
+    # --- along an order log ---------------------------------------------------------------------------------------
+
+    def follow(self, watermark: Watermark, *, may_end: bool) -> bool:
+        """Take the *watermark* that an earlier run had here; False if that is not what its records give. It may be
+        higher if splits were idle or had ended, as they can with *may_end*, and at the end of a drained source."""
+        floors = [self.floors.get(split, self._lowest) for split in self._splits]
+        derived = max(self.watermark, min(floors, default=NO_WATERMARK))
+        if watermark.value < END_OF_TIME:
+            self.watermark = max(self.watermark, watermark.value)
+        may_be_higher = may_end or watermark.idle or self._idle_ms is not None or watermark.value == END_OF_TIME
+        return watermark.value >= derived if may_be_higher else watermark.value == derived
+
+    def follow_floor(self, split: int, floor: int) -> None:
+        """The next record of *split* had *floor* at least in an earlier run: it was idle before it."""
+        self.floors[split] = max(self.floor_of(split), floor)
 
 
 def _late(times: Sequence[int], floor: int, disorder_ms: int) -> list[int]:

@@ -19,6 +19,13 @@ class Port(Protocol):
         """*idle*: records are not expected; then *watermark* follows the clock, or is `NO_WATERMARK`."""
 
 
+class Unheard:
+    """The port of an input whose watermarks do not count."""
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class MergedPorts:
     """The ports of an operator with several inputs: it advances with the lowest of the active ones.

@@ -10,26 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import chain, compress, repeat
-from operator import not_
+from itertools import compress, repeat
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-import msgspec
-
-from exactlyonce.engines.runtime.batch import Batch, floors_of
+from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedOperator, chunks
+from exactlyonce.engines.runtime.operators import KeyReader, TimedOperator, TimedParts, chunks
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
-from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError
+from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
-from exactlyonce.pipeline.moments import shown_time
-from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
 from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.state_type import StateType
 
-NAMED_MAX = 5
-"""The records that no window takes that get a line each."""
 SLICE_KEYS = 2_000
 """The most results between two looks at the room."""
 
@@ -55,22 +52,30 @@ class WindowOperator(TimedOperator, Generic[W]):
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
-    key_type: Any
-    """The type of the user's keys."""
-    note: Callable[[str], None]
-    """Called with a line about each of the first records that no window takes, if nobody gets them."""
+    read_keys: KeyReader
+    """Gives the user's keys for canonical ones."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""
-    late: int = field(default=0, init=False)
-    """The records that no window has taken."""
-    _key_of: Callable[[bytes], Any] = field(init=False)
-    """The user's key from its canonical bytes."""
     _firing: Iterator[Over] | None = field(default=None, init=False)
     _last: int = field(default=NO_WATERMARK, init=False)
     """The end of the last window that was over. A later run goes on from there after a drain, which ends time."""
 
+    @classmethod
+    def made(cls, parts: TimedParts) -> WindowOperator[W]:
+        node = parts.node
+        assert node.accumulator is not None
+        accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
+        return cls(
+            node.id,
+            cast("W", node.timed),
+            node.accumulator,
+            parts.table,
+            parts.groups,
+            parts.read_keys,
+            accumulators.clone if accumulators.mutable else None,
+        )
+
     def __post_init__(self) -> None:
-        self._key_of = msgspec.msgpack.Decoder(self.key_type).decode
         self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
 
     def __call__(self, batch: Batch) -> None:
@@ -84,24 +89,21 @@ class WindowOperator(TimedOperator, Generic[W]):
         entered_s = self.activity.enter(self.id)
         if self._firing is None:
             self._firing = self._over(self.watermark)
-        records: list[Any] = []
-        origins: list[Coordinates] = []
-        times: list[int] = []
+        results = _Results()
         for over in self._firing:
-            self._last = max(self._last, over.last)
-            records += self._results(over)
-            origins += repeat(Coordinates(self.id, over.group, over.last, ""), len(over.keys))
-            times += repeat(over.last, len(over.keys))
-            if len(records) >= room:
+            results.add(over)
+            if len(results.keys) >= room:
                 break
         else:
             self._firing = None
-            reached = self.watermark if self.watermark < END_OF_TIME else self._last
-            for group in self.groups:
-                self.table.advance(group, reached)
+        if results.keys:
+            self._last = max(self._last, results.lasts[-1])
+        if self._firing is None:
+            self.table.advance(self.watermark if self.watermark < END_OF_TIME else self._last)
         self.activity.leave(self.id, entered_s, 0)
-        if records:
-            self.push(Batch(records, origins, times=times))
+        if results.keys:
+            origins = list(map(Coordinates, repeat(self.id), results.groups, results.lasts, repeat("")))
+            self.push(Batch(self._windowed(results), origins, times=results.lasts))
         return self._firing is None
 
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
@@ -133,49 +135,51 @@ class WindowOperator(TimedOperator, Generic[W]):
             for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
         ]
 
-    def _floors(self, batch: Batch) -> list[int]:
-        """Of each record, the time up to which windows do not take it."""
-        watermark = self.watermark
-        return [floor if floor > watermark else watermark for floor in floors_of(batch)]
+    def _windowed(self, results: _Results) -> list[Any]:
+        result = self.accumulator.result
+        values = results.states if result is None else map(result, results.states)
+        starts, ends = results.starts, [last + 1 for last in results.lasts]
+        moments = {time: moment(time) for time in set(starts).union(ends)}
+        keys, at = self.read_keys(results.keys), moments.__getitem__
+        return [Windowed(*of) for of in zip(keys, map(at, starts), map(at, ends), values, strict=True)]
 
-    def _without_late(self, batch: Batch, kept: Sequence[bool]) -> Batch:
-        """*batch* with the records that are *kept*; the others are late."""
-        if all(kept):
-            return batch
-        late = batch.where(list(map(not_, kept)))
-        late = late.unkeyed(late.records)
-        listeners = list(chain.from_iterable(self.sides.values()))
-        for push in listeners:
-            push(late)
-        if not listeners:
-            self._name(late)
-        self.late += len(late.records)
-        return batch.where(kept)
 
-    def _name(self, late: Batch) -> None:
-        assert late.times is not None
-        floors = self._floors(late)
-        named = max(0, NAMED_MAX - self.late)
-        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, floors, strict=True)):
-            if number == named:
-                break
-            more = ", as others will be that are not named here" if self.late + number + 1 == NAMED_MAX else ""
-            self.note(
-                f"late: operator {self.id!r} leaves out the record at {origin.topic()}[{origin.partition()}] offset "
-                f"{origin.offset()}, of {shown_time(time)}: every window of it was over at {shown_time(floor)}{more}"
-            )
+@dataclass(slots=True)
+class _Results:
+    """Windows that are over, by columns: a window of a key has a place in each."""
 
-    def _results(self, over: Over) -> list[Any]:
-        start, end, result = moment(over.start), moment(over.last + 1), self.accumulator.result
-        values = over.states if result is None else map(result, over.states)
-        try:
-            keys = list(map(self._key_of, over.keys))
-        except msgspec.ValidationError as error:
-            raise GraphError(
-                f"Operator {self.id!r}: a key is not {type_name(self.key_type)}, as the function of key_by says that "
-                f"it gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
-            ) from error
-        return [Windowed(key, start, end, value) for key, value in zip(keys, values, strict=True)]
+    groups: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+
+    def add(self, over: Over) -> None:
+        count = len(over.keys)
+        self.groups += repeat(over.group, count)
+        self.starts += repeat(over.start, count)
+        self.lasts += repeat(over.last, count)
+        self.keys += over.keys
+        self.states += over.states
+
+
+@dataclass(slots=True)
+class _Ended:
+    """The key groups with nothing left up to a slot: the table drops those of many keys at once."""
+
+    table: TimedTable[Any]
+    _groups: set[int] = field(default_factory=set)
+    _keys: int = 0
+
+    def add(self, slot: int, group: int, keys: int) -> None:
+        self._groups.add(group)
+        self._keys += keys
+        if self._keys >= SLICE_KEYS:
+            self.drop(slot)
+
+    def drop(self, slot: int) -> None:
+        self.table.drop(slot, self._groups)
+        self._groups, self._keys = set(), 0
 
 
 def _slices(group: int, start: int, last: int, keys: Sequence[bytes], states: Sequence[Any]) -> Iterator[Over]:
@@ -193,15 +197,20 @@ class TumblingWindows(WindowOperator[Tumbling]):
         lasts = self.window.lasts(batch.times)
         if batch.floors is None and min(lasts, default=self.watermark + 1) > self.watermark:
             return batch, lasts
-        kept = [last > floor for last, floor in zip(lasts, self._floors(batch), strict=True)]
-        return self._without_late(batch, kept), list(compress(lasts, kept))
+        kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
+        return self.without_late(batch, kept), list(compress(lasts, kept))
 
     def _over(self, watermark: int) -> Iterator[Over]:
-        for last in self.table.slots(watermark):
+        table, due = self.table, self.table.slots(watermark)
+        ended = _Ended(table)
+        for last in due:
             start = self.window.start(last)
-            for group in self.table.groups(last):
-                yield from _slices(group, start, last, *self.table.read(last, group))
-                self.table.drop(last, group)
+            for group in table.groups(last):
+                keys, states = table.read(last, group)
+                yield from _slices(group, start, last, keys, states)
+                ended.add(last, group, len(keys))
+        if due:
+            ended.drop(due[-1])
 
 
 @dataclass(slots=True)
@@ -218,13 +227,13 @@ class HoppingWindows(WindowOperator[Hopping]):
         panes = window.lasts(batch.times)
         if batch.floors is None and (not panes or window.first_window(min(panes)) > self.watermark):
             return batch, panes
-        floors = self._floors(batch)
+        floors = self.floors(batch)
         missed = [
             max(0, (floor - window.first_window(pane)) // every + 1) for pane, floor in zip(panes, floors, strict=True)
         ]
         kept = [window.last_window(pane) > floor for pane, floor in zip(panes, floors, strict=True)]
         slots = [pane - count for pane, count in zip(panes, missed, strict=True)]
-        return self._without_late(batch, kept), list(compress(slots, kept))
+        return self.without_late(batch, kept), list(compress(slots, kept))
 
     def _over(self, watermark: int) -> Iterator[Over]:
         window, table = self.window, self.table
@@ -241,8 +250,8 @@ class HoppingWindows(WindowOperator[Hopping]):
                     merged = self._merged(group, groups[group])
                     keys = sorted(merged)
                     yield from _slices(group, window.start(last), last, keys, [merged[key] for key in keys])
-                if ended:
-                    table.drop(ended[-1], group)
+            if ended:
+                table.drop(ended[-1], groups)
 
     def _parts(self, last: int, panes: dict[int, int]) -> dict[int, list[int]]:
         """By key group, the slots with parts of the window that ends with *last*."""
@@ -260,8 +269,12 @@ class HoppingWindows(WindowOperator[Hopping]):
         assert merge is not None
         merged: dict[bytes, Any] = {}
         for slot in slots:
-            for key, state in zip(*self.table.read(slot, group), strict=True):
-                part = state if clone is None else clone(state)
+            keys, states = self.table.read(slot, group)
+            parts = states if clone is None else list(map(clone, states))
+            if not merged:
+                merged = dict(zip(keys, parts, strict=True))
+                continue
+            for key, part in zip(keys, parts, strict=True):
                 merged[key] = merge(merged[key], part) if key in merged else part
         return merged
 
@@ -276,6 +289,7 @@ class _Open:
     last: int
     """The times of its first and last record."""
     state: Any
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -287,57 +301,62 @@ class SessionWindows(WindowOperator[Session]):
     """
 
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
-        times = batch.times
-        assert times is not None
-        if batch.floors is None and min(times, default=self.watermark + 1) > self.watermark:
-            return batch, times
-        kept = [time > floor for time, floor in zip(times, self._floors(batch), strict=True)]
-        return self._without_late(batch, kept), list(compress(times, kept))
+        batch = self.in_time(batch)
+        assert batch.times is not None
+        return batch, batch.times
 
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
-        assert batch.keys is not None
-        by_key: dict[bytes, list[int]] = {}
-        for place, key in enumerate(batch.keys):
-            by_key.setdefault(key, []).append(place)
-        changed: list[tuple[int, bytes, Any]] = []
-        for key, places in by_key.items():
-            changed += self._grown(batch, slots, given, key, places)
+        keys = batch.keys
+        assert keys is not None
+        gap, sessions = self.window.gap_ms, dict[bytes, list[_Open]]()
+        for chunk in chunks(len(given)):
+            for place, key, time in zip(range(chunk.start, len(keys)), keys[chunk], slots[chunk], strict=False):
+                of_key = sessions.get(key)
+                if of_key is None:
+                    of_key = sessions[key] = self._open(key)
+                try:
+                    self._take(key, of_key, time, given[place])
+                except USERS_ERRORS as error:
+                    raise self.error(batch.origins[place], error) from error
             self.activity.breathe()
-        into, keys, states = zip(*changed, strict=True)
-        self.table.update(lambda _, state: state, into, keys, states)
+        changed = [
+            (session.last + gap - 1 if session.slot is None else session.slot, key, session)
+            for key, of_key in sessions.items()
+            for session in of_key
+            if session.changed
+        ]
+        self._put([(slot, key, (one.first, one.last, one.state)) for slot, key, one in changed])
 
-    def _grown(
-        self, batch: Batch, times: Sequence[int], given: Sequence[Any], key: bytes, places: Sequence[int]
-    ) -> Iterator[tuple[int, bytes, Any]]:
-        """The sessions of *key* that records at *places* make or make longer; others that these unite are removed."""
-        gap, add, merge = self.window.gap_ms, self.accumulator.add, self.accumulator.merge
+    def _take(self, key: bytes, sessions: list[_Open], time: int, given: Any) -> None:
+        """Add a record of *key* to its *sessions*, and unite those that it connects."""
+        gap, add = self.window.gap_ms, self.accumulator.add
+        for session in sessions:
+            if session.first - gap < time < session.last + gap:
+                break
+        else:
+            sessions.append(_Open(None, time, time, add(None, given), changed=True))
+            return
+        session.state, session.changed = add(session.state, given), True
+        if time > session.last:
+            session.last = time
+        elif time < session.first:
+            session.first = time
+        else:
+            return
+        if len(sessions) > 1:
+            self._unite(key, session, sessions)
+
+    def _unite(self, key: bytes, session: _Open, sessions: list[_Open]) -> None:
+        """Add to *session* those of the *sessions* of *key* that it has come close to."""
+        gap, merge = self.window.gap_ms, self.accumulator.merge
         assert merge is not None
-        sessions = self._open(key)
-        grown: dict[int, _Open] = {}
-        for place in places:
-            time = times[place]
-            try:
-                joined = [one for one in sessions if one.first - gap < time < one.last + gap]
-                if joined:
-                    session = joined[0]
-                    for other in joined[1:]:
-                        session.state = merge(session.state, other.state)
-                        session.first, session.last = min(session.first, other.first), max(session.last, other.last)
-                        sessions.remove(other)
-                        grown.pop(id(other), None)
-                        if other.slot is not None:
-                            self.table.put(other.slot, key, None)
-                    session.state = add(session.state, given[place])
-                    session.first, session.last = min(session.first, time), max(session.last, time)
-                else:
-                    session = _Open(None, time, time, add(None, given[place]))
-                    sessions.append(session)
-            except USERS_ERRORS as error:
-                raise self.error(batch.origins[place], error) from error
-            grown[id(session)] = session
-        for session in grown.values():
-            slot = session.last + gap - 1 if session.slot is None else session.slot
-            yield slot, key, (session.first, session.last, session.state)
+        for other in list(sessions):
+            if other is not session and other.first - gap < session.last and session.first < other.last + gap:
+                session.state = merge(session.state, other.state)
+                session.first, session.last = min(session.first, other.first), max(session.last, other.last)
+                sessions.remove(other)
+                if other.slot is not None:
+                    self.table.put(other.slot, key, None)
 
     def _open(self, key: bytes) -> list[_Open]:
         sessions = []
@@ -346,25 +365,49 @@ class SessionWindows(WindowOperator[Session]):
             sessions.append(_Open(slot, first, last, state if self.clone is None else self.clone(state)))
         return sessions
 
+    def _put(self, sessions: Sequence[tuple[int, bytes, Any]]) -> None:
+        """Keep (slot, key, state) of each."""
+        if sessions:
+            slots, keys, states = zip(*sessions, strict=True)
+            self.table.update(_replaced, slots, keys, states)
+
     def _over(self, watermark: int) -> Iterator[Over]:
         table, gap = self.table, self.window.gap_ms
-        due = table.slots(watermark)
-        known = set(due)
+        due, slot = table.slots(watermark), watermark
+        ended, open_still = _Ended(table), list[tuple[int, bytes, Any]]()
+        grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
+        """By end and key group, the sessions that are in an earlier slot."""
         while due:
             slot = heappop(due)
-            for group in table.groups(slot):
-                for key, state in zip(*table.read(slot, group), strict=True):
+            moved = grown[slot]
+            for group in sorted({*table.groups(slot), *moved}):
+                over = moved.get(group, [])
+                keys, states = table.read(slot, group)
+                for key, state in zip(keys, states, strict=True):
                     last = state[1] + gap - 1
                     if last == slot:
-                        yield Over(group, state[0], last, [key], [state[2]])
-                        continue
-                    table.put(last, key, state)
-                    if last <= watermark and last not in known:
-                        known.add(last)
-                        heappush(due, last)
-                table.drop(slot, group)
+                        over.append((key, state))
+                    elif last > watermark:
+                        open_still.append((last, key, state))
+                    else:
+                        if last not in grown:
+                            heappush(due, last)
+                        grown.setdefault(last, {}).setdefault(group, []).append((key, state))
+                for key, state in sorted(over, key=itemgetter(0)) if group in moved else over:
+                    yield Over(group, state[0], slot, [key], [state[2]])
+                ended.add(slot, group, len(keys))
+            del grown[slot]
+            if len(open_still) >= SLICE_KEYS:
+                self._put(open_still)
+                open_still = []
+        self._put(open_still)
+        ended.drop(slot)
 
 
-OPERATORS: dict[type, type[WindowOperator[Any]]] = {
+def _replaced(before: Any, state: Any) -> Any:
+    return state
+
+
+OPERATORS: dict[type[Timed], type[WindowOperator[Any]]] = {
     Tumbling: TumblingWindows, Hopping: HoppingWindows, Session: SessionWindows,
 }  # fmt: skip

@@ -21,7 +21,7 @@ from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, is_same, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, kept_state
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, SavedTimes, kept_state
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.wire import wire_of
@@ -64,6 +64,8 @@ class SavedOperator(msgspec.Struct, frozen=True):
     """The forms of the keys in an export (`pipeline.key_types`); 0: unknown."""
     files: tuple[SavedFile, ...] = ()
     """The files of an export; empty in the topic."""
+    times: SavedTimes | None = None
+    """Those of a timed table."""
 
 
 class SavedLoop(msgspec.Struct, frozen=True):
@@ -130,7 +132,6 @@ class TopicSavepoint:
         self._manifest, self._blocks = manifest, blocks
         schemas = schemas_of(manifest, blocks) if loops else {}
         states = [KeptState(manifest, snapshot, blocks) for snapshot in manifest.operators]
-        heads = {state.operator: state.head() for state in states}
         self.saved = Saved(
             pipeline=manifest.pipeline,
             checkpoint=manifest.checkpoint,
@@ -141,8 +142,10 @@ class TopicSavepoint:
             fingerprint=manifest.fingerprint,
             offsets=manifest.offsets,
             operators=tuple(
-                SavedOperator(operator, head.schema, head.version, head.keys) if head else SavedOperator(operator)
-                for operator, head in heads.items()
+                SavedOperator(state.operator, head.schema, head.version, head.keys, times=state.times())
+                if (head := state.head()) is not None
+                else SavedOperator(state.operator)
+                for state in states
             ),
             loops=tuple(SavedLoop(loop, records, schemas.get(loop)) for loop, records in sorted(loops.items())),
         )

@@ -1,7 +1,8 @@
 """An exported savepoint: a folder of Avro container files, and the file that makes them a savepoint.
 
     <pipeline>-<checkpoint>-<random>/
-        <operator>-<number>.avro    key_group, key (canonical), state (msgpack); one version, by key group across files
+        <operator>-<number>.avro    key_group, key (canonical), state (msgpack) and, if it is timed, slot (in ms); one
+                                    version, by key group across files
         <loop>-<number>.avro        subtask, record (msgpack), and its origin's topic, partition, offset
         _metadata.json              {"format": 1, "saved": the description, with all files, "sha256": of that}
         _removed.json               {"pipeline": ..., "checkpoint": ...}: a removal is under way
@@ -9,8 +10,8 @@
 Invariants: `_metadata.json` is written last, with the size and SHA-256 of every file and its own SHA-256, so that a
 partial export is no savepoint and no changed byte goes unnoticed; a name is written once. A removal writes
 `_removed.json`, then removes `_metadata.json`, so that a later one can finish it. On a full disk it removes
-`_metadata.json` last instead, and the empty folder is known by its name. Format 2 has records of loops, so that no
-older version drops them.
+`_metadata.json` last instead, and the empty folder is known by its name. Format 2 has records of loops, format 3
+has slots, so that no older version drops them.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from exactlyonce.pipeline.key_types import forms_of
 
 METADATA = "_metadata.json"
 REMOVED = "_removed.json"
-FORMAT = 2
-_WITHOUT_LOOPS = 1
+FORMAT = 3
+_WITH_LOOPS, _PLAIN = 2, 1
 _PART = re.compile(r".+-\d+\.avro|aside-[0-9a-f]{16}|probe(-\d+)?(-[0-9a-f]{8})?", re.ASCII)
 """Names of files that an export writes before `_metadata.json`, with temporary ones and probes of the folder."""
 FILE_BYTES = 16 * 1024 * 1024
@@ -61,12 +62,13 @@ def _record(name: str, *fields: dict[str, str]) -> Any:
     return parse_schema({"type": "record", "name": name, "namespace": "exactlyonce", "fields": [*fields]})
 
 
-_STATES = _record(
-    "State",
+_STATE = (
     {"name": "key_group", "type": "int"},
     {"name": "key", "type": "bytes", "doc": "msgpack, canonical"},
     {"name": "state", "type": "bytes", "doc": "msgpack"},
 )
+_STATES = _record("State", *_STATE)
+_TIMED_STATES = _record("TimedState", *_STATE, {"name": "slot", "type": "long", "doc": "in ms since 1970"})
 _LOOP_RECORDS = _record(
     "GoingRound",
     {"name": "subtask", "type": "int"},
@@ -131,7 +133,9 @@ def export(savepoint: Savepoint, url: str) -> str:
 
 
 def _format_of(saved: Saved) -> int:
-    return FORMAT if saved.loops else _WITHOUT_LOOPS
+    if any(operator.times is not None for operator in saved.operators):
+        return FORMAT
+    return _WITH_LOOPS if saved.loops else _PLAIN
 
 
 def _files_of(saved: Saved) -> list[SavedFile]:
@@ -151,8 +155,11 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
         if version == operator.version:  # schemas of older versions are not kept
             metadata["exactlyonce.state_schema"] = msgspec.json.encode(operator.schema).decode()
         key_forms |= forms_of(entry.key for entry in entries)
-        records = [{"key_group": entry.group, "key": entry.key, "state": entry.state} for entry in entries]
-        files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", _STATES, records, metadata, version))
+        records = [
+            {"key_group": entry.group, "key": entry.key, "state": entry.state, "slot": entry.slot} for entry in entries
+        ]
+        schema = _STATES if operator.times is None else _TIMED_STATES
+        files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", schema, records, metadata, version))
     return msgspec.structs.replace(operator, files=tuple(files), key_forms=key_forms)
 
 
@@ -256,7 +263,7 @@ class ExportedSavepoint:
     def read(self, file: SavedFile) -> Iterator[KeptEntry]:
         """The states in one of its files. Raises `DamagedSavepoint`."""
         for fields in self._records(file):
-            yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version)
+            yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version, fields.get("slot"))
 
     def _records(self, file: SavedFile) -> Iterator[Any]:
         content = persistently(lambda: self._folder.get(file.name), AWAY_TIMEOUT_S)

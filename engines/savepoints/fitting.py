@@ -14,17 +14,20 @@ import msgspec
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset, TopicSplit
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, SavedTimes
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.state.errors import DamagedState
+from exactlyonce.state.errors import DamagedState, StateIncompatible
+from exactlyonce.state.restore import require_meaning
+from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
 
 
@@ -60,17 +63,42 @@ def fitting(
         dropped, asked, f"has state of {', '.join(map(repr, dropped))}, and the pipeline no such operator"
     )
     types = {new: state_type_of(now[new], drops_fields=drops_fields) for new in old if new in now}
-    if not asked.allow_dropped:
-        for new, state_type in types.items():
-            state_type.require_keys(old[new].keys, "; or leave its state behind by --allow-dropped-state")
-    kept = {new: old[new] for new, state_type in types.items() if state_type.has_keys(old[new].keys)}
+    kept: dict[str, SavedOperator] = {}
+    for new, state_type in types.items():
+        try:
+            state_type.require_keys(old[new].keys)
+            if old[new].schema is not None:
+                require_meaning(new, _meaning(old[new].times), now[new].meaning)
+        except StateIncompatible:
+            if not asked.allow_dropped:
+                raise
+        else:
+            kept[new] = old[new]
     for new, operator in kept.items():
+        if operator.times is not None:
+            _require_one_time(operator, operator.times, saved, graph)
         if operator.schema is not None:
             state_type = types[new]
             state_type.require_readable(operator.schema, operator.version)
             for version in sorted({file.version for file in operator.files}):
                 state_type.require_migrations(version, operator.version)
     return kept
+
+
+def _meaning(times: SavedTimes | GroupTimes | None) -> str | None:
+    return None if times is None else times.meaning
+
+
+def _require_one_time(operator: SavedOperator, times: SavedTimes, saved: Saved, graph: LogicalGraph) -> None:
+    """ConfigError where key groups have had different watermarks, and the pipeline has other groups."""
+    different = len({times.watermarks.get(group, NO_WATERMARK) for group in range(saved.max_parallelism)}) > 1
+    if different and saved.max_parallelism != graph.max_parallelism:
+        raise ConfigError(
+            f"Operator {operator.operator!r} was at different times in different key groups, as in an unaligned "
+            f"checkpoint, and max_parallelism {graph.max_parallelism} has other groups than {saved.max_parallelism}: "
+            f"windows would be lost or come again. Keep max_parallelism {saved.max_parallelism}; or take a savepoint "
+            f"while the pipeline runs, which is aligned."
+        )
 
 
 def state_type_of(node: Node, *, drops_fields: bool) -> StateType[Any]:
@@ -138,6 +166,7 @@ def require_readable(
             if head is not None and head.operator in now:
                 state_type = state_type_of(now[head.operator], drops_fields=drops_fields)
                 state_type.require_keys(head.keys)
+                require_meaning(head.operator, _meaning(head.times), now[head.operator].meaning)
                 state_type.require_readable(head.schema, head.version)
                 judge_dropped(state_type, head.schema, head.version, kept.entries, note)
     if graph.fingerprint() != newest.fingerprint:
@@ -223,6 +252,10 @@ def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple
         changes: dict[str, Any] = {"source": source}
         if elsewhere and offset.in_topic:
             changes |= {"topic_id": around.inputs.described[offset.topic].topic_id, "leader_epoch": -1}
+        elif elsewhere and (at := offset.in_cluster) is not None:
+            id = around.inputs.topics.own.describe([at.topic])[at.topic].topic_id
+            split = TopicSplit.parse(offset.topic_id)._replace(topic_id=id)
+            changes |= {"topic_id": str(split), "leader_epoch": -1}
         kept.append(msgspec.structs.replace(offset, **changes))
     _require_given_up(
         dropped, asked, f"has read source {', '.join(map(repr, sorted(dropped)))}, which the pipeline does not have"

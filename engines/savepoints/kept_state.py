@@ -25,6 +25,7 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
+from exactlyonce.state.slots import TableTimes, key_of, packed_slot, unpacked_slot
 from exactlyonce.state.stored import StoredState
 
 READ_BYTES = 32 << 20
@@ -40,6 +41,13 @@ class KeptEntry(NamedTuple):
     state: bytes
     """In msgpack; a state with an Avro schema is a byte string in it."""
     version: int
+    slot: int | None = None
+    """In a timed table, that of the state (`state.slots`)."""
+
+    @property
+    def place(self) -> bytes:
+        """The key in the blocks."""
+        return self.key if self.slot is None else packed_slot(self.slot) + self.key
 
 
 def portions(
@@ -62,6 +70,15 @@ def portions(
     yield from open_lists.values()
 
 
+class SavedTimes(msgspec.Struct, frozen=True):
+    """The times of a timed table."""
+
+    meaning: str
+    """See `GroupTimes.meaning`."""
+    watermarks: dict[int, int]
+    """The last one by key group; other groups had none."""
+
+
 class KeptState:
     """The state of one operator at the checkpoint of *manifest*."""
 
@@ -72,6 +89,23 @@ class KeptState:
     def head(self) -> IndexHead | None:
         """The description of all states in the index; None where there is no state."""
         return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
+
+    def times(self) -> SavedTimes | None:
+        """Those of a timed table. ConfigError where subtasks, which share key groups, had other ones."""
+        watermarks: dict[int, int] = {}
+        meaning: str | None = None
+        for indexes in self._indexes().values():
+            if (times := indexes[0].head.times) is None:
+                continue
+            meaning = times.meaning
+            for group, watermark in zip(times.groups, times.watermarks, strict=True):
+                if watermarks.setdefault(group, watermark) != watermark:
+                    raise ConfigError(
+                        f"Operator {self.operator!r} is keyed by the source's partitions, and its subtasks were at "
+                        f"different times: in one table, some of its windows would be lost or come again. Only a run "
+                        f"with parallelism {self._snapshot.parallelism}, as before, goes on with them."
+                    )
+        return None if meaning is None else SavedTimes(meaning, watermarks)
 
     def keys(self) -> Any:
         """The schema of the keys, noted or derived from the forms of all keys; None: unknown."""
@@ -123,11 +157,7 @@ class KeptState:
     def _of(self, indexes: Sequence[Index], groups: list[int]) -> Iterator[KeptEntry]:
         if not groups:
             return
-        if indexes[0].head.times is not None:
-            raise ConfigError(
-                f"Operator {self.operator!r} keeps windows of event time. A run goes on with them, at any parallelism; "
-                f"they cannot be shown, exported, or restored from a savepoint yet."
-            )
+        times = indexes[0].head.times
         stored: StoredState[Any] = StoredState(
             operator=self.operator,
             type=Any,
@@ -136,12 +166,15 @@ class KeptState:
             checkpoint=self._manifest.checkpoint,
             chain=Chain.of((block for index in indexes for block in index.blocks), mask_of(groups)),
             schema=indexes[0].head.schema,
+            times=None if times is None else TableTimes.of([times], groups),
             fetch=lambda refs: ((ref, block.body) for ref, block in self._blocks.fetch(refs)),
         )
         while groups:
             portion = stored.together(groups, READ_BYTES)
             for group, raw_states in stored.reading_raw(portion):
-                yield from (KeptEntry(group, key, raw.msgpack, raw.version) for key, raw in raw_states.states.items())
+                for key, raw in raw_states.states.items():
+                    own, slot = (key, None) if times is None else (key_of(key), unpacked_slot(key))
+                    yield KeptEntry(group, own, raw.msgpack, raw.version, slot)
             groups = groups[len(portion) :]
 
     def _bodies(self, parts: tuple[BlockRef, ...]) -> Iterator[bytes]:

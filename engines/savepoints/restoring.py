@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeVar
 
 import msgspec
@@ -52,11 +52,13 @@ from exactlyonce.engines.savepoints.fitting import (
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import IndexHead, encode_index
-from exactlyonce.state.key_groups import subtask_of
+from exactlyonce.state.key_groups import group_range, subtask_of
+from exactlyonce.state.slots import TableTimes
 
 SECTION_BYTES = 64 * 1024
 DURABLE_TIMEOUT_S = 600.0
@@ -202,22 +204,39 @@ class Restoring:
         return tuple(log for log, _ in logs if log is not None)
 
     def _write_operator(self, writing: _Writing, operator: str, saved: SavedOperator) -> OperatorSnapshot:
-        graph, parallelism = self._around.graph, self._around.parallelism
-        head = IndexHead(
-            operator, writing.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version, saved.keys
-        )
-        indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
+        groups, parallelism = self._around.graph.max_parallelism, self._around.parallelism
+        indexes: dict[int, tuple[BlockRef, ...]] = {}
         size = 0
         entries = self._by_group(_checked(self._savepoint.entries(saved.operator), writing.raise_if_fenced))
-        for subtask, own in groupby(entries, lambda entry: subtask_of(entry.group, parallelism, graph.max_parallelism)):
-            require(not indexes[subtask], "the states of a savepoint lie by key group")
+        with_states = groupby(entries, lambda entry: subtask_of(entry.group, parallelism, groups))
+        others = (
+            (subtask, iter(())) for subtask in range(parallelism) if subtask not in indexes
+        )  # is read after those
+        for subtask, own in chain(with_states, others if saved.times is not None else ()):
+            require(subtask not in indexes, "the states of a savepoint lie by key group")
+            times = self._times(saved, group_range(subtask, parallelism, groups))
             blocks, headers = writing.blocks(subtask), list[BlockHeader]()
-            refs = writing.finish(blocks.state(operator, _images(operator, writing.checkpoint, own, headers)))
-            chain = Chain().extended(list(zip(refs, headers, strict=True)))
-            parts = encode_index(chain, head)
+            images = _images(operator, writing.checkpoint, own, headers, times)
+            refs = writing.finish(blocks.state(operator, images))
+            states = Chain().extended(list(zip(refs, headers, strict=True)))
+            head = IndexHead(
+                operator, writing.checkpoint, groups, saved.schema, 0.0, saved.version, saved.keys,
+                None if times is None else times.written(),
+            )  # fmt: skip
+            parts = encode_index(states, head)
             indexes[subtask] = tuple(writing.finish(blocks.durable(blocks.index(operator, parts))))
-            size += chain.size
-        return OperatorSnapshot(operator, parallelism, size, tuple(indexes))
+            size += states.size
+        return OperatorSnapshot(operator, parallelism, size, tuple(indexes.get(n, ()) for n in range(parallelism)))
+
+    def _times(self, saved: SavedOperator, groups: range) -> TableTimes | None:
+        """The times of a timed table of *groups*: no state is put where a window has fired."""
+        if saved.times is None:
+            return None
+        watermarks = saved.times.watermarks
+        if self._savepoint.saved.max_parallelism != self._around.graph.max_parallelism:
+            watermarks = dict.fromkeys(groups, max(watermarks.values(), default=NO_WATERMARK))  # all are the same
+        own = {group: watermarks[group] for group in groups if group in watermarks}
+        return TableTimes(groups, watermarks=own, meaning=saved.times.meaning)
 
     def _by_group(self, entries: Iterator[KeptEntry]) -> Iterator[KeptEntry]:
         """All states by key group of today's pipeline."""
@@ -248,15 +267,21 @@ class _Writing:
 
 
 def _images(
-    operator: str, checkpoint: int, entries: Iterable[KeptEntry], headers: list[BlockHeader]
+    operator: str, checkpoint: int, entries: Iterable[KeptEntry], headers: list[BlockHeader], times: TableTimes | None
 ) -> Iterator[EncodedBlock]:
-    """Blocks of one version each, because a state is read by its own version; their headers go to *headers*."""
+    """Blocks of one version each, because a state is read by its own version; their headers go to *headers*.
+
+    Places are noted in *times*, those of a timed table.
+    """
     encoders: dict[int, BlockEncoder] = {}
     for (group, version), own in groupby(entries, lambda entry: (entry.group, entry.version)):
         encoder = encoders.setdefault(version, BlockEncoder(operator, checkpoint, version))
         for section in _sections(own):
             states = _encode([msgspec.Raw(entry.state) for entry in section])
-            keys = encode_keys([entry.key for entry in section], [])
+            places = [entry.place for entry in section]
+            if times is not None:
+                times.note(places, [group] * len(places))
+            keys = encode_keys(places, [], [entry.key for entry in section])
             if (block := encoder.add(group, IMAGE, keys, states, len(section))) is not None:
                 headers.append(block.header)
                 yield block

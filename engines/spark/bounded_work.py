@@ -30,7 +30,7 @@ from exactlyonce.engines.spark.expected_rows import expected_frame, require_colu
 from exactlyonce.engines.spark.session import runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, importable, load
+from exactlyonce.pipeline.loading import Loaded, importable, load, refuse_while_importing
 from exactlyonce.pipeline.notebook import cell_file
 from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.stream import Pipeline
@@ -286,6 +286,7 @@ def _run_options(options: dict[str, Any]) -> RunOptions:
 
 
 def _loaded(pipeline: Pipeline | str) -> Loaded:
+    refuse_while_importing()
     return load(pipeline) if isinstance(pipeline, str) else importable(pipeline)
 
 

@@ -16,17 +16,17 @@ Seen = dict[str, tuple[Topic | None, ...]]
 
 
 class InputTopics:
-    """See the module. *own* asks the cluster of the checkpoints, and stays with the caller."""
+    """See the module. *own* asks the cluster of the checkpoints, and stays with the caller, who may use it here."""
 
     def __init__(self, own: Topics) -> None:
-        self._own = own
+        self.own = own
         self._others: dict[tuple[tuple[str, str], ...], Topics] = {}
         """By the settings of the cluster."""
 
     def of(self, source: ReadsTopic) -> Topics:
         """The questions to the cluster of *source*. Raises `ConfigError` for settings that a client refuses."""
         if source.client is None:
-            return self._own
+            return self.own
         settings = tuple(sorted(source.client.as_text.items()))
         if settings not in self._others:
             source.client.check()

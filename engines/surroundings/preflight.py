@@ -16,12 +16,13 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlace, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
 from exactlyonce.engines.surroundings.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
@@ -45,10 +46,12 @@ class Inputs:
     """The end of a bounded run, by source and partition: the last stable offsets at its start. A source without topic
     has none, and ends with its splits. Empty when unbounded."""
     others: Mapping[str, FindsSplits] = field(default_factory=dict)
-    """The sources that read no topic."""
+    """The sources that read no topic, or those of a pattern."""
 
     def __post_init__(self) -> None:
-        self._finders = {id: source.finder(id) for id, source in self.others.items()}
+        self._finders = {id: source.finder(id, self.topics.own) for id, source in self.others.items()}
+        self.matched: dict[str, Topic] = {}
+        """The topics of patterns, by name; their partitions are not counted."""
         self._found: Offsets = {id: {} for id in self.others}
         """The start of each split since the last look at a manifest that lacked it."""
         self._gone: Offsets = {id: {} for id in self.others}
@@ -66,6 +69,16 @@ class Inputs:
     def ids(self) -> set[str]:
         """The sources."""
         return {*self.sources, *self.others}
+
+    @property
+    def patterns(self) -> set[str]:
+        """The sources that read the topics of a pattern."""
+        return {id for id, source in self.others.items() if source.place.startswith(TOPICS)}
+
+    @property
+    def watched(self) -> set[str]:
+        """The topics of the checkpoints' cluster, as far as they are known."""
+        return {*self.matched, *(source.topic for source in self.read(elsewhere=False))}
 
     @property
     def counted(self) -> tuple[tuple[str, str, int], ...]:
@@ -178,10 +191,37 @@ class Inputs:
             self._find(id, known.values())
 
     def _find(self, id: str, known: Iterable[SourceOffset]) -> None:
-        found = self._found[id]
+        found, known = self._found[id], tuple(known)
         looked = self._finders[id].find((*known, *found.values()))
         found |= {start.partition: start for start in looked if not start.ended}
         self._gone[id] |= {start.partition: start for start in looked if start.ended}
+        if id in self.patterns:
+            self._match((*known, *found.values()))
+            if self.targets:
+                self.targets[id] = self.latest((*known, *found.values()))
+
+    def _match(self, positions: Iterable[SourceOffset]) -> None:
+        """Take note of the topics of patterns at *positions*."""
+        for position in positions:
+            at = position.in_cluster
+            if at is not None and at.topic not in self.matched:
+                self.matched[at.topic] = Topic(at.topic, at.topic_id, 0)
+
+    def latest(self, positions: Iterable[SourceOffset], moment_ms: int | None = None) -> dict[int, int]:
+        """The last stable offset of those of *positions* that are in topics, or that of a moment, by split."""
+        by_topic: dict[str, list[tuple[int, int]]] = {}
+        for position in positions:
+            if (at := position.in_cluster) is not None:
+                by_topic.setdefault(at.topic, []).append((position.partition, at.partition))
+        ends: dict[int, int] = {}
+        for topic, splits in by_topic.items():
+            of_topic = (
+                self.topics.own.end_offsets(topic, [partition for _, partition in splits], committed=True)
+                if moment_ms is None
+                else self.topics.own.offsets_at(topic, moment_ms)
+            )
+            ends |= {split: of_topic[partition] for split, partition in splits}
+        return ends
 
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic was deleted or made anew; take note of added partitions, unless the run is bounded.
@@ -190,17 +230,10 @@ class Inputs:
         """
         described = dict(self.described)
         for name, seen in seen_by_each.items():
-            known = described[name]
-            now = _now(known, seen)
-            if now is None:
-                raise Halt(
-                    f"Topic {name!r} was deleted since checkpoint {manifest.checkpoint}; its id was {known.topic_id}. "
-                    f"What the pipeline had not read of it is gone.\n"
-                    f"  Choices: restore the topic; give the source another one, {_reset(manifest)}."
-                )
-            if now.topic_id != known.topic_id:
-                raise _made_anew(manifest, name, known.topic_id, now.topic_id)
-            described[name] = known if self.targets else now
+            known = described.get(name) or self.matched[name]
+            now = _still_there(manifest, known, name, seen)
+            if name in described and not self.targets:
+                described[name] = now
         self.described = described
 
     def check_continuity(self, manifest: Manifest) -> None:
@@ -225,12 +258,19 @@ class Inputs:
                 )
             if name in read:
                 require_unread(self.topics.of(read[name]), manifest, self.described[name], name)
+        matched = {at.topic: at.topic_id for at in manifest.in_cluster if at.source in self.patterns}
+        for name, topic_id in sorted(matched.items()):
+            try:
+                topic = self.topics.own.describe([name])[name]
+            except TopicError:
+                raise _deleted(manifest, name, topic_id) from None
+            require_unread(self.topics.own, manifest, topic, name)
         self.find_splits(manifest.offsets)
 
 
 def require_unread(topics: Topics, manifest: Manifest, topic: Topic, place: str) -> None:
     """Raise Halt if *topic* is not the one that *manifest* has read at *place*, or if records after Sn are missing."""
-    name, offsets = place, [offset for offset in manifest.offsets if offset.topic == place]
+    name, offsets = place, manifest.positions_at(place)
     if offsets[0].topic_id != topic.topic_id:
         raise _made_anew(manifest, name, offsets[0].topic_id, topic.topic_id)
     first, end = topics.start_offsets(topic.name), topics.end_offsets(topic.name, committed=False)
@@ -260,6 +300,24 @@ def _require_epochs(topics: Topics, manifest: Manifest, name: str, offsets: list
         if end < read.offset:
             until = "is gone from the log" if end < 0 else f"ends at offset {end} now"
             raise _truncated(manifest, read, f"what leader epoch {read.leader_epoch} wrote there {until}")
+
+
+def _still_there(manifest: Manifest, known: Topic, name: str, seen: Sequence[Topic | None]) -> Topic:
+    """The topic *known*, at place *name*, as it is now. Raises Halt if it was deleted or made anew."""
+    now = _now(known, seen)
+    if now is None:
+        raise _deleted(manifest, name, known.topic_id)
+    if now.topic_id != known.topic_id:
+        raise _made_anew(manifest, name, known.topic_id, now.topic_id)
+    return now
+
+
+def _deleted(manifest: Manifest, name: str, topic_id: str) -> Halt:
+    return Halt(
+        f"Topic {name!r} was deleted since checkpoint {manifest.checkpoint}; its id was {topic_id}. What the pipeline "
+        f"had not read of it is gone.\n"
+        f"  Choices: restore the topic; give the source another one, {_reset(manifest)}."
+    )
 
 
 def _reset(manifest: Manifest) -> str:
@@ -470,10 +528,15 @@ class PipelineTopics:
         """Look at every output topic; TopicError for a missing one that the sink does not create."""
         nodes = [node for node in self._graph.sinks if node.sink and node.sink.topic]
         sinks = {node.id: cast("WritesToTopic", node.sink) for node in nodes}
-        inputs = {node.source.place for node in self._graph.sources if node.source is not None}
+        inputs = [node.source for node in self._graph.sources if node.source is not None]
         described: dict[str, Topic] = {}
+        if any(source.reads(checkpoint_topic(self._graph.pipeline_id)) for source in inputs):
+            raise ConfigError(
+                f"The pattern of a source matches {checkpoint_topic(self._graph.pipeline_id)!r}, the topic of the "
+                f'pipeline\'s own checkpoints. Let it leave that out, as "(?!.*[.]checkpoints).*" does.'
+            )
         for id, sink in sinks.items():
-            if sink.topic in inputs:
+            if any(source.reads(sink.topic) for source in inputs):
                 raise ConfigError(
                     f"Sink {id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
                 )
@@ -499,17 +562,15 @@ class PipelineTopics:
                 self.inputs.check_continuity(manifest)
                 return self._note_empty(manifest.offsets)
             case ask.LookAtInputs(newest):
-                here = self.inputs.read(elsewhere=False)
                 self._find_splits(newest)
-                return self._take_note(newest, self._input_topics.seen_by_each(here, APPEND_TIMEOUT_MS))
+                return self._take_note(newest, self._topics.seen_by_each(self.inputs.watched, APPEND_TIMEOUT_MS))
             case ask.LookElsewhere(newest):
                 elsewhere = self.inputs.read(elsewhere=True)
                 return self._take_note(newest, self._input_topics.seen_by_each(elsewhere, ELSEWHERE_TIMEOUT_MS))
             case ask.LookAtTopics(newest):
-                here = self.inputs.read(elsewhere=False)
-                read = [source.topic for source in here]
-                seen = self._topics.seen_by_each((*read, *self.outputs.described), APPEND_TIMEOUT_MS)
                 self._find_splits(newest)
+                read = self.inputs.watched
+                seen = self._topics.seen_by_each((*read, *self.outputs.described), APPEND_TIMEOUT_MS)
                 self._take_note(newest, {name: seen[name] for name in read})
                 return self.outputs.look_again(newest, seen)
             case ask.GoOnFrom(manifest):

@@ -193,7 +193,7 @@ def _advice(info: inspect.Type) -> str:
         return "write a duration as an int, of microseconds for instance"
     if isinstance(info, inspect.TupleType):
         return "a tuple of several types is a NamedTuple with names"
-    return "declare its type"
+    return "declare its type; that of a key is what the function of key_by is annotated to return"
 
 
 def _instant(value: datetime) -> datetime:

@@ -33,11 +33,13 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
     UserError,
 )
+from exactlyonce.pipeline.joins import Joined
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, WindowedStream
+from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
+from exactlyonce.pipeline.timers import Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 if TYPE_CHECKING:
@@ -61,8 +63,10 @@ __all__ = [
     "First",
     "GraphError",
     "Halt",
+    "Handler",
     "Hopping",
     "InvariantViolation",
+    "Joined",
     "JsonCodec",
     "JsonSchemaCodec",
     "KeyedStream",
@@ -83,6 +87,8 @@ __all__ = [
     "StrCodec",
     "Stream",
     "Sum",
+    "Table",
+    "Timers",
     "TopN",
     "TopicError",
     "Tumbling",

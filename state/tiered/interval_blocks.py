@@ -132,4 +132,4 @@ class IntervalBlocks:
     def _encoded_section(self, entries: list[Entry]) -> tuple[EncodedKeys, bytes]:
         keys, packed = [key for key, state in entries if state], [state for _, state in entries if state]
         deleted = [key for key, state in entries if not state] if len(keys) < len(entries) else []
-        return encode_keys(keys, deleted, self._layout), joined(packed)
+        return encode_keys(keys, deleted, self._layout.own(keys)), joined(packed)

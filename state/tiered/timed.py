@@ -131,11 +131,9 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
         present = sorted((key, state) for key, state in states.items() if state is not None)
         return [key_of(key) for key, _ in present], [state for _, state in present]
 
-    def drop(self, slot: int, group: int) -> None:
+    def drop(self, slot: int, groups: Collection[int]) -> None:
         """See `TimedTable.drop`."""
-        for earlier in self._slots.upto(slot):
-            if (added := self._slots.pop(earlier, group)) is None:
-                continue
+        for earlier, group, added in self._slots.popped(slot, groups):
             packed = packed_slot(earlier)
             if self._by_key is not None:
                 self._by_key.remove([packed + key for key in self.read(earlier, group)[0]])
@@ -146,8 +144,8 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
             exhaust(map(layer.pop, keys, repeat(None)))
             exhaust(map(self._states.pop, keys, repeat(None)))
             layer.listed = len(layer)
-        self._times.drop(slot, group)
-        self._interval.dropped.add(group)
+        self._times.drop(slot, groups)
+        self._interval.dropped.update(groups)
 
     def items(self) -> Iterator[tuple[int, bytes, S]]:
         for place, state in self._items():

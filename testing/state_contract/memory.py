@@ -11,7 +11,7 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TableSnapshot, TimedTable
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.key_groups import group_range, subtask_of
-from exactlyonce.state.restore import restore, restore_timed
+from exactlyonce.state.restore import CheckpointedState
 
 OPERATOR = "totals"
 MAX_PARALLELISM = 8
@@ -89,12 +89,10 @@ class Subtasks(AnySubtasks[Table[Any]]):
     ) -> None:  # fmt: skip
         self.backend, self.type = backend, type_
 
-        def table(groups: range) -> Table[Any]:
-            some = None if touched is None else set(touched) & set(groups)
-            place = OPERATOR, type_, groups, MAX_PARALLELISM, checkpoint, indexes, blocks.fetch
-            return restore(*place, some, backend=backend)
+        def table(stored: CheckpointedState) -> Table[Any]:
+            return stored.table(backend, None if touched is None else set(touched) & set(stored.groups))
 
-        super().__init__(blocks, list(map(table, _shares(parallelism))))
+        super().__init__(blocks, list(map(table, _stored(blocks, type_, parallelism, checkpoint, indexes))))
 
     def put(self, states: Mapping[int, Any]) -> None:
         """Set states by one record per key; None deletes."""
@@ -115,11 +113,8 @@ class TimedSubtasks(AnySubtasks[TimedTable[Any]]):
     ) -> None:  # fmt: skip
         self.type = type_
 
-        def table(groups: range) -> TimedTable[Any]:
-            place = OPERATOR, type_, groups, MAX_PARALLELISM, checkpoint, indexes, blocks.fetch
-            return restore_timed(*place, by_key=True, backend=backend)
-
-        super().__init__(blocks, list(map(table, _shares(parallelism))))
+        stored = _stored(blocks, type_, parallelism, checkpoint, indexes)
+        super().__init__(blocks, [of_subtask.timed_table(backend, by_key=True) for of_subtask in stored])
 
     def put(self, states: Mapping[tuple[int, int], Any]) -> None:
         """Set the state of each (slot, number of a key); None removes it."""
@@ -134,7 +129,7 @@ class TimedSubtasks(AnySubtasks[TimedTable[Any]]):
                 for group in table.groups(slot):
                     keys, states = table.read(slot, group)
                     fired += [(slot, group, key, state) for key, state in zip(keys, states, strict=True)]
-                    table.drop(slot, group)
+                    table.drop(slot, [group])
         return fired
 
     def items(self) -> dict[tuple[int, bytes], Any]:
@@ -142,6 +137,14 @@ class TimedSubtasks(AnySubtasks[TimedTable[Any]]):
         return {(slot, key): state for table in self.tables for slot, key, state in table.items()}
 
 
-def _shares(parallelism: int) -> list[range]:
-    """The key groups of each subtask."""
-    return [group_range(subtask, parallelism, MAX_PARALLELISM) for subtask in range(parallelism)]
+def _stored(
+    blocks: StateBlocks, type_: Any, parallelism: int, checkpoint: int, indexes: Sequence[bytes]
+) -> list[CheckpointedState]:
+    """The stored state of each subtask."""
+    return [
+        CheckpointedState(
+            operator=OPERATOR, type=type_, groups=group_range(subtask, parallelism, MAX_PARALLELISM),
+            max_parallelism=MAX_PARALLELISM, checkpoint=checkpoint, indexes=indexes, fetch=blocks.fetch,
+        )
+        for subtask in range(parallelism)
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import StateBackend, TimedTable
 from exactlyonce.state.errors import ApplyFailed, StateIncompatible
 from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.key_groups import subtask_of
 from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, TimedSubtasks, key_of
 
@@ -147,7 +148,7 @@ class TimedTableContract:
         model = {(slot, number): 1 for slot in SLOTS for number in FEW}
         subtasks.put(model)
         group = key_group(key_of(1), MAX_PARALLELISM)
-        subtasks.tables[0].drop(-1, group)
+        subtasks.tables[0].drop(-1, [group])
         others = {number for number in FEW if key_group(key_of(number), MAX_PARALLELISM) != group}
         rest = {(slot, number): 1 for slot, number in model if slot >= 0 or number in others}
         _holds(subtasks, rest, "The wrong states were dropped.")
@@ -156,26 +157,28 @@ class TimedTableContract:
         """It would be lost at the next restore, so it is a defect."""
         table = self.timed_table()
         table.put(9, key_of(1), 1)
-        table.drop(9, key_group(key_of(1), MAX_PARALLELISM))
+        table.drop(9, [key_group(key_of(1), MAX_PARALLELISM)])
         why = "A state was put into a slot that was dropped: it would not be restored."
         for slot in (9, 8):
             refused(partial(table.update, _add, [slot], [key_of(1)], [1]), InvariantViolation, why)
 
     def test_watermarks(self) -> None:
-        """Each key group keeps its own, which never falls, without any state, at any parallelism."""
-        subtasks = self.timed()
-        assert subtasks.tables[0].watermark(3) == NO_WATERMARK
-        for group in range(MAX_PARALLELISM):
-            subtasks.tables[0].advance(group, -100 + group)
-        subtasks.tables[0].advance(3, -200)
-        for checkpoint, parallelism in enumerate((3, 1, 8), 1):
+        """A table's holds for all of its key groups. Each keeps it, without any state, at any parallelism."""
+        subtasks, known = self.timed(parallelism=3), dict.fromkeys(range(MAX_PARALLELISM), NO_WATERMARK)
+        for checkpoint, (watermarks, parallelism) in enumerate((((5, -10, 20), 2), ((7, 3), 1), ((6,), 8)), 1):
+            for group in known:
+                before = subtasks.tables[subtask_of(group, subtasks.parallelism, MAX_PARALLELISM)].watermark(group)
+                assert before == known[group], f"Group {group} had the watermark {known[group]}, and has {before}."
+                watermark = watermarks[subtask_of(group, subtasks.parallelism, MAX_PARALLELISM)]
+                known[group] = max(known[group], watermark)
+            for table, watermark in zip(subtasks.tables, watermarks, strict=True):
+                table.advance(watermark)
+                table.advance(-200)
             frozen = subtasks.freeze(checkpoint, checkpoint - 1)
-            subtasks.tables[0].advance(0, 999)
+            subtasks.tables[0].advance(999)
             indexes = subtasks.write(frozen)
             subtasks = self.continues(subtasks, indexes, checkpoint, {}, "Nothing is stored.", parallelism=parallelism)
-            for group in range(MAX_PARALLELISM):
-                known = subtasks.tables[group * parallelism // MAX_PARALLELISM].watermark(group)
-                assert known == -100 + group, f"Group {group} had the watermark {-100 + group} at the barrier: {known}."
+        assert [table.watermark(group) for group, table in enumerate(subtasks.tables)] == list(known.values())
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 

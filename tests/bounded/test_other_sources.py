@@ -130,5 +130,5 @@ def test_what_bounded_work_cannot_read(files: Files, tmp_path: Path) -> None:
         CatchUp(endless, RunOptions(files.config), Silent(), from_nothing=True).judge()
     loaded = load_pipeline("source_pipelines", "files", files.name, **files.params)
     to = StopOffsets.parse("2026-11-01T00:00:00Z")
-    with pytest.raises(ConfigError, match="Source 'orders' reads no topic, so it has no offsets or times to go to"):
+    with pytest.raises(ConfigError, match="Source 'orders' reads no one topic, so it has no offsets or times to go to"):
         CatchUp(loaded, RunOptions(files.config), Silent(), to, from_nothing=True).judge()

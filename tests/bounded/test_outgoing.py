@@ -14,6 +14,7 @@ from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, take_by_time
 from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, ByPartition, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles, read_lane
+from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.operators import SinkOutput
@@ -53,7 +54,7 @@ def arrived(
     with closing(StagedFiles()) as files:
         frames = files.frames(file, receiver)
         lane = ChannelLane("by>totals:0", [] if frames is None else [frames], BatchCodec(type_), push)
-        take_by_time([lane], None, BatchTime())
+        take_by_time([lane], {}, TaskOperators("totals", 0), BatchTime())
     return records, origins, keys
 
 
@@ -119,7 +120,7 @@ def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
     lane.take(1)
     assert lane._rest is not None
     lane._rest.records = Counting(lane._rest.records)
-    take_by_time([lane], None, BatchTime())
+    take_by_time([lane], {}, TaskOperators("totals", 0), BatchTime())
     assert taken == list(range(1, 20_000))
     assert Counting.copied == 19_999
 

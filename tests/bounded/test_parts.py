@@ -27,6 +27,7 @@ from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.surroundings.input_topics import InputTopics
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
@@ -56,7 +57,8 @@ def test_frames_come_back(tmp_path: Path) -> None:
         frames = files.frames(file, 2)
         assert frames is not None
         assert (frames.entry.records, frames.entry.groups) == (2, (8, 9))
-        assert [(time_ms, read()) for time_ms, read in frames.timed()] == [(0, b"one"), (2, b"three" * 1_000_000)]
+        read = [(time_ms, item()) for time_ms, item in frames.timed() if not isinstance(item, Watermark)]
+        assert read == [(0, b"one"), (2, b"three" * 1_000_000)]
     assert FrameWriter(tmp_path / "none", 1).close() is None
     assert not (tmp_path / "none").exists()
 
@@ -159,7 +161,7 @@ def inputs(ends: dict[int, int]) -> Inputs:
 
     topics = InputTopics(cast(Any, SimpleNamespace(end_offsets=end_offsets)))
     source = SimpleNamespace(topic="t", place="t", client=None)
-    return cast(Inputs, SimpleNamespace(sources={"s": source}, topics=topics, others={}))
+    return cast(Inputs, SimpleNamespace(sources={"s": source}, topics=topics, others={}, patterns=set()))
 
 
 def test_a_partition_that_appears_meanwhile() -> None:

@@ -132,7 +132,8 @@ def taken(fed: Fed, manifest: Manifest) -> dict[tuple[str, int], dict[tuple[str,
         for log in manifest.order_logs:
             bodies = {ref: block.body for ref, block in storage.fetch(log.blocks)}
             own = counts.setdefault((log.task, log.subtask), {})
-            for place, count in runs_of([bodies[ref] for ref in log.blocks]):
+            for (name, partition, _), count in runs_of([bodies[ref] for ref in log.blocks]):
+                place = name, partition
                 own[place] = own.get(place, 0) + count
     return counts
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from bounded import Fed, catch_up, drive
 from hdfs_server import HdfsServer
-from s3_server import S3Server
 
 from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles
 from exactlyonce.connectors.blocks.storage import folder_of
@@ -22,6 +21,7 @@ from exactlyonce.engines.bounded.unit import locations
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.bounded.workplace import STAGED, usable_staging, workplace
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.testing.servers.s3 import S3Server
 
 pytestmark = pytest.mark.parametrize("kind", ["s3", "hdfs"])
 

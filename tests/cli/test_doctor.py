@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from blank_manifest import blank_manifest
 from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned
@@ -389,7 +390,7 @@ def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
 def test_input_that_was_truncated() -> None:
     """The doctor says what a run says if a log ends before what was read of it, or in another leader epoch."""
     read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
-    newest = SimpleNamespace(checkpoint=4, pipeline="p", offsets=(read,))
+    newest = blank_manifest(checkpoint=4, offsets=(read,))
     subject: Any = SimpleNamespace(
         inputs=["t"], read_elsewhere={}, newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
     )

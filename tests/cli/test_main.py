@@ -20,7 +20,7 @@ CANARY = "canary-5f2e"
 
 
 def test_version(command: Command) -> None:
-    assert command("--version") == (0, f"exactlyonce {version('exactlyonce')}\n", "")
+    assert command("--version") == (0, f"exactlyonce {version('exactlyonce-kafka')}\n", "")
 
 
 def test_help_is_the_documented_one(command: Command) -> None:

@@ -16,6 +16,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 from exactlyonce.state.index import IndexHead
+from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
 from exactlyonce.views.state import OperatorView, key_views
 from tests.cli.conftest import Orders, by_customer
@@ -79,6 +80,30 @@ def test_states_of_an_older_version() -> None:
     older = KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), 1)
     (line,) = lines(operator, key_views(head, [older]))
     assert (json.loads(line)["state"], json.loads(line)["version"]) == ([7, 8], 1)
+
+
+def test_states_of_windows() -> None:
+    """A session shows its accumulator alone; of hopping windows there are panes; a slot of other work is a time."""
+    shown = []
+    for meaning, slot, state in (
+        ("session=5000", 12_999, [3_000, 8_000, 7]),
+        ("hopping=60000 every=10000", 19_997, 7),
+        ("tumbling=1 d offset=3600000 zone=Europe/Paris", 0, 7),
+        ("timers", -1, 7),
+    ):
+        head = IndexHead("totals", 41, 128, "any", times=GroupTimes([], [], [], [], meaning))
+        (key,) = key_views(head, [KeptEntry(3, canonical_key("ann"), msgspec.msgpack.encode(state), 1, slot)])
+        operator = OperatorView("totals", 41, 2, 100, "any", meaning=meaning)
+        shown.append([cell.strip() for cell in table([key], operator)[1].split("  ") if cell.strip()])
+    times = [
+        ["1970-01-01 00:00:03.000", "1970-01-01 00:00:13.000"],
+        ["1970-01-01 00:00:10.000", "1970-01-01 00:00:20.000"],
+        ["1970-01-01 00:00:00.000", "1970-01-02 00:00:00.000"],
+        ["-", "1970-01-01 00:00:00.000"],
+    ]
+    assert shown == [["3", '"ann"', *cells, "7"] for cells in times]
+    (line,) = lines(operator, [key])
+    assert (json.loads(line)["start"], json.loads(line)["end"]) == (None, "1970-01-01T00:00:00Z")
 
 
 def test_states_by_an_avro_schema() -> None:

@@ -25,18 +25,6 @@ def job_of(run: Callable[..., Any], kafka: Any, topic_name: str) -> Callable[...
 
 
 @pytest.fixture
-def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """`failpoint("worker-frozen")` is the environment that arms it; the file in tmp_path/fired shows that it fired."""
-    fired = tmp_path / "fired"
-    fired.mkdir(exist_ok=True)
-
-    def arm(name: str, action: str = "kill", nth: int = 1) -> dict[str, str]:
-        return {"EXACTLYONCE_FAILPOINTS": f"{name}={action}@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-
-    return arm
-
-
-@pytest.fixture
 def storage(tmp_path: Path) -> Iterator[FileStorage]:
     with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
         storage.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from exactlyonce import Count, DeadLetters, Output, Pipeline, Tumbling, Windowed
@@ -23,11 +25,12 @@ def _counted(window: Windowed[str, int]) -> Counted:
     return Counted(round(window.start.timestamp() * 1000), window.value)
 
 
-def counts(name: str, idle: str = "1s", size: str = "1s") -> Pipeline:
-    """Clicks of NAME-in in windows of *size*, to NAME-out; late ones to NAME-late, those without a time to
-    NAME-dead."""
+def counts(name: str, idle: str = "1s", size: str = "1s", pattern: str = "") -> Pipeline:
+    """Clicks of NAME-in, or of all topics NAME-in..., in windows of *size*, to NAME-out; late ones to NAME-late, those
+    without a time to NAME-dead."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
-    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="100ms", idle=idle, ahead=None,
+    topics: Any = {"pattern": f"{name}-in.*"} if pattern else {"topic": f"{name}-in"}
+    source = KafkaSource(**topics, value=Click, time="at", disorder="100ms", idle=idle, ahead=None,
                          on_time_error=DeadLetters(f"{name}-dead"))  # fmt: skip
     windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(Tumbling(size))
     results = windows.aggregate("counts", Count(), late=late)

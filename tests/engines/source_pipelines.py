@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines import Order, copied, summed
 
-from exactlyonce import Pipeline, Stream
+from exactlyonce import DeadLetters, Pipeline, Stream
 from exactlyonce.connectors import (
     FileSource,
     GeneratorSource,
@@ -18,6 +18,7 @@ from exactlyonce.connectors import (
     MySQLTableSource,
     PostgresTableSource,
 )
+from exactlyonce.sinks import KafkaSink
 
 
 def files(name: str, folder: str, watch: str = "", forget: str = "", format: str = "jsonl") -> Pipeline:
@@ -28,6 +29,19 @@ def files(name: str, folder: str, watch: str = "", forget: str = "", format: str
     )
     orders = pipeline.source("orders", source)
     copied(orders, name)
+    summed(orders, name)
+    return pipeline
+
+
+def patterned(name: str, dead: str = "", out: str = "") -> Pipeline:
+    """The orders of all topics NAME-in-... to NAME-copies, or NAME-OUT, and, summed, to NAME-out."""
+    pipeline = Pipeline(name)
+    on_error: Any = DeadLetters(f"{name}-dead") if dead else "fail"
+    orders = pipeline.source("orders", KafkaSource(pattern=f"{name}-in-.*", value=Order, on_error=on_error))
+    if out:
+        orders.sink("copies", KafkaSink(f"{name}-{out}", key=lambda order: str(order.id)))
+    else:
+        copied(orders, name)
     summed(orders, name)
     return pipeline
 

@@ -23,6 +23,7 @@ from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -140,7 +141,8 @@ def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_c
     }
     restored = RestoredInput(deque([InFlightFrame("a>b:2", frame(0, 5)), InFlightFrame("a>c:0", frame(5, 2))]), edges)
     assert [each.n for each in restored.next(3).records] == [0, 1, 2]
-    assert (restored.name, restored.over, [*restored.runs()]) == ("a>b:2", False, [(-1, 3)])
+    restored.note(order := OrderRuns())
+    assert (restored.name, restored.over, order.runs) == ("a>b:2", False, [0, 3])
     assert [(each.channel, numbers([each])) for each in restored.left()] == [("a>b:2", [3, 4]), ("a>c:0", [5, 6])]
     restored.next(3)
     restored.push(Batch([], []))

@@ -20,7 +20,7 @@ from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.order_log import LoggedInput, OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
@@ -106,7 +106,7 @@ def test_only_an_index_waits_for_other_blocks() -> None:
     blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     subtask = subtask_of([Stuck("roomy", full_then=False)], writer, acks, channel)
-    subtask.operators.order = OrderRuns(runs=[0, 3], inputs={("in", -1): 0})
+    subtask.operators.order = OrderRuns(runs=[0, 3], inputs={LoggedInput("in"): 0})
     channel.send_signal(Barrier(1, 0))
     subtask.step()
     written = list[int]()

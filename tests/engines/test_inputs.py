@@ -137,45 +137,35 @@ def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
     assert len(reader.asked) == 1
 
 
-class Told:
-    """A port that keeps the watermarks that it gets."""
-
-    def __init__(self) -> None:
-        self.watermarks: list[Watermark] = []
-
-    def advance(self, watermark: int, *, idle: bool = False) -> None:
-        self.watermarks.append(Watermark(watermark, idle))
-
-
-def timed(items: list[int], positions: int = 1) -> tuple[SourceInput, Told, list[float]]:
-    """The input of an iterable, whose items are their times, with a clock and what its port is told."""
+def timed(items: list[int], positions: int = 1) -> tuple[SourceInput, list[float]]:
+    """The input of an iterable, whose items are their times, with a clock."""
     description = IterableSource(items, value=int, time=lambda item: item, disorder="2ms", idle="10s")
-    now, told = [100.0], Told()
+    now = [100.0]
     starts = [SourceOffset("in", description.place, description.place, split, 0) for split in range(positions)]
     context = ReaderContext(source="in", positions=starts, targets=None, clients=cast(Any, None))
     reader = description.open_reader(context)
     reader.open()
     slices = Slices(Pace(0.1, 2, 2), lambda: now[0])
     decoder = SourceDecoder("in", description, before=starts)
-    return SourceInput("in", reader, decoder, lambda _: None, Activity(), slices, told), told, now
+    return SourceInput("in", reader, decoder, lambda _: None, Activity(), slices), now
 
 
 def test_a_watermark_follows_each_batch_and_sn_has_the_floor() -> None:
-    read, told, _ = timed([10, 5, 20, 21, 22])
-    taken = []
+    read, _ = timed([10, 5, 20, 21, 22])
+    taken, told = [], []
     while isinstance(batch := read.next(2), Batch):
         taken += [batch.times, batch.floors]
         read.triggers.append(SourceTrigger(Barrier(7, 6), False, ()))
         read.next(2)
-        read.processed()
+        told.append(read.processed())
     assert taken == [[10, 5], [NO_FLOOR, 8], [20, 21], None, [22], None]
     assert batch is None
-    assert told.watermarks == [Watermark(8), Watermark(19), Watermark(20)]
+    assert told == [Watermark(8), Watermark(19), Watermark(20)]
     assert [position.floor for position in read.noted[7]] == [20]
 
 
 def test_a_drained_source_ends_time_once_before_its_last_barrier() -> None:
-    read, _, _ = timed([10])
+    read, _ = timed([10])
     read.triggers.append(SourceTrigger(Barrier(7, 6), True, (), drains=True))
     read.triggers.append(SourceTrigger(Barrier(8, 6), True, (), drains=True))
     items = [read.next(2) for _ in range(4)]
@@ -184,10 +174,10 @@ def test_a_drained_source_ends_time_once_before_its_last_barrier() -> None:
 
 
 def test_the_watermark_of_an_ended_source_follows_the_clock_after_a_while() -> None:
-    read, told, now = timed([10, 11, 12])
+    (read, now), told = timed([10, 11, 12]), []
     while isinstance(read.next(2), Batch):
-        read.processed()
-    assert told.watermarks == [Watermark(9), Watermark(10)]
+        told.append(read.processed())
+    assert told == [Watermark(9), Watermark(10)]
     now[0] += TICK_S
     assert read.next(2) == Watermark(10, idle=True)
     now[0] += 9
@@ -195,7 +185,7 @@ def test_the_watermark_of_an_ended_source_follows_the_clock_after_a_while() -> N
     for elapsed_ms in (10_000, 11_000):
         now[0] += 1
         assert read.next(2) == Watermark(10 + elapsed_ms, idle=True)
-    waiting, _, now = timed([10], positions=0)
+    waiting, now = timed([10], positions=0)
     assert waiting.next(2) == Watermark(NO_WATERMARK, idle=True)
     assert waiting.next(2) is None
 

@@ -15,21 +15,35 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import _order_logs
 from exactlyonce.engines.bounded.unit.messages import Stage
-from exactlyonce.engines.bounded.unit.ordering import take_along
+from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime import order_log
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
-from exactlyonce.engines.runtime.order_log import PART_SIZE_MAX, OrderRuns, runs_of
+from exactlyonce.engines.runtime.order_log import (
+    FLOOR,
+    IDLE,
+    NOT_A_SOURCE,
+    PART_SIZE_MAX,
+    WATERMARK,
+    LoggedInput,
+    OrderRuns,
+    runs_of,
+)
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 
 RUNS, MANY = 600_000, 6_000
 """More than a block has room for, and a hundredth of it."""
 
 
-def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[tuple[str, int], int]]]:
+def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[LoggedInput, int]]]:
     order, expected = OrderRuns(batches), []
     for number in range(runs):
-        place, count = ("orders", number % 3), number % 700 + 1
-        order.note(*place, count)
+        place, count = LoggedInput("orders", number % 3), number % 700 + 1
+        order.note(place.name, place.partition, count)
         expected.append((place, count))
         if batches and number % 2:
             order.end_batch()
@@ -55,7 +69,61 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
     assert len(parts) == 1
     assert list(runs_of(order.cut())) == []
     with pytest.raises(Halt, match="mode at_least_once"):
-        take_along([], parts, None)
+        take_along([], {}, parts, TaskOperators("totals", 0))
+
+
+def test_an_interval_begins_with_the_watermarks_of_before() -> None:
+    order = OrderRuns(batches=True)
+    order.watermark("by>n:0", Watermark(NO_WATERMARK, idle=True))
+    order.note("by>n:1", NOT_A_SOURCE, 5)
+    order.end_batch()
+    order.watermark("by>n:1", Watermark(-70))
+    order.floor("in", 3, END_OF_TIME)
+    known = [(LoggedInput("by>n:0", kind=IDLE), NO_WATERMARK), (LoggedInput("by>n:1", kind=WATERMARK), -70)]
+    batch = [(LoggedInput("by>n:1"), 5), (LoggedInput("by>n:1"), 0)]
+    floor = (LoggedInput("in", 3, FLOOR), END_OF_TIME)
+    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor]
+    assert order.empty
+    order.watermark("by>n:1", Watermark(-69))
+    assert not order.empty
+    assert list(runs_of(order.cut())) == [*known, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
+
+
+class Events:
+    """What operators are given, in order, by a port and a batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def push(self, batch: Batch) -> None:
+        self.seen += batch.records
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        self.seen.append(Watermark(watermark, idle))
+
+
+def lane(events: Events, *items: Any) -> ChannelLane:
+    codec = BatchCodec(int)
+    frames = [
+        item if isinstance(item, Watermark) else codec.encode(Batch([item], [Coordinates("t", 0, item)], [b"k"]))
+        for item in items
+    ]
+    return ChannelLane("by>n:0", [], codec, events.push, frames, events)
+
+
+def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
+    order, events = OrderRuns(), Events()
+    order.note("by>n:0", NOT_A_SOURCE, 2)
+    order.watermark("by>n:0", Watermark(6))
+    order.note("by>n:0", NOT_A_SOURCE, 1)
+    order.watermark("by>n:0", Watermark(8, idle=True))
+    said = Watermark(5), Watermark(6), Watermark(8, idle=True)
+    take_along([lane(events, 1, 2, *said[:2], 3, said[2])], {}, order.cut(), TaskOperators("n", 0))
+    assert events.seen == [1, 2, Watermark(6), 3, Watermark(8, idle=True)]
+    order.note("by>n:0", NOT_A_SOURCE, 1)
+    order.watermark("by>n:0", Watermark(9))
+    with pytest.raises(Halt, match=r"channel by>n:0: the log has the watermark 1970-01-01T00:00:00\.009"):
+        take_along([lane(Events(), 1)], {}, order.cut(), TaskOperators("n", 0))
 
 
 @pytest.mark.exhaustive

@@ -26,6 +26,7 @@ from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S, CHUNK_RECORD
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.operators import Map, Process, Stateful
+from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.hash_map import KeyedTable
@@ -91,7 +92,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
     channel.send_signal(Barrier(7, 6))
     channel.send(codec.encode(numbers(53, 1)), 1)
     taken: list[Any] = []
-    counted = 0
+    order = OrderRuns()
     read.slices.pace = Pace(1e-9, 7, 7)
     while not isinstance(item := read.next(5), Barrier):
         assert isinstance(item, Batch)
@@ -99,10 +100,10 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
         assert item.keys == [b"%d" % each.n for each in item.records]
         assert [each.offset() for each in item.origins] == [each.n for each in item.records]
         taken += item.records
-        counted += sum(count for _, count in read.runs())
+        read.note(order)
         read.processed()
     assert [each.n for each in taken] == list(range(53))
-    assert counted == 53
+    assert sum(order.runs[1::2]) == 53
     assert read.slices.pace.size == 1, "a slice that took longer than the time shrinks the next"
     assert isinstance(read.next(5), Batch)
 

@@ -26,7 +26,7 @@ def of(partitions: int) -> Topic:
 
 def looked_at(*views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
     """Inputs of which each broker has its own view: no embedded cluster has brokers that lag behind."""
-    source: KafkaSource[Any] = KafkaSource("orders", value=bytes)
+    source: Any = KafkaSource("orders", value=bytes)
     nobody: Any = None
     inputs = Inputs(nobody, {"in": source}, {"orders": KNOWN}, targets or {})
     inputs.look_again(NEWEST, {"orders": views})
@@ -70,9 +70,9 @@ def test_a_run_up_to_a_target_takes_no_more_partitions() -> None:
 def test_a_skip_finds_its_split_by_the_mark() -> None:
     """A number that no manifest has may have been another split's; one that a manifest has stays."""
     known, new = SourceOffset("in", "file:/in", "a", 0, 7), SourceOffset("in", "file:/in", "b", 1, 0)
-    nobody: Any = None
+    nobody: Any = SimpleNamespace(own=None)
     finder = SimpleNamespace(find=lambda _: [new], close=lambda: None)
-    source: Any = SimpleNamespace(repeats=True, place="file:/in", finder=lambda _: finder)
+    source: Any = SimpleNamespace(repeats=True, place="file:/in", finder=lambda *_: finder)
     inputs = Inputs(nobody, {}, {}, {}, {"in": source})
     newest = blank_manifest(checkpoint=5, offsets=(known,))
     inputs.find_splits(newest.offsets)

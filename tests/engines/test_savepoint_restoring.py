@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
-from exactlyonce import Pipeline
+from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
 from exactlyonce.connectors import KafkaSource
@@ -40,9 +40,9 @@ from exactlyonce.engines.savepoints.contents import (
 )
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, SavedTimes, kept_state
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.schema import describe
@@ -195,6 +195,70 @@ def test_states_of_two_versions(tmp_path: Path, storage: Any, restoring: Any) ->
     restored = restoring(url, versioned(migrations={1: lambda state: state}), 3).write(0, 1)
     manifest = blank_manifest(operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
+
+
+def windows(max_parallelism: int = 128, size: str = "10s") -> LogicalGraph:
+    pipeline = Pipeline("totals", max_parallelism=max_parallelism)
+    source = pipeline.source("right", KafkaSource("orders", value=bytes, time=len))
+    counts = source.key_by(lambda record: record).window(Tumbling(size)).aggregate("counts", Count())
+    counts.sink("out", KafkaSink("totals"))
+    return pipeline.build()
+
+
+def exported_windows(folder: Path, watermarks: dict[int, int], of: str = "") -> tuple[str, list[KeptEntry]]:
+    """Two windows of one key."""
+    key = canonical_key(b"ann")
+    states = [KeptEntry(key_group(key, 128), key, b"\x02", 1, slot) for slot in (-1, 9_999)]
+    counts = SavedOperator("counts", "int", times=SavedTimes(f"tumbling=10000{of}", watermarks))
+    return export(
+        Given(msgspec.structs.replace(saved(("right",), ()), operators=(counts,)), states), f"file://{folder}"
+    ), states
+
+
+@pytest.mark.parametrize("max_parallelism", [128, 24])
+def test_windows_are_written_anew_by_key_with_all_watermarks(
+    max_parallelism: int, tmp_path: Path, storage: Any, restoring: Any
+) -> None:
+    """Also in the two subtasks without a window."""
+    url, states = exported_windows(tmp_path, dict.fromkeys(range(128), -5))
+    restored = restoring(url, windows(max_parallelism), 3).write(0, 1)
+    newest = blank_manifest(operators=restored.operators, max_parallelism=max_parallelism)
+    kept = kept_state(newest, "counts", storage)
+    assert list(kept.entries()) == [each._replace(group=key_group(each.key, max_parallelism)) for each in states]
+    assert kept.times() == SavedTimes("tumbling=10000", dict.fromkeys(range(max_parallelism), -5))
+    require_readable(windows(max_parallelism), newest, storage)
+    with pytest.raises(StateIncompatible, match=r"'counts' is of tumbling=10000, .* now has tumbling=20000"):
+        require_readable(windows(max_parallelism, "20s"), newest, storage)
+
+
+def test_windows_that_do_not_fit(tmp_path: Path, restoring: Any) -> None:
+    url, _ = exported_windows(tmp_path, {0: 7})
+    with pytest.raises(StateIncompatible, match=r"tumbling=10000, .* tumbling=20000.* --allow-dropped-state"):
+        restoring(url, windows(size="20s"))
+    assert restoring(url, windows(size="20s"), allowed=True).write(0, 1).operators == ()
+    with pytest.raises(
+        StateIncompatible, match=r"'counts' is kept by time, and the pipeline now keeps it by key alone"
+    ):
+        restoring(url, graph())
+    with pytest.raises(ConfigError, match=r"different times in different key groups.* Keep max_parallelism 128; or"):
+        restoring(url, windows(24))
+    of_sums, _ = exported_windows(tmp_path, {}, " of=Sum")
+    with pytest.raises(StateIncompatible, match=r"is of tumbling=10000 of=Sum, .* now has tumbling=10000 of=Count"):
+        restoring(of_sums, windows())
+    (counts,) = restoring(url, windows(), 2).write(0, 1).operators
+    assert [len(index) for index in counts.index] == [1, 1]
+
+
+def test_windows_by_partition_at_different_times(tmp_path: Path, storage: Any, restoring: Any) -> None:
+    """Subtasks share key groups, whose watermarks in one table would be wrong for one of them."""
+    indexes = []
+    for group, watermark in ((3, 5), (3, 7)):
+        url, _ = exported_windows(tmp_path, {group: watermark})
+        (counts,) = restoring(url, windows()).write(0, 1).operators
+        indexes.append(counts.index[0])
+    of_two = blank_manifest(operators=(msgspec.structs.replace(counts, parallelism=2, index=tuple(indexes)),))
+    with pytest.raises(ConfigError, match=r"'counts' is keyed by the source's partitions.* parallelism 2, as before"):
+        kept_state(of_two, "counts", storage).times()
 
 
 def by_name(record: bytes) -> str:

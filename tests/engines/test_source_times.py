@@ -124,6 +124,19 @@ def test_a_split_is_not_idle_while_its_end_is_not_known_to_be_reached(why: str) 
     assert times.advanced(60.0) == Watermark(8)
 
 
+def test_servers_are_asked_before_a_split_becomes_idle_and_after_a_pause() -> None:
+    """A client that was stopped, or whose server is away, knows of no new records."""
+    times, splits = of(0, 1), [position(0), position(1)]
+    asked = []
+    for tenths in range(125):
+        if unsure := times.unsure([1], tenths / 10):
+            asked.append((tenths / 10, {*unsure}))
+        times.rest(splits, [1], tenths / 10, behind=False)
+    assert asked == [(10.0, {1})], "it is idle from then on"
+    assert times.unsure([1], 13.5) == [1]
+    assert of(0, 1, idle=None).unsure([1], 13.5) == ()
+
+
 def test_an_idle_split_that_is_known_to_have_more_counts_again() -> None:
     times, splits = of(0, 1), [position(0), position(1)]
     times.late([100], [(0, 1)])

@@ -3,142 +3,19 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
-from running import Job, visible
+from running import Job
+from window_clicks import Clicks
 
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.cli.main import main
 
 pytestmark = pytest.mark.broker
 
-DISORDER_MS = 2_000
-BEGIN_MS = round(datetime.fromisoformat("2026-10-24T12:00:00+00:00").timestamp() * 1000)
-"""The day before one of 25 hours in Paris."""
-STEP_MS = {"daily": 400_000}
-"""The time between two clicks of a partition; 250 ms elsewhere."""
-FLOORED = """
-    with floored as (
-        select *, max(ts) over (partition by partition order by "offset" rows between unbounded preceding
-                                and 1 preceding) - {disorder} as floor
-        from clicks),
-    ending as (select min(greatest) - {disorder} as watermark from
-               (select max(ts) as greatest from clicks group by partition))
-"""
-OVER = """
-    , taken as (select * from windows where last > coalesce(floor, last - 1))
-    select user, first, last + 1 as ending, count(*) as n, sum(amount) as spent, max(amount) as most from taken
-    where last <= (select watermark from ending) group by user, first, last
-"""
-LATE = "select id from windows group by id having bool_and(last <= coalesce(floor, last - 1))"
-FIXED = """
-    , windows as (select *, start as first, start + {size} - 1 as last from (
-        select *, unnest(range(ts - ts % {every} - {size} + {every}, ts + 1, {every})) as start from floored))
-"""
-PARIS = """
-    , windows as (select *, epoch_ms(timezone('Europe/Paris', day)) as first,
-                  epoch_ms(timezone('Europe/Paris', day + interval 1 day)) - 1 as last
-                  from (select *, date_trunc('day', timezone('Europe/Paris', to_timestamp(ts / 1000))) as day
-                        from floored))
-"""
-SESSIONS = """
-    , opened as (
-        select *, coalesce(ts - lag(ts) over (partition by user order by ts), {gap}) >= {gap} as opens
-        from floored where ts > coalesce(floor, ts - 1)),
-    numbered as (select *, sum(opens::int) over (partition by user order by ts, opens desc
-                                                 rows unbounded preceding) as number from opened),
-    sessions as (select user, min(ts) as first, max(ts) + {gap} as ending, count(*) as n, sum(amount) as spent,
-                        max(amount) as most from numbered group by user, number)
-    select * from sessions where ending - 1 <= (select watermark from ending)
-"""
-SESSION_LATE = "select id from floored where ts <= floor"
-
-
-def clicks(seed: int, count: int, first: int, window: str) -> list[dict[str, Any]]:
-    """Clicks of 6 users in disorder; now and then one is late, or users rest."""
-    chance, step = random.Random(seed + first), STEP_MS.get(window, 250)
-    made = []
-    for id in range(first, first + count):
-        now = BEGIN_MS + id * step + (id // 150) * 5_000
-        far = [15_000 * step // 250, 40_000 * step // 250 if id % 9 == 0 else 0]
-        behind = chance.choice([0, 0, 500, 1_900, 2_000, 2_001, 3_000, *far])
-        made.append({"id": id, "user": f"u{chance.randrange(6)}", "at": now - behind, "amount": chance.randrange(100)})
-    return made
-
-
-class Clicks:
-    """The clicks of a job in three partitions."""
-
-    def __init__(self, job: Job, window: str) -> None:
-        self.job, self.window, self.fed = job, window, 0
-
-    def feed(self, count: int = 600) -> None:
-        for partition in range(3):
-            made = clicks(partition, count, self.fed, self.window)
-            for click in made:
-                click["id"] = click["id"] * 3 + partition
-            self._produce(made, partition)
-        self.fed += count
-
-    def end(self) -> None:
-        """A click in each partition a long time after all others, so that their windows are over."""
-        for partition in range(3):
-            self._produce([{"id": -1 - partition, "user": "end", "at": BEGIN_MS + 10**11, "amount": 0}], partition)
-
-    def _produce(self, made: list[dict[str, Any]], partition: int) -> None:
-        self.job.kafka.produce(f"{self.job.name}-in", [(click["user"], json.dumps(click)) for click in made], partition)
-
-    def by_sql(self) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """The results and the ids of late clicks that SQL finds in the topic."""
-        rows = [
-            (record.partition, record.offset, *json.loads(record.value or b"").values())
-            for record in self.job.kafka.read_committed(f"{self.job.name}-in")
-        ]
-        with duckdb.connect() as database:
-            database.execute("set timezone = 'UTC'")
-            database.execute(
-                'create table clicks (partition int, "offset" bigint, id bigint, "user" text, ts bigint, amount bigint)'
-            )
-            database.executemany("insert into clicks values (?, ?, ?, ?, ?, ?)", rows)
-            results, late = self._queries()
-            return sorted(database.sql(results).fetchall()), sorted(id for (id,) in database.sql(late).fetchall())
-
-    def _queries(self) -> tuple[str, str]:
-        floored = FLOORED.format(disorder=DISORDER_MS)
-        if self.window in ("session", "folded"):
-            return floored + SESSIONS.format(gap=3_000), floored + SESSION_LATE
-        sizes = {"tumbling": (10_000, 10_000), "hopping": (30_000, 10_000)}
-        if self.window == "daily":
-            return floored + PARIS + OVER, floored + PARIS + LATE
-        windows = FIXED.format(size=sizes[self.window][0], every=sizes[self.window][1])
-        return floored + windows + OVER, floored + windows + LATE
-
-    def assert_as_by_sql(self) -> None:
-        results, late = self.by_sql()
-        assert len(results) > 5
-        assert len(late) > 5
-        assert sorted(self._result(record.value) for record in visible(*self._out("out", len(results)))) == results
-        left_out = [json.loads(record.value or b"")["id"] for record in visible(*self._out("late", len(late)))]
-        assert sorted(left_out) == late
-
-    def _out(self, topic: str, count: int) -> tuple[KafkaCluster, str, int]:
-        return self.job.kafka, f"{self.job.name}-{topic}", count
-
-    def _result(self, value: bytes | None) -> tuple[Any, ...]:
-        result = json.loads(value or b"")
-        start, end = (round(datetime.fromisoformat(result[at]).timestamp() * 1000) for at in ("start", "end"))
-        of = result["value"]
-        if self.window == "folded":
-            of = {"n": len(of), "spent": sum(of), "most": max(of)}
-        return (result["key"], start, end, of["n"], of["spent"], of["most"])
-
-
-WINDOWS = ["tumbling", "hopping", "session", "daily", "folded"]
+WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics"]
 
 
 def clicks_of(job_of: Callable[..., Job], window: str, *arguments: str) -> Clicks:
@@ -164,14 +41,44 @@ def test_kills_and_other_parallelism_make_no_difference(
     window: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:
     clicks = clicks_of(job_of, window, "--state-backend", backend)
-    for parallelism, armed in (
-        (2, failpoint("timed-firing", nth=2)),
-        (3, failpoint("timed-fired", nth=9)),
-        (1, failpoint("worker-frozen", nth=3)),
-        (2, failpoint("coordinator-committed", nth=2)),
+    clicks.crowd(6_000)
+    for parallelism, name, nth in (
+        (2, "timed-firing", 1),
+        (3, "timed-fired", 2),
+        (1, "worker-frozen", 1),
+        (2, "coordinator-committed", 1),
     ):
         clicks.feed(300)
+        armed = failpoint(name, nth=nth)
         clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
+        assert (tmp_path / "fired" / name).exists()
     clicks.end()
     clicks.job.finish("--parallelism", "2")
+    clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive(but=["folded"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
+    window: str, job_of: Callable[..., Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No window that it has open is lost, and none that has fired comes again; accumulators are migrated."""
+    clicks = clicks_of(job_of, window)
+    clicks.feed()
+    clicks.job.finish("--parallelism", "3")
+
+    def command(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main([*arguments, "--bootstrap-servers", clicks.job.kafka.bootstrap_servers]) == 0
+        return capsys.readouterr().out
+
+    name = clicks.job.name
+    shown = [json.loads(line) for line in command("state", name, "counts", "--json").splitlines()]
+    clicks.assert_open(shown)
+    url = json.loads(command("savepoint", name, "--to", f"file://{tmp_path}", "--json"))["url"]
+    command("reset", name, "--yes", "--force")
+    clicks.feed()
+    clicks.end()
+    version = ("--param", "version=2") if window == "folded" else ()
+    clicks.job.finish("--parallelism", "2", "--from-savepoint", url, *version)
     clicks.assert_as_by_sql()

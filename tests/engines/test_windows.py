@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.operators import KeyReader
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -70,7 +71,16 @@ def operator_of(window: Window, listen: Callable[[Batch], None], late: Callable[
     table = HashMapBackend().timed_table(stored, by_key=isinstance(window, Session))
     clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
     return OPERATORS[type(window)](
-        "w", window, accumulator, table, groups, str, print, clone, downstream=[listen], sides={"late": [late]}
+        "w",
+        window,
+        accumulator,
+        table,
+        groups,
+        KeyReader("w", str),
+        clone,
+        downstream=[listen],
+        sides={"late": [late]},
+        late_output="late",
     )
 
 
@@ -189,8 +199,8 @@ def test_an_operator_goes_on_at_the_watermark_of_its_table() -> None:
     before = operator_of(Tumbling("20ms"), seen.take, seen.take_late)
     advance(before, 39, 1)
     after = OPERATORS[Tumbling](
-        "w", before.window, before.accumulator, before.table, before.groups, str, print, downstream=[seen.take],
-        sides={"late": [seen.take_late]},
+        "w", before.window, before.accumulator, before.table, before.groups, before.read_keys, downstream=[seen.take],
+        sides={"late": [seen.take_late]}, late_output="late",
     )  # fmt: skip
     after(as_batch([Arrived(1, "a", 39, NO_FLOOR), Arrived(2, "a", 40, NO_FLOOR)]))
     advance(after, 59, 1)

@@ -24,6 +24,7 @@ WINDOWS: dict[str, Any] = {
     "session": Session("3s"),
     "daily": Tumbling("1d", zone="Europe/Paris"),
     "folded": Session("3s"),
+    "topics": Tumbling("10s"),
 }
 
 
@@ -32,13 +33,39 @@ def added(amounts: list[int], click: Click) -> list[int]:
     return amounts
 
 
-def windowed(name: str, window: str) -> Pipeline:
-    """The clicks of NAME-in by user in windows, to NAME-out; the late ones to NAME-late."""
+class Amounts(msgspec.Struct):
+    """The next version of a state."""
+
+    amounts: list[int]
+
+
+def added_to(state: Amounts, click: Click) -> Amounts:
+    state.amounts.append(click.amount)
+    return state
+
+
+def united(one: Amounts, other: Amounts) -> Amounts:
+    return Amounts(one.amounts + other.amounts)
+
+
+def migrated(amounts: list[int]) -> Amounts:
+    return Amounts(amounts)
+
+
+def windowed(name: str, window: str, version: int = 1) -> Pipeline:
+    """The clicks of NAME-in, or of all topics NAME-in-..., by user in windows, to NAME-out; the late ones to
+    NAME-late."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
-    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    topics: Any = {"pattern": f"{name}-in-.*"} if window == "topics" else {"topic": f"{name}-in"}
+    source = KafkaSource(**topics, value=Click, time="at", disorder="2s", idle=None, ahead=None)
     windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(WINDOWS[window])
-    if window == "folded":  # with states that change in place
-        results: Any = windows.fold("counts", list, added, list.__add__, state=list[int], late=late)
+    if window == "folded" and version == 2:
+        migrations = {1: migrated}
+        results: Any = windows.fold(
+            "counts", lambda: Amounts([]), added_to, united, late=late, state_version=2, migrations=migrations
+        )
+    elif window == "folded":  # with states that change in place
+        results = windows.fold("counts", list, added, list.__add__, state=list[int], late=late)
     else:
         results = windows.aggregate("counts", {"n": Count(), "spent": Sum("amount"), "most": Max("amount")}, late=late)
     results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))

@@ -290,7 +290,7 @@ def test_plain_records_are_as_fastavro_has_them(reading: Reading, data: st.DataO
     assert codec.decode(written.getvalue()) == reading
     changed = bytearray(written.getvalue())
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    assert decoded(codec, bytes(changed)) == by_fastavro(codec, bytes(changed))
+    assert repr(decoded(codec, bytes(changed))) == repr(by_fastavro(codec, bytes(changed)))  # there may be a NaN
     cut = written.getvalue()[: data.draw(st.integers(0, len(changed) - 1))]
     assert decoded(codec, cut) == by_fastavro(codec, cut)
 
@@ -298,7 +298,7 @@ def test_plain_records_are_as_fastavro_has_them(reading: Reading, data: st.DataO
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_as_fastavro_reads_them(data: bytes) -> None:
     codec = AvroCodec(Reading)
-    assert decoded(codec, data) == by_fastavro(codec, data)
+    assert repr(decoded(codec, data)) == repr(by_fastavro(codec, data))
 
 
 def test_a_plain_record_needs_no_fastavro(monkeypatch: pytest.MonkeyPatch) -> None:

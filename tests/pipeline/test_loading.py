@@ -119,6 +119,10 @@ def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str
         load(target.format(module(PIPELINE)), params)
 
 
+SPARK_WORK = PIPELINE + "from exactlyonce.spark import backfill\nbackfill(None, pipeline)"
+SPARK_SESSION = "from pyspark.sql import SparkSession\nSparkSession.builder.remote('nowhere').create()"
+
+
 @pytest.mark.parametrize(
     ("text", "error", "problem"),
     [
@@ -127,9 +131,16 @@ def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str
         ("def (", ConfigError, "SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", ConfigError, "SystemExit: 3"),
         ("from exactlyonce import JsonCodec\nJsonCodec(complex)", GraphError, r"module_\d+.py:2: complex cannot"),
-        (PIPELINE + "pipeline.run()", ConfigError, r"calls run\(\) while it is imported: put the call under if "),
+        (PIPELINE + "pipeline.run()", ConfigError, "runs a pipeline while it is imported: put the call under if "),
+        (SPARK_WORK, ConfigError, "runs a pipeline while it is imported: put the call under if "),
+        pytest.param(
+            SPARK_SESSION,
+            ConfigError,
+            r"module_\d+.py:2: importing .* failed: PySpark\w+: \[\w+_URL",
+            marks=[pytest.mark.spark, pytest.mark.exhaustive],
+        ),
     ],
-    ids=["missing", "name", "syntax", "exit", "codec", "run"],
+    ids=["missing", "name", "syntax", "exit", "codec", "run", "spark-work", "spark-session"],
 )
 def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
     with pytest.raises(error, match=problem):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from exactlyonce import DeadLetters, Pipeline, Record
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import Cluster, KafkaSource
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing import assert_exactly_once
@@ -74,6 +74,16 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "shared id of a sink": (lambda: KafkaSink(lambda order: "a.b", topics=["a.b", "a_b"]), "would have the same id"),
     "twice": (lambda: KafkaSource(["a", "a"], value=int), "give one topic or more, each once"),
     "offsets": (lambda: KafkaSource(["a", "b"], value=int, start={0: 1}), r"start= gives offsets .* source of its own"),
+    "a pattern and topics": (lambda: KafkaSource("a", pattern="a.*", value=int), "topics or a pattern, not both"),
+    "no pattern": (lambda: KafkaSource(pattern="a(", value=int), "pattern= is no regular expression: missing"),
+    "the start of a pattern": (
+        lambda: KafkaSource(pattern="a.*", value=int, start="latest"),
+        "topics of a pattern begin at their earliest offset",
+    ),
+    "a pattern elsewhere": (
+        lambda: KafkaSource(pattern="a.*", value=int, cluster=Cluster("eu", {})),
+        "a pattern is of the cluster that has the checkpoints",
+    ),
     "no topics": (lambda: KafkaSink(lambda order: "a"), r"declare all topics that it may give, each once, as topics="),
     "a name with topics": (lambda: KafkaSink("a", topics=["a"]), r"topics= goes with a function as the topic"),
     "a number": (lambda: KafkaSink(7), r"the topic is 7, and must be a name, or a function"),  # type: ignore[arg-type]  # as a user may write it
@@ -90,5 +100,7 @@ def test_mistakes_say_what_to_do(mistake: str) -> None:
 def test_a_pattern_is_no_topic() -> None:
     pipeline = Pipeline("patterns")
     pipeline.source("in", KafkaSource("orders-.*", value=int)).sink("out", KafkaSink("all-orders"))
-    with pytest.raises(GraphError, match=r"topic 'orders-\.\*' must be .*: a pattern is not taken, list the topics"):
+    with pytest.raises(
+        GraphError, match=r"topic 'orders-\.\*' must be .*: a pattern is no name; a source takes it as pattern="
+    ):
         pipeline.build()

@@ -10,7 +10,21 @@ from typing import Any
 import msgspec
 from typing_extensions import assert_type
 
-from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, SideEmit, Stream
+from exactlyonce import (
+    AvroCodec,
+    Context,
+    Emit,
+    Feedback,
+    Joined,
+    Operator,
+    Output,
+    Pipeline,
+    Record,
+    SideEmit,
+    Stream,
+    Table,
+    Timers,
+)
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -152,3 +166,36 @@ assert_type(loop, Feedback[Order])
 assert_type(orders.union(loop), Stream[Order])
 orders.union(loop).filter(lambda order: order.total > 0).feed(loop)
 assert_type(pipeline.feedback("either", Order | Total, pause="1s"), Feedback[Order | Total])
+
+
+# timers
+class Remembers:
+    def on_record(self, key: str, last: int | None, order: Order, timers: Timers, emit: Emit[Total]) -> int:
+        timers.event.set(timers.event.now)
+        return order.id
+
+    def on_time(self, key: str, last: int | None, at: datetime, timers: Timers, emit: Emit[Total]) -> None:
+        emit(Total(key, last or 0))
+
+
+assert_type(by_customer.process("handled", Remembers, late=late), Stream[Total])
+assert_type(by_customer.process("arrived", functools.partial(Remembers), order="arrival"), Stream[Total])
+assert_type(by_customer.in_order("in-order", late=late), Stream[Order])
+assert_type(by_customer.deduplicate("once", within="1h", order="arrival"), Stream[Order])
+
+# joins
+late_totals = Output("late-totals", Total)
+by_name = orders.map(Enrich).key_by(lambda total: total.customer)
+within = ("-5m", "1h")
+assert_type(by_customer.join("inner", by_name, within=within), Stream[Joined[str, Order, Total]])
+assert_type(by_customer.join("left", by_name, within=within, how="left"), Stream[Joined[str, Order, Total | None]])
+assert_type(by_customer.join("right", by_name, within=within, how="right"), Stream[Joined[str, Order | None, Total]])
+full = by_customer.join("full", by_name, within=within, how="full", late=late, late_right=late_totals)
+assert_type(full, Stream[Joined[str, Order | None, Total | None]])
+assert_type(full.side(late_totals), Stream[Total])
+totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
+assert_type(totals_of, Table[Any, Total])
+assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
+assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
+assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
+assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner"), Stream[Joined[str, Order, Total]])

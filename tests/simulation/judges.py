@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 from oracle import Oracle
 from readers import Readers
-from topologies import CYCLE, MAX_PARALLELISM, Event
+from topologies import CYCLE, Event
 from watched import demand
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OperatorSnapshot
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.restore import restore_timed
 
 
 class OracleUnaligned(Oracle):
@@ -43,7 +42,7 @@ class OracleUnaligned(Oracle):
             records = 0
             for channel, event in self._frames(self._log(log)):
                 records += 1
-                self._await(channel.rpartition(":")[0].partition(">")[2], event, seen)
+                self._await(channel.rpartition(":")[0].split(">")[1], event, seen)
             what = f"{log.task} {log.subtask} of checkpoint {manifest.checkpoint} has {records} records on their way"
             demand(records == log.records, f"{what}, not {log.records}")
             self.met["record on its way"] += records
@@ -118,12 +117,9 @@ class OracleWindows(OracleUnaligned):
         self.met["record in a window"] += self.held
 
     def _events(self, checkpoint: int, operator: OperatorSnapshot) -> list[Event]:
-        indexes = [self._body(ref) for index in operator.index for ref in index]
-        meanings = {times.meaning for body in indexes if (times := decode_index(body).head.times) is not None}
-        table = restore_timed(
-            operator.operator, list[Event], range(MAX_PARALLELISM), MAX_PARALLELISM, checkpoint, indexes,
-            lambda refs: [(ref, self._body(ref)) for ref in refs], meaning="".join(meanings), backend=HashMapBackend(),
-        )  # fmt: skip
+        stored = self._stored(checkpoint, operator, list[Event])
+        times = [times for body in stored.indexes if (times := decode_index(body).head.times) is not None]
+        table = stored.timed_table(HashMapBackend(), meaning="".join({written.meaning for written in times}))
         return [event for _, _, events in table.items() for event in events]
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:

@@ -193,6 +193,11 @@ LUCK = {
         chances={"_chance": 0.006, "_request_chance": 0.005, "cleaned_chance": 0.0},
         rescale_chance=0.5, local_files=0.0,
     ),
+    "window replays": Luck(
+        kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),
+        chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},
+        rescale_chance=0.5, local_files=0.0,
+    ),
     "constant load": _LOAD,
     "unaligned load": replace(_LOAD, settings={**_LOAD.settings, "unaligned": True}),
     "load and crashes": replace(

@@ -207,7 +207,7 @@ def _dealt_twice(real: Any, manifest: Manifest, graph: Any, subtask: int, parall
 def _upstream_first(real: Any, manifest: Any, graph: Any, *arguments: Any) -> Any:
     places = {node.id: place for place, node in enumerate(graph.nodes)}
     found = real(manifest, graph, *arguments)
-    return sorted(found, key=lambda each: places[each.edge.partition(">")[2]])
+    return sorted(found, key=lambda each: places[each.edge.split(">")[1]])
 
 
 @mutant("the order log does not count what was on its way", REPEATED, shape="union", luck=REPLAYS, first=13)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from planting import WRONG, in_place_of, mutant, replaced
+from planting import WRONG, in_place_of, mutant, replaced, unfitting
 
 from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
 from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_times import SourceTimes
 from exactlyonce.engines.runtime.watermarks import MergedPorts
@@ -73,3 +74,30 @@ def _overtaking() -> Iterable[Any]:
 
     yield replaced(LocalChannel, "send_signal", in_memory)
     yield replaced(SocketChannel, "send_signal", over_socket)
+
+
+# --- order logs -----------------------------------------------------------------------------------------------------
+
+OTHERWISE = "Nor can it be made again by a replay: a replay gives"
+
+
+@mutant("the order log has no watermarks", OTHERWISE, luck="window replays", shape="windows", first=2)
+@in_place_of(OrderRuns, "watermark", unfitting())
+def _no_watermarks(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> None:
+    pass
+
+
+@mutant("the order log does not have what followed the clock", OTHERWISE, luck="window replays", shape="windows-idle")
+@in_place_of(OrderRuns, "watermark", unfitting())
+def _no_clock(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> None:
+    if not watermark.idle:
+        real(self, name, watermark)
+
+
+@mutant("a replay takes watermarks first", OTHERWISE, luck="window replays", shape="windows-twice", first=2)
+@in_place_of(OrderRuns, "cut", unfitting())
+def _sooner(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
+    kinds = [each.kind for each in self.inputs]
+    pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True), key=lambda pair: kinds[pair[0]] == RECORDS)
+    self.runs = [each for pair in pairs for each in pair]
+    return real(self, exact=exact)

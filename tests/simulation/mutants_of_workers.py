@@ -329,8 +329,8 @@ def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made:
     "a replay takes its inputs by time, not along the order logs", REPEATED, shape="sinks", luck="replays", first=14
 )
 @in_place_of(ordering, "take_along")
-def _replay_by_time(real: Any, lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
-    ordering.take_by_time(lanes, order, ordering.BatchTime())
+def _replay_by_time(real: Any, lanes: Any, sources: Any, logs: Any, operators: Any, left: Any = None) -> None:
+    ordering.take_by_time(lanes, sources, operators, ordering.BatchTime())
 
 
 # --- local files ------------------------------------------------------------------------------------------------------

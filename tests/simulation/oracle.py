@@ -38,7 +38,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.testing.broker.interface import Isolation, NoAnswer, Record
 
 Named = tuple[str, int, int]
@@ -303,15 +303,19 @@ class Oracle:
             return
         n, tally = manifest.checkpoint, step.kind == "tally"
         try:
-            table = restore(
-                step.id, Tally if tally else int, range(MAX_PARALLELISM), MAX_PARALLELISM, n,
-                [self._body(ref) for index in operator.index for ref in index],
-                lambda refs: [(ref, self._body(ref)) for ref in refs], backend=HashMapBackend(),
-            )  # fmt: skip
+            table = self._stored(n, operator, Tally if tally else int).table(HashMapBackend())
         except DamagedState as error:
             raise Broken(f"the state of {step.id} at checkpoint {n} cannot be read: {error}") from error
         found = {key: state.total if tally else state for key, state in table.items()}
         self._judge_state(n, step.id, found)
+
+    def _stored(self, checkpoint: int, operator: OperatorSnapshot, type_: Any) -> CheckpointedState:
+        """The state of *operator* for all key groups."""
+        return CheckpointedState(
+            operator=operator.operator, type=type_, groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM,
+            checkpoint=checkpoint, indexes=[self._body(ref) for index in operator.index for ref in index],
+            fetch=lambda refs: [(ref, self._body(ref)) for ref in refs],
+        )  # fmt: skip
 
     def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
         arrived = self._arrived[step]

@@ -85,10 +85,10 @@ def unchecked(module: Any, rule: str) -> Patch:
 def unfitting() -> Patch:
     """A context in which a replay silently takes by time what an order log that does not fit leaves over."""
 
-    def take_along(real: Any, lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
+    def take_along(real: Any, lanes: Any, sources: Any, logs: Any, operators: Any, left: Any = None) -> None:
         try:
-            real(lanes, logs, order, left)
+            real(lanes, sources, logs, operators, left)
         except Halt:
-            ordering.take_by_time(lanes, order, ordering.BatchTime())
+            ordering.take_by_time(lanes, {}, operators, ordering.BatchTime())
 
     return replaced(ordering, "take_along", take_along)

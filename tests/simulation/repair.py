@@ -28,6 +28,7 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -156,22 +157,25 @@ class Replay:
     """The in-flight records at the end, by task and subtask, and channel."""
     outputs: defaultdict[tuple[str, int], Records] = field(default_factory=lambda: defaultdict(list))
     """Outputs by sink and subtask."""
-    frames: defaultdict[tuple[str, int, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """Frames by edge, sender and receiver."""
+    frames: defaultdict[tuple[str, int, int], list[bytes | Watermark]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Frames and watermarks by edge, sender and receiver."""
 
     def run(self) -> None:
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
                 ends = ReplayEnds(self, subtask)
                 assembler = Assembler(self.plan, subtask, self.base, self.blocks, HashMapBackend())
-                assembler.assemble(task, ends, TaskOperators(task.name, subtask))
-                lanes = ends.lanes
-                order = order_runs(task, self.plan.shuffles, several=len(lanes) > 1)
+                operators = TaskOperators(task.name, subtask)
+                assembler.assemble(task, ends, operators)
+                lanes, sources = ends.lanes, ends.sources
+                operators.order = order_runs(task, self.plan.shuffles, several=len(lanes) > 1)
                 logs, left = self.logs.get((task.name, subtask), []), self.left.get((task.name, subtask), {})
-                if logs or left:
-                    ordering.take_along(lanes, logs, order, left)
+                if logs or left or self.plan.graph.has_event_time:
+                    ordering.take_along(lanes, sources, logs, operators, left)
                 else:
-                    ordering.take_by_time(lanes, order, ordering.BatchTime())
+                    ordering.take_by_time(lanes, sources, operators, ordering.BatchTime())
 
 
 @dataclass
@@ -182,6 +186,7 @@ class ReplayEnds:
     subtask: int
     partitions: list[ordering.Lane] = field(default_factory=list)
     channels: dict[str, ordering.ChannelLane] = field(default_factory=dict)
+    sources: dict[str, ordering.SourceWatermarks] = field(default_factory=dict)
 
     @property
     def lanes(self) -> list[ordering.Lane]:
@@ -189,17 +194,23 @@ class ReplayEnds:
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
         assert isinstance(node.source, KafkaSource)
-        decoder = SourceDecoder(node.id, node.source)
+        known = [noted for noted in self.replay.base.offsets if noted.source == node.id]
+        decoder = SourceDecoder(node.id, node.source, before=known)
+        if decoder.times is not None:
+            self.sources[node.id] = ordering.SourceWatermarks(node.id, decoder.times, head)
         for (source, partition), messages in self.replay.ranges.items():
             if source == node.id and partition % self.replay.plan.parallelism == self.subtask:
                 reader: Any = _Range(messages)
                 self.partitions.append(ordering.PartitionLane(source, partition, reader, decoder, head))
+                if decoder.times is not None and (messages or partition in {noted.partition for noted in known}):
+                    decoder.times.found(partition)
 
     def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
         for sender in range(self.replay.plan.parallelism):
             name = f"{edge.name}:{sender}"
             sent = self.replay.frames[edge.name, sender, self.subtask]
-            self.channels[name] = ordering.ChannelLane(name, [], codec, push, [*sent])
+            port = ports[sender] if ports else None
+            self.channels[name] = ordering.ChannelLane(name, [], codec, push, [*sent], port)
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         for frame in reversed(frames):
@@ -211,7 +222,12 @@ class ReplayEnds:
         def send(receiver: int, batch: Batch) -> None:
             self.replay.frames[edge.name, self.subtask, receiver].append(codec.encode(batch))
 
-        return ops.Shuffle(edge.name, send, self.replay.plan.parallelism, self.replay.plan.graph.max_parallelism)
+        def tell(watermark: Watermark) -> None:
+            for receiver in range(parallelism):
+                self.replay.frames[edge.name, self.subtask, receiver].append(watermark)
+
+        parallelism, max_parallelism = self.replay.plan.parallelism, self.replay.plan.graph.max_parallelism
+        return ops.Shuffle(edge.name, send, parallelism, max_parallelism, tell=tell)
 
     def write(self, node: Node) -> Push:
         if not isinstance(node.sink, KafkaSink):

@@ -13,7 +13,8 @@ import pytest
 from auditing import audited
 from bounded import HERE, Fed, Files, catch_up, exported_and_reset, load_pipeline, run_local
 from drivers import Driver
-from running import orders
+from running import Job, orders
+from window_clicks import Clicks
 
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
 from exactlyonce.engines.bounded.splits import SPLIT_OFFSETS_MIN
@@ -236,3 +237,39 @@ def test_the_driver_is_killed(fed: Fed, tmp_path: Path) -> None:
         driver.end(-signal.SIGKILL)
         driver.await_all_ended()
     assert_finished(fed, tmp_path)
+
+
+@pytest.mark.parametrize("window", ["hopping", "session"])
+def test_windows_of_event_time_whose_units_are_killed(
+    window: str, run: Any, kafka: Any, topic_name: str, tmp_path: Path, fed: Fed
+) -> None:
+    """A unit dies and is repeated, then a driver; a run goes on with the open windows, and all is what SQL says."""
+    name = f"{topic_name}-windows"
+    clicks = Clicks(Job(run, kafka, name, "window_pipelines:windowed", "--param", f"window={window}"), window)
+    words = ["-m", "exactlyonce.cli.main", "backfill", "window_pipelines:windowed", "--json", "--on", "spark"]
+    words += ["--bootstrap-servers", kafka.bootstrap_servers, "--staging", str(tmp_path / "staging")]
+    words += [
+        "--param",
+        f"name={name}",
+        "--param",
+        f"window={window}",
+        "--chunk-records",
+        "700",
+        "--num-retained",
+        "100",
+    ]
+    clicks.feed(800)
+    with Driver(
+        tmp_path, "unit-computed=kill,advance-published=kill@2", *words, "--master", "local[2,3]", cwd=HERE
+    ) as driver:
+        driver.end(-signal.SIGKILL)
+    assert {each.name for each in (tmp_path / "fired").iterdir()} == {"unit-computed", "advance-published"}
+    driver.await_all_ended()
+    with Driver(tmp_path, "", *words, "--master", "local[2]", cwd=HERE) as driver:
+        driver.end()
+    clicks.feed(300)
+    clicks.end()
+    clicks.job.finish("--parallelism", "2", "--num-retained", "100")
+    clicks.assert_as_by_sql()
+    report = audited(load_pipeline("window_pipelines", "windowed", name, window=window), fed.config, tmp_path)
+    assert (report.findings, report.records_in) == ([], 3_303)

@@ -50,7 +50,7 @@ def archive(tmp_path: Path) -> Path:
 
 def pinned() -> Iterator[str]:
     for each in distributions():
-        if each.name != "exactlyonce":
+        if each.name != "exactlyonce-kafka":
             yield f"{each.name}=={each.version}\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.stored import Fetch
 from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.testing.state_contract.memory import StateBlocks
@@ -33,10 +33,11 @@ class Topic(StateBlocks):
         type_: Any = int, touched: Collection[int] | None = None, fetch: Fetch | None = None, operator: str = "totals",
     ) -> Table[Any]:  # fmt: skip
         """A hash map, restored from what was written here; *groups* are all that there are unless it is said."""
-        return restore(
-            operator, type_, groups, max_parallelism or len(groups), checkpoint, list(index), fetch or self.fetch,
-            touched, backend=HashMapBackend(),
+        stored = CheckpointedState(
+            operator=operator, type=type_, groups=groups, max_parallelism=max_parallelism or len(groups),
+            checkpoint=checkpoint, indexes=list(index), fetch=fetch or self.fetch,
         )  # fmt: skip
+        return stored.table(HashMapBackend(), touched)
 
 
 @pytest.fixture
@@ -63,6 +64,10 @@ Restore = Callable[..., Table[Any]]
 @pytest.fixture
 def restored(topic: Any, backend: Callable[[], StateBackend]) -> Restore:
     def at(type_: Any, checkpoint: int, index: Any, touched: Any = None) -> Table[Any]:
-        return restore("totals", type_, range(16), 16, checkpoint, index, topic.fetch, touched, backend=backend())
+        stored = CheckpointedState(
+            operator="totals", type=type_, groups=range(16), max_parallelism=16, checkpoint=checkpoint, indexes=index,
+            fetch=topic.fetch,
+        )  # fmt: skip
+        return stored.table(backend(), touched)
 
     return at

@@ -27,7 +27,7 @@ from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
@@ -120,8 +120,11 @@ class Histories(RuleBasedStateMachine):
         for subtask in range(parallelism):
             groups = group_range(subtask, parallelism, MAX_PARALLELISM)
             some = None if set(groups) <= set(touched) else set(groups) & set(touched)
-            place = ("carts", self.type_, groups, MAX_PARALLELISM, self.completed, self.indexes)
-            tables.append(restore(*place, self._fetch, some, backend=HashMapBackend()))
+            stored = CheckpointedState(
+                operator="carts", type=self.type_, groups=groups, max_parallelism=MAX_PARALLELISM,
+                checkpoint=self.completed, indexes=self.indexes, fetch=self._fetch,
+            )  # fmt: skip
+            tables.append(stored.table(HashMapBackend(), some))
         return tables
 
     def _fetch(self, refs: Sequence[BlockRef]) -> list[tuple[BlockRef, bytes]]:

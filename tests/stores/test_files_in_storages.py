@@ -18,7 +18,6 @@ import running
 from bounded import Silent
 from hdfs_server import HdfsServer
 from running import Run, assert_updates
-from s3_server import S3Server
 from stored_files import FORMATS
 from waiting import until
 
@@ -28,6 +27,7 @@ from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.servers.s3 import S3Server
 
 pytestmark = pytest.mark.slow
 

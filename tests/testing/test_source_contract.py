@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count, groupby
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -89,7 +89,7 @@ class ListReader:
         targets = self.context.targets
         return targets is not None and all(offset >= targets.get(split, 0) for split, offset in self.at.items())
 
-    def quiet(self) -> list[int]:
+    def quiet(self, ask: Collection[int] = ()) -> list[int]:
         return [split for split, offset in self.at.items() if offset == len(self.lists.lines[split])]
 
     def lag(self) -> int:

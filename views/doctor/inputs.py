@@ -33,7 +33,7 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             )  # fmt: skip
     if subject.newest is None or subject.traces.is_sink:
         return
-    for name in sorted({position.topic for position in subject.newest.offsets if position.in_topic}):
+    for name in sorted({position.topic for position in subject.newest.in_cluster}):
         known = facts.get(name)
         if known is not None and known.visible:
             with findings.checking(f"what checkpoints need of {name}"):
@@ -54,7 +54,7 @@ def _check_elsewhere(
         )  # fmt: skip
         return
     newest = subject.newest
-    if newest is not None and any(read.topic == place for read in newest.offsets):
+    if newest is not None and newest.positions_at(place):
         _unread(subject, newest, clusters.of(source), topic, place, findings)
 
 
@@ -69,7 +69,7 @@ def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, pl
         return
     first = topics.start_offsets(topic.name)
     for manifest in subject.history.retained if subject.history is not None else ():
-        if any(o.topic == place and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
+        if any(first.get(at.partition, 0) > at.offset for at in manifest.positions_at(place)):
             findings.add(
                 "inputs", f"{place} no longer has the input after checkpoint {manifest.checkpoint}, which is "
                 f"retained: the checkpoint after it can be neither audited nor repaired by a replay",
@@ -92,9 +92,8 @@ def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, pl
         return
     soon_ms, began_ms = retention_ms // SOON_SHARE, subject.now_ms - retention_ms
     read: dict[int, int] = {}
-    for position in newest.offsets:
-        if position.topic == place:
-            read[position.partition] = min(position.offset, read.get(position.partition, position.offset))
+    for position in newest.positions_at(place):
+        read[position.partition] = min(position.offset, read.get(position.partition, position.offset))
 
     def older(than_ms: int) -> int:
         kept = topics.offsets_at(topic, than_ms)

@@ -141,7 +141,7 @@ def recomputation(
 ) -> Recomputation:
     """The recomputation of *interval*, whose staged files are at *files*. See `Stage` for the others.
 
-    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops or windows, `Halt` if state or order
+    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops or clocks, `Halt` if state or order
     logs are gone.
     """
     manifest = interval.manifest
@@ -217,8 +217,9 @@ def counts_before(history: History, manifest: Manifest, sink: str, present: Iter
 def require_same_topics(client: ClientConfig, graph: LogicalGraph, manifest: Manifest) -> None:
     """Raise Halt if an input topic of *manifest* was replaced since then; readers check other splits themselves."""
     with closing(Topics(client)) as own, closing(InputTopics(own)) as topics:
-        described = topics.describe(by_kind(graph)[0].values())
-    for read in manifest.offsets:
+        elsewhere = [source for source in by_kind(graph)[0].values() if source.client is not None]
+        described = {**own.describe(sorted({at.topic for at in manifest.in_cluster})), **topics.describe(elsewhere)}
+    for read in (offset.in_cluster or offset for offset in manifest.offsets):
         if read.topic in described and described[read.topic].topic_id != read.topic_id:
             raise Halt(
                 f"Topic {read.topic!r} was deleted and created again since checkpoint {manifest.checkpoint}: what was "

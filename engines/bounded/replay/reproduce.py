@@ -182,7 +182,7 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     A missing topic is created with as many partitions as the sink's had; if it has as many, each record goes to the
     same partition.
     """
-    own = {read.topic for read in manifest.offsets} | {written for _, written, _ in manifest.sinks}
+    own = {read.topic for read in manifest.in_cluster} | {written for _, written, _ in manifest.sinks}
     if topic in own | {checkpoint_topic(manifest.pipeline)}:
         raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
     _, partitions = topic_of(manifest, sink)

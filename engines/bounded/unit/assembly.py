@@ -29,6 +29,7 @@ from exactlyonce.engines.bounded.unit.ordering import (
     Lane,
     PartitionLane,
     ReaderInTurn,
+    SourceWatermarks,
     take_along,
     take_by_time,
 )
@@ -125,14 +126,14 @@ def _take(assembly: Assembly) -> None:
 
     A replay needs an order log where its input can be taken in several orders. Older versions wrote none for one lane.
     """
-    unit, order, lanes = assembly.unit, assembly.operators.order, assembly.lanes
-    along_log = bool(unit.order or unit.left)
-    if not along_log and unit.order is not None and order is not None:
-        along_log = order.batches or sum(lane.time_ms() is not None for lane in lanes) > 1
+    unit, operators, lanes, sources = assembly.unit, assembly.operators, assembly.lanes, assembly.sources
+    along_log = bool(unit.order or unit.left or (unit.order is not None and assembly.plan.graph.has_event_time))
+    if not along_log and unit.order is not None and operators.order is not None:
+        along_log = operators.order.batches or sum(lane.time_ms() is not None for lane in lanes) > 1
     if along_log:
-        take_along(lanes, unit.order or (), order, unit.left)
+        take_along(lanes, sources, unit.order or (), operators, unit.left)
     else:
-        take_by_time(lanes, order, assembly.clock)
+        take_by_time(lanes, sources, operators, assembly.clock)
 
 
 def _acknowledgement(assembly: Assembly) -> Ack:
@@ -177,6 +178,8 @@ class Assembly:
         self.operators = TaskOperators(task.name, unit.subtask)
         self.clock = BatchTime()
         self.partitions: list[PartitionLane] = []
+        self.sources: dict[str, SourceWatermarks] = {}
+        """Those with event time."""
         self.channels: dict[str, ChannelLane] = {}
         self.sendings: list[Sending] = []
         self.stagings: list[Staging] = []
@@ -245,18 +248,28 @@ class Assembly:
 
         client = {"group.id": self.plan.graph.pipeline_id, **self._config.settings}
         known = {(noted.partition, noted.offset): noted for noted in base}
+        times = decoder.times
+        if times is not None:
+            self.sources[node.id] = SourceWatermarks(node.id, times, head)
         for reading in unit.readings:
             if reading.source == node.id:
-                start = known.get((reading.partition, reading.start)) or SourceOffset(
+                noted = known.get((reading.partition, reading.start))
+                start = noted or SourceOffset(
                     node.id, reading.topic, reading.topic_id, reading.partition, reading.start
                 )
                 reader = ReaderInTurn(start, opening(reading), self._staying)
-                self.partitions.append(PartitionLane(node.id, reading.partition, reader, decoder, head))
+                lane = PartitionLane(node.id, reading.partition, reader, decoder, head)
+                self.partitions.append(lane)
+                found_at_end = unit.order is not None and noted is None and not reading.length
+                if times is not None and not found_at_end:
+                    times.found(reading.partition)
+                    self.sources[node.id].lanes.append(lane)
 
     def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push, ports: Sequence[Port]) -> None:
         for sender in range(self.plan.parallelism):
             name = f"{edge.name}:{sender}"
-            self.channels[name] = ChannelLane(name, self._sent.get((edge.name, sender), []), codec, push)
+            port = ports[sender] if ports else None
+            self.channels[name] = ChannelLane(name, self._sent.get((edge.name, sender), []), codec, push, port=port)
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         for frame in frames:  # at another parallelism the base had other channels
@@ -275,7 +288,8 @@ class Assembly:
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Shuffle:
         receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
         writer = self._file(f"channel-{edge.name}-{{}}", receivers)
-        sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock)
+        exact = self.unit.order is not None
+        sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock, exact=exact)
         self.sendings.append(sending)
         return sending.shuffle
 

@@ -4,6 +4,10 @@ Invariants: a lane (a partition of a source, a channel) keeps its own order; eve
 without the in-flight records of an unaligned checkpoint; the order is noted in the form of `engines.runtime.order_log`,
 under the local engine's names, so that a replay need not know which engine took it. At most OPEN_READERS_MAX readers
 stay open between two reads; a closed one goes on at its position, and loses only records fetched ahead.
+
+By time, watermarks follow from the records alone: no partition is idle, and the end of a range says nothing. A replay
+takes those of the log, at their places; what its inputs say must agree. What a watermark makes due is out before
+anything else is taken.
 """
 
 from __future__ import annotations
@@ -18,17 +22,21 @@ from typing import Any, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.bounded.unit.staging import Frames
+from exactlyonce.engines.runtime.assembler import FIRED_TOGETHER, TaskOperators, WatermarkInput
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.order_log import INEXACT, OrderRuns, runs_of
+from exactlyonce.engines.runtime.order_log import FLOOR, IDLE, INEXACT, NOT_A_SOURCE, RECORDS, OrderRuns, runs_of
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.moments import shown_time
 
 BATCH_RECORDS_MAX = 2_000
 OPEN_READERS_MAX = 64
 """An open reader is a client, with threads and some seven descriptors."""
-NOT_A_SOURCE = -1
-"""The partition of a channel in order logs."""
 
 
 class Lane(Protocol):
@@ -40,12 +48,17 @@ class Lane(Protocol):
     def partition(self) -> int: ...
     @property
     def push(self) -> Push: ...
+    @property
+    def port(self) -> Port | None: ...
 
     def time_ms(self) -> int | None:
         """The time of the next item, which never decreases; None at the end."""
 
     def take(self, count: int) -> tuple[int, Batch]:
-        """Up to *count* next items, as the order log counts them, and their batch; (0, ...) at the end."""
+        """Up to *count* next items, as the order log counts them, and their batch; (0, ...) if none is next."""
+
+    def watermark(self) -> Watermark | None:
+        """The watermark that comes next, if one does; then it is taken."""
 
 
 class ReaderInTurn:
@@ -88,6 +101,7 @@ class PartitionLane:
     reader: SplitReader
     decoder: SourceDecoder
     push: Push
+    port: None = None
     records: int = 0
     _buffer: list[Any] = field(default_factory=list)
     _time_ms: int = 0
@@ -108,49 +122,96 @@ class PartitionLane:
         runs = ((self.partition, len(messages)),)
         return len(messages), self.decoder.decode(messages, runs) if messages else Batch([], [])
 
+    def watermark(self) -> None:
+        """It has none of its own: see `SourceWatermarks`."""
+
+
+@dataclass
+class SourceWatermarks:
+    """The watermarks of a source in a unit, by all of its partitions there."""
+
+    name: str
+    times: SourceTimes
+    port: Port
+    lanes: list[PartitionLane] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Look which partitions there are, and which have ended: they hold back nothing."""
+        positions = [lane.reader.position() for lane in self.lanes]
+        self.times.rest(positions, (), 0.0, behind=False)
+
+    def next(self) -> Watermark | None:
+        """The watermark now, if it is new."""
+        return self.times.advanced(0.0)
+
+    def follow(self, watermark: Watermark) -> bool:
+        may_end = any(not lane.reader.position().in_topic for lane in self.lanes)
+        return self.times.follow(watermark, may_end=may_end)
+
 
 @dataclass
 class ChannelLane:
-    """The records from one subtask of the stage before. The order log counts its records."""
+    """The records and watermarks from one subtask of the stage before. The order log counts its records."""
 
     name: str
     sent: Sequence[Frames]
     """In order: those of each split of the sender."""
     codec: BatchCodec
     push: Push
-    before: list[bytes] = field(default_factory=list)
+    before: list[bytes | Watermark] = field(default_factory=list)
     """In-flight frames of the base, which go first, without a time."""
+    port: Port | None = None
+    """Takes the watermarks; None: none come."""
     partition: int = NOT_A_SOURCE
-    _frames: Iterator[tuple[int, Callable[[], bytes]]] | None = None
-    _read: Callable[[], bytes] | None = None
-    """Reads the next frame, whose time is known."""
+    _items: Iterator[tuple[int, Watermark | Callable[[], bytes]]] | None = None
+    _next: Watermark | Callable[[], bytes] | None = None
+    """The next item, whose time is known: a frame is not read yet."""
     _rest: Batch | None = None
+    """The frame in hand."""
     _taken: int = 0
     """Records taken of `_rest`."""
     _time_ms: int = 0
+    _reached: int = NO_WATERMARK
+    """The highest watermark so far."""
+    _follows: bool = False
+    """Whether the log has said a watermark."""
 
     def time_ms(self) -> int | None:
         return self._time_ms if self._rest or self._advance() else None
 
     def take(self, count: int) -> tuple[int, Batch]:
         if self._rest is None:
-            if not self._advance() or self._read is None:
+            if not self._advance() or self._next is None or isinstance(self._next, Watermark):
                 return 0, Batch([], [])
-            self._rest, self._read = self.codec.decode(self._read()), None
+            self._rest, self._next = self.codec.decode(self._next()), None
         batch, start, size = self._rest, self._taken, len(self._rest.records)
         self._taken = end = min(start + count, size)
         if end == size:
             self._rest, self._taken = None, 0
         return end - start, batch.part(start, end)
 
+    def watermark(self) -> Watermark | None:
+        if self._rest is not None or not self._advance() or not isinstance(self._next, Watermark):
+            return None
+        watermark, self._next = self._next, None
+        self._reached = max(self._reached, watermark.value)
+        return watermark
+
+    def follow(self, watermark: Watermark) -> bool:
+        while self.watermark() is not None:  # a channel may have kept the last one alone
+            pass
+        agrees = watermark.value <= self._reached or not self._follows  # the first one may be that of before
+        self._reached, self._follows = max(self._reached, watermark.value), True
+        return agrees
+
     def _advance(self) -> bool:
-        if self._read is None:
-            if self._frames is None:
-                before = ((0, partial(bytes, frame)) for frame in self.before)
-                self._frames = chain(before, chain.from_iterable(frames.timed() for frames in self.sent))
-            time_ms, self._read = next(self._frames, (0, None))
+        if self._next is None:
+            if self._items is None:
+                before = ((0, item if isinstance(item, Watermark) else partial(bytes, item)) for item in self.before)
+                self._items = chain(before, chain.from_iterable(frames.timed() for frames in self.sent))
+            time_ms, self._next = next(self._items, (0, None))
             self._time_ms = max(self._time_ms, time_ms)  # a split does not know the times before it
-        return self._read is not None
+        return self._next is not None
 
 
 @dataclass
@@ -160,8 +221,14 @@ class BatchTime:
     time_ms: int = 0
 
 
-def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: BatchTime) -> None:
-    """Push all batches of *lanes*: the oldest, by its first record, goes first; ties by name and partition."""
+def take_by_time(
+    lanes: Sequence[Lane], sources: Mapping[str, SourceWatermarks], operators: TaskOperators, clock: BatchTime
+) -> None:
+    """Push all batches of *lanes*: the oldest, by its first record, goes first; ties by name and partition. *sources*
+    are those with event time."""
+    for source in sources.values():
+        source.look()
+        _advance(operators, source, source.next())
     places = enumerate(sorted(lanes, key=lambda lane: (lane.name, lane.partition)))
     waiting = [(time_ms, place, lane) for place, lane in places if (time_ms := lane.time_ms()) is not None]
     heapq.heapify(waiting)
@@ -169,32 +236,64 @@ def take_by_time(lanes: Sequence[Lane], order: OrderRuns | None, clock: BatchTim
         time_ms, place, lane = waiting[0]
         clock.time_ms = time_ms
         count, batch = lane.take(BATCH_RECORDS_MAX)
-        if order is not None:
-            order.note(lane.name, lane.partition, count)
-            order.end_batch()
-        lane.push(batch)
+        if count and operators.order is not None:
+            operators.order.note(lane.name, lane.partition, count)
+            operators.order.end_batch()
+        if count:
+            lane.push(batch)
+        while (watermark := lane.watermark()) is not None:
+            _advance(operators, lane, watermark)
         next_ms = lane.time_ms()
+        if (timed := sources.get(lane.name)) is not None:
+            if next_ms is None:
+                timed.look()
+            _advance(operators, timed, timed.next())
         if next_ms is None:
             heapq.heappop(waiting)
         else:
             heapq.heapreplace(waiting, (next_ms, place, lane))
 
 
+def _advance(operators: TaskOperators, source: WatermarkInput, watermark: Watermark | None) -> None:
+    """Take *watermark* of *source*, if there is one, with all results that it makes due."""
+    if watermark is not None:
+        operators.advance(source, watermark)
+    while operators.firings:
+        operators.fire(FIRED_TOGETHER)
+
+
 def take_along(
-    lanes: Sequence[Lane], logs: Iterable[bytes], order: OrderRuns | None, left: Mapping[str, int] | None = None
+    lanes: Sequence[Lane],
+    sources: Mapping[str, SourceWatermarks],
+    logs: Iterable[bytes],
+    operators: TaskOperators,
+    left: Mapping[str, int] | None = None,
 ) -> None:
     """Push the batches of *lanes* in the order of *logs*. Raises Halt if these do not fit.
 
-    *left*: by channel, the number of records in flight at the end, which are not pushed.
+    *left*: by channel, the number of records in flight at the end, which are not pushed. *sources*: see `take_by_time`.
     """
     by_name = {(lane.name, lane.partition): lane for lane in lanes}
+    order = operators.order
     together: list[Batch] = []
-    for (name, partition), count in runs_of(logs):
-        if (name, partition) == INEXACT:
+    for (name, partition, kind), count in runs_of(logs):
+        if (name, partition, kind) == INEXACT:
             raise Halt(
                 "It cannot be recomputed: the run was one with mode at_least_once, and took records of the next "
                 "checkpoint before this one, or of this one before the last."
             )
+        if kind == FLOOR:
+            sources[name].times.follow_floor(partition, count)
+            if order is not None:
+                order.floor(name, partition, count)
+            continue
+        if kind != RECORDS:
+            watermark = Watermark(count, kind == IDLE)
+            said_by = sources.get(name) or by_name.get((name, NOT_A_SOURCE))
+            if not isinstance(said_by, SourceWatermarks | ChannelLane) or not said_by.follow(watermark):
+                raise _misfit(name, NOT_A_SOURCE, f"the log has the watermark {_shown(count)}, and it says another one")
+            _advance(operators, said_by, watermark)
+            continue
         lane = by_name.get((name, partition))
         if lane is None:
             raise _misfit(name, partition, f"the log has {count} records, and it is not read here")
@@ -215,6 +314,8 @@ def take_along(
         for _ in _taken(lane, count, None):
             pass
     for lane in lanes:
+        while lane.watermark() is not None:
+            pass
         if lane.time_ms() is not None:
             raise _misfit(lane.name, lane.partition, "there are records behind those that the log has")
 
@@ -222,6 +323,8 @@ def take_along(
 def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
     """Exactly *count* items, noted in *order*."""
     while count:
+        while lane.watermark() is not None:  # the log says where it was taken
+            pass
         taken, batch = lane.take(min(count, BATCH_RECORDS_MAX))
         if not taken:
             raise _misfit(lane.name, lane.partition, f"the log has {count} records more than there are to read")
@@ -229,6 +332,10 @@ def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
         if order is not None:
             order.note(lane.name, lane.partition, taken)
         yield batch
+
+
+def _shown(time: int) -> str:
+    return "of no time" if time == NO_WATERMARK else shown_time(time)
 
 
 def _misfit(name: str, partition: int, why: str) -> Halt:

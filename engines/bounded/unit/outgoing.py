@@ -22,6 +22,7 @@ from exactlyonce.engines.bounded.unit.staging import FrameWriter, OutputBatch, O
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
+from exactlyonce.engines.runtime.signals import Watermark, encode
 from exactlyonce.sinks.kafka.sink import Outputs
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class _Channel:
     bytes_max: int
     frame: OpenFrame = field(default_factory=OpenFrame)
     time_ms: int = 0
+    watermark: Watermark | None = None
+    """The last one that is not written: it goes after the frame."""
 
     def add(self, batch: Batch, time_ms: int) -> None:
         def encode(start: int, end: int) -> bytes:
@@ -87,10 +90,16 @@ class _Channel:
         if self.frame:
             self.writer.write(self.receiver, self.frame.encode(), len(self.frame), self.time_ms)
             self.frame = OpenFrame()
+        if self.watermark is not None:
+            self.writer.write(self.receiver, encode(self.watermark), 0, self.time_ms, is_signal=True)
+            self.watermark = None
 
 
 class Sending:
-    """A shuffle's output: *shuffle* distributes records to the receiving subtasks, all in one file."""
+    """A shuffle's output: *shuffle* distributes records to the receiving subtasks, all in one file.
+
+    A watermark waits until the frame before it is full: later is always right. With *exact* it keeps its place.
+    """
 
     def __init__(
         self,
@@ -100,17 +109,25 @@ class Sending:
         codec: BatchCodec,
         writer: FrameWriter,
         clock: BatchTime,
+        *,
+        exact: bool = False,
     ) -> None:
-        self._edge, self._sender, self._writer, self._clock = edge, sender, writer, clock
+        self._edge, self._sender, self._writer, self._clock, self._exact = edge, sender, writer, clock, exact
         limits = _records_max(writer.receivers), _bytes_max(writer.receivers)
         self._channels = [_Channel(receiver, codec, writer, *limits) for receiver in range(writer.receivers)]
-        self.shuffle = Shuffle(edge, self._send, writer.receivers, max_parallelism, groups=set())
+        self.shuffle = Shuffle(edge, self._send, writer.receivers, max_parallelism, groups=set(), tell=self._tell)
 
     def _send(self, receiver: int, batch: Batch) -> None:
         self._channels[receiver].add(batch, self._clock.time_ms)
 
+    def _tell(self, watermark: Watermark) -> None:
+        for channel in self._channels:
+            channel.watermark = watermark
+            if self._exact:
+                channel.write()
+
     def close(self) -> list[SentFile]:
-        """The file, if there was any record."""
+        """The file, if there was any record or watermark."""
         for channel in self._channels:
             channel.write()
         file = self._writer.close(self.shuffle.groups_by_subtask())

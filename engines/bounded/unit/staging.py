@@ -1,7 +1,7 @@
 """Staged files: a stage's units, their records for the next stage, and outputs to be published.
 
     file      = frames, entries, directory, footer
-    frame     = a batch as `engines.runtime.batch_codec` encodes it, an `OutputBatch` or a message in msgpack
+    frame     = a batch as `engines.runtime.batch_codec` encodes it, an `OutputBatch`, message or watermark in msgpack
     entry     = an `Entry` in msgpack: a receiver's records, key groups and places of its frames
     directory = by receiver the offset (8 bytes), length and CRC-32 (4 bytes each) of its entry; length 0: it has none
     footer    = the offset of the directory (8 bytes), the number of receivers (4 bytes), the magic bytes
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from exactlyonce.engines.bounded.unit.locations import NewFile, ReadFile, created, opened
+from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.errors import ConfigError, require
 
 MAGIC = b"eostage1"
@@ -130,6 +131,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """The CRC-32 of the frame."""
     time_ms: int
     """In ms since 1970, as its sender's clock of batches gives it; 0 for outputs and messages."""
+    is_signal: bool = False
+    """Whether it is a watermark."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -162,13 +165,13 @@ class FrameWriter:
         self._size = 0
         self._waiting: dict[int, _Waiting] = {}
 
-    def write(self, receiver: int, body: bytes, records: int, time_ms: int = 0) -> None:
+    def write(self, receiver: int, body: bytes, records: int, time_ms: int = 0, *, is_signal: bool = False) -> None:
         """Append a frame of *records* records."""
         with _access(self._location, "written"):
             file = self._file = self._file or created(self._location)
             file.write(body)
         waiting = self._waiting.setdefault(receiver, _Waiting())
-        waiting.places.append(Place(self._size, len(body), zlib.crc32(body), time_ms))
+        waiting.places.append(Place(self._size, len(body), zlib.crc32(body), time_ms, is_signal))
         waiting.records += records
         self._size += len(body)
 
@@ -185,7 +188,7 @@ class FrameWriter:
         file = self._file
         with _access(self._location, "written"):
             for receiver, waiting in sorted(self._waiting.items()):
-                own = () if groups is None else tuple(groups[receiver])
+                own = () if groups is None else tuple(groups.get(receiver, ()))
                 entry = _encode(Entry(waiting.records, own, tuple(waiting.places)))
                 _SLOT.pack_into(directory, _SLOT.size * receiver, self._size, len(entry), zlib.crc32(entry))
                 file.write(entry)
@@ -292,11 +295,16 @@ class Frames:
         """The frames, in order."""
         return (self.files.frame(self.staged, place) for place in self.entry.places)
 
-    def timed(self) -> Iterator[tuple[int, Callable[[], bytes]]]:
-        """The time of each frame, and the function that reads it, in order."""
-        return ((place.time_ms, partial(self.files.frame, self.staged, place)) for place in self.entry.places)
+    def timed(self) -> Iterator[tuple[int, Watermark | Callable[[], bytes]]]:
+        """The time of each frame, and the function that reads it, or its watermark, in order."""
+        for place in self.entry.places:
+            if place.is_signal:
+                yield place.time_ms, _watermark_decoder.decode(self.files.frame(self.staged, place))
+            else:
+                yield place.time_ms, partial(self.files.frame, self.staged, place)
 
 
+_watermark_decoder = msgspec.msgpack.Decoder(Watermark)
 _output_decoder = msgspec.msgpack.Decoder(OutputBatch)
 _untraced_decoder = msgspec.msgpack.Decoder(_Untraced)
 

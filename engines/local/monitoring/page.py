@@ -231,9 +231,9 @@ def drawn(plan: Plan) -> Iterator[dict[str, Any]]:
         reads = [
             {
                 "node": read.node, "output": read.output, "back": node.kind is Kind.FEEDBACK,
-                "shuffled": plan.shuffle_into(node, read) is not None,
+                "shuffled": plan.shuffle_into(node, port) is not None,
             }
-            for read in node.inputs
+            for port, read in enumerate(node.inputs)
         ]  # fmt: skip
         yield {"id": node.id, "kind": node.kind.value, "reads": reads, "about": _about(graph, node)}
 

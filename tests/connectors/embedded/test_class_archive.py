@@ -19,7 +19,7 @@ def takes(broker: EmbeddedBroker, archive: Path) -> bool:
 
 def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None:
     java = find_java()
-    archive = class_archive(java, kafka_jars(java, print))
+    archive = class_archive(java, kafka_jars(print))
     assert takes(stoppable.broker, archive) == archive.exists()
 
 
@@ -28,7 +28,7 @@ def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None
 @pytest.mark.exhaustive
 def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "exactlyonce").mkdir()
-    (tmp_path / "exactlyonce" / "kafka").symlink_to(kafka_jars(find_java(), print))
+    (tmp_path / "exactlyonce" / "kafka").symlink_to(kafka_jars(print))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jars = cache_dir() / "kafka"
     jars.rename(cache_dir() / jars.resolve().name)

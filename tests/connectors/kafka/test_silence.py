@@ -43,12 +43,12 @@ def statistics(
 )
 def test_what_statistics_show(told: str, silent: bool) -> None:
     now_s = 100.0
-    silence = Silence("orders", {0}, lambda: now_s)
+    silence = Silence(lambda: [("orders", 0)], lambda: now_s)
     silence.hear(told)
     now_s += SILENT_AFTER_S
     assert silence.partitions == {}, "nothing has been heard since"
     silence.hear(told)
-    assert silence.partitions == ({0: SILENT_AFTER_S} if silent else {})
+    assert silence.partitions == ({("orders", 0): SILENT_AFTER_S} if silent else {})
     silence.hear(statistics())
     assert silence.partitions == {}
 

@@ -27,7 +27,6 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSe
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from login_proxy import asking_for_login
-from registry_server import ANSWER_S, RegistryServer
 from running import QUICK, Run, assert_updates, no_decision_counts, orders, run_here, stop, workers_of
 
 from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
@@ -36,6 +35,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, opened
 from exactlyonce.connectors.registry.codec import LOOKS
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.servers.registry import ANSWER_S, RegistryServer
 
 RIG = Path(__file__).parent / "rig"
 BY_TOPIC = {"subject.name.strategy": topic_subject_name_strategy}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from shop import on_postgres
 from table_reading import Named, read
+from waiting import succeeds
 
 from exactlyonce.connectors import tables
 from exactlyonce.pipeline.errors import ConfigError, Halt
@@ -96,6 +98,7 @@ WRONG = {
     "id float NOT NULL PRIMARY KEY, name text": "its column 'id' of the key is float",
     "id int PRIMARY KEY": "it has no column 'name'",
     "other int PRIMARY KEY, name text": "it has no column 'id'",
+    "id int PRIMARY KEY, name int": "which the record's field, str, does not take",
     "id int NOT NULL, other int NOT NULL, name text, UNIQUE (id, other)": "it has no unique index on (id)",
 }
 
@@ -107,6 +110,45 @@ def test_a_table_that_cannot_be_read_by_its_key(columns: str, shop: Any) -> None
     with pytest.raises(ConfigError) as raised:
         shop.source("wrong", value=Named).finder("s").find(())
     assert WRONG[columns] in str(raised.value)
+
+
+FIELDS = (int, float, Decimal, str, bytes, bool, datetime, date, time, timedelta, UUID, list[str], int | date)
+HALVES, DAYS, WORDS = ["1", "1.5"], DATES[:1], ["'1'", "'2026-01-02T03:04:05'"]
+COLUMNS = {
+    "int": HALVES, "bigint": HALVES, "decimal(9,2)": HALVES, "real": HALVES, "double precision": HALVES,
+    "boolean": ["true"], "date": DAYS, "timestamp": DAYS, "time": ["'03:04:05'"],
+    "text": WORDS, "varchar(40)": WORDS,
+}  # fmt: skip
+OWN_COLUMNS = {
+    "postgres": {"interval": ["'1 day'"], "bytea": [r"'\x00ff'"], "uuid": ["gen_random_uuid()"], "timestamptz": DAYS},
+    "mariadb": {
+        "blob": ["x'00ff'"],
+        "binary(16)": ["unhex(replace(uuid(), '-', ''))"],
+        "datetime(6)": DAYS,
+        "tinyint": ["1"],
+    },
+}
+
+
+@pytest.mark.exhaustive
+def test_what_is_refused_by_its_type_would_not_decode(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every type of a column is read as every type of a field, first without the check."""
+    taken = f"exactlyonce.connectors.{'postgres' if shop.kind == 'postgres' else 'mysql'}.table_rows._TAKEN"
+    refused = 0
+    for type_, values in {**COLUMNS, **OWN_COLUMNS[shop.kind]}.items():
+        for value in values:
+            shop.sql("DROP TABLE IF EXISTS typed")
+            shop.sql(f"CREATE TABLE typed (id int PRIMARY KEY, cell {type_})")
+            shop.sql(f"INSERT INTO typed SELECT 1, {value}")
+            for field in FIELDS:
+                source = shop.source("typed", value=msgspec.defstruct("Typed", [("cell", field)]))
+                with monkeypatch.context() as patched:
+                    patched.setattr(taken, {})
+                    decodes = succeeds(partial(read, source), unless=msgspec.MsgspecError)
+                if not succeeds(partial(source.finder("s").find, ()), unless=ConfigError):
+                    refused += 1
+                    assert not decodes, (type_, value, field)
+    assert refused > 100
 
 
 def test_no_table(shop: Any) -> None:

@@ -24,7 +24,6 @@ from oracles import (
     await_no_open_transaction,
     values,
 )
-from postgres_server import PostgresServer
 from rows import ALIGNED, ROWS, UNALIGNED, Crash, Request
 from running import Run, assert_once, assert_updates, await_stopped, orders
 from unreferenced import newest_checkpoint, unreferenced_blocks
@@ -32,6 +31,7 @@ from waiting import until
 
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 HERE = Path(__file__).parent
 PARALLELISMS = (1, 2)

@@ -28,7 +28,7 @@ from rows import ROWS
 ROOT = Path(__file__).parents[3]
 RUN_BY_CELLS = (
     *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
-    *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
+    "tests/crash_matrix/rig",
     *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
 )
 """The pipelines of cells."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cells import Servers
 from kafka_proxy import proxied_broker
-from postgres_server import PostgresServer
 
 from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 
 @contextmanager

@@ -13,10 +13,10 @@ import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 from kafka.admin import KafkaAdminClient
-from postgres_server import PostgresServer
 from waiting import until
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 LOOK_AGAIN_S = 0.4
 OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort"]

@@ -13,7 +13,6 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from hdfs_server import HdfsServer
-from s3_server import BUCKET, S3Server
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.connectors.blocks.s3 import S3Folder
@@ -24,6 +23,7 @@ from exactlyonce.sinks.files import committer as committers
 from exactlyonce.sinks.files import stored
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, SinkWriter
+from exactlyonce.testing.servers.s3 import BUCKET, S3Server
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 from tests.sinks.files.conftest import Target, Total, stage
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 from hdfs_server import HdfsServer
-from s3_server import S3Server
 
 from exactlyonce.sinks import FileSink
+from exactlyonce.testing.servers.s3 import S3Server
 from exactlyonce.testing.sink_contract import SinkContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]

@@ -202,7 +202,7 @@ class TestOnPostgres(IcebergContract):
 
     @pytest.fixture(autouse=True)
     def _server(self, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        from postgres_server import OWNER, PASSWORD
+        from exactlyonce.testing.servers.postgres import OWNER, PASSWORD
 
         self.server, self.secret = database_server("postgres"), quote(PASSWORD, safe="")
         self.server.execute("DROP DATABASE IF EXISTS lake WITH (FORCE)")

@@ -6,12 +6,14 @@ import os
 import random
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lake_pipelines import LAKE
+from lake_pipelines import BUCKET, LAKE
 from running import QUICK, Job, assert_once
 from waiting import until
 
@@ -31,6 +33,8 @@ STEPS = [
     "worker-barrier", "worker-flushed", "worker-acknowledged", "coordinator-checked", "coordinator-decided",
     "store-committing", "store-committed", "coordinator-finalized",
 ]  # fmt: skip
+BOUNDED_STEPS = ["unit-computed", "coordinator-decided", "store-committing", "store-committed"]
+ENGINES = HERE.parents[1] / "engines"
 
 
 class LakeJob(Job):
@@ -38,16 +42,31 @@ class LakeJob(Job):
 
     folder: Path
     lake: str
+    s3: Any = None
+    """The server that has the tables, if they are not in the folder."""
 
     def ids(self) -> list[int]:
-        scan, place = "delta_scan", str(self.folder / "totals")
+        scan = f"delta_scan('{self.tables}/totals')"
         if self.lake == "iceberg":
             with sqlite3.connect(self.folder / "catalog.db") as catalog:
                 ((place,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables")
-            scan = "iceberg_scan"
+            version = Path(place).name.removesuffix(".metadata.json")
+            scan = f"iceberg_scan('{self.tables}/shop/totals', version = '{version}', allow_moved_paths = true)"
         with duckdb.connect() as reader:
             duckdb_ext.init(reader)
-            return [id for (id,) in reader.execute(f"SELECT id FROM {scan}(?)", [place]).fetchall()]
+            return [id for (id,) in reader.execute(f"SELECT id FROM {scan}").fetchall()]
+
+    @property
+    def tables(self) -> Path:
+        """The folder of the tables; of those in S3 a copy, which shares no client with the sinks."""
+        if self.s3 is None:
+            return self.folder
+        for key in self.s3.listed(f"{self.name}/"):
+            if not key.endswith("/"):  # a client's mark of a folder
+                file = self.folder / key
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(self.s3.get(key))
+        return self.folder / self.name
 
     def assert_exact(self) -> None:
         """Each order is in the table once."""
@@ -118,8 +137,14 @@ def test_the_folder_is_away_for_a_minute(job: LakeJob) -> None:
 
 
 @pytest.mark.exhaustive
-def test_many_rows_through_kills(job: LakeJob) -> None:
+@pytest.mark.parametrize("place", ["folder", "s3"])
+def test_many_rows_through_kills(
+    job: LakeJob, place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers and coordinators are killed at random instants, with another width each time: 0 missing, 0 doubled."""
+    if place == "s3":
+        job.s3 = request.getfixturevalue("s3")
+        monkeypatch.setenv(BUCKET, f"{job.s3.url}/{job.name}")
     dice = random.Random(11)
     quick = QUICK[:1]
     for number in range(KILLS):
@@ -133,4 +158,31 @@ def test_many_rows_through_kills(job: LakeJob) -> None:
             incarnation.await_step("deployed")
         incarnation.kill()
     job.finish("--parallelism", "2")
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("step", BOUNDED_STEPS)
+def test_bounded_work_that_is_killed(job: LakeJob, step: str, tmp_path: Path) -> None:
+    """A backfill in chunks dies in its second checkpoint, and a catch-up; others go on, and a run from there."""
+    arguments = ["--param", f"name={job.name}", "--param", f"lake={job.lake}", "--chunk-records", "1000"]
+    arguments += ["--bootstrap-servers", job.kafka.bootstrap_servers, "--on", "driver", "--parallelism", "2"]
+
+    def work(command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "exactlyonce.cli.main", command, "lake_pipelines:into", *arguments]
+        return subprocess.run(line, env={**os.environ, **env}, cwd=ENGINES, capture_output=True, text=True)
+
+    for command in ("backfill", "catch-up"):
+        job.feed(3_000)
+        fired = tmp_path / command
+        fired.mkdir()
+        armed = {"EXACTLYONCE_FAILPOINTS": f"{step}=kill@2", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+        killed = work(command, **armed)
+        assert killed.returncode, "it has died"
+        assert (fired / step).exists(), killed.stderr
+        done = work(command)
+        assert done.returncode == 0, done.stderr
+        job.assert_exact()
+    job.feed(500)
+    job.finish()
     job.assert_exact()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from postgres_rows import Database
-from postgres_server import PASSWORD
 from table_contract import DSN, OnPostgres
+
+from exactlyonce.testing.servers.postgres import PASSWORD
 
 
 class OneDatabase:

@@ -18,12 +18,12 @@ import psycopg
 import pytest
 import refusing
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
-from postgres_server import OWNER, PASSWORD
 from table_keys import key_of
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.refusals import Refusals
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreError, StoreUnavailable
+from exactlyonce.testing.servers.postgres import OWNER, PASSWORD
 
 ROLE_PASSWORD = "an0ther s3cret/ä"
 refused = partial(refusing.refused, secrets=(PASSWORD, ROLE_PASSWORD, "wr0ng", "s3cret"))

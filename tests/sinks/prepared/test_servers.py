@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from mariadb_server import DATABASE
-from postgres_server import PostgresServer
 from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total
 
 from exactlyonce.connectors.mysql.session import MySQLSession
@@ -15,6 +13,8 @@ from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.mysql import prepared as mysql
 from exactlyonce.sinks.prepared.store import TABLE
 from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.testing.servers.mariadb import DATABASE
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 
 @pytest.fixture

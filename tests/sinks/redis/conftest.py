@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from redis_server import RedisServer, skip_without_a_server
+
+from exactlyonce.testing.servers.redis import RedisServer
 
 
 @pytest.fixture
@@ -21,7 +22,6 @@ def server(database_server: Callable[[str], RedisServer]) -> RedisServer:
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """Servers of this test, with settings of its own."""
-    skip_without_a_server()
     started: list[RedisServer] = []
 
     def start(**settings: str) -> RedisServer:

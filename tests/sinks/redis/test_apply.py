@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import redis
 from redis_rows import LEDGER, Total, begun, chunks_of, entry, key_of, store_of, totals
-from redis_server import RedisServer
 
 from exactlyonce import AvroCodec, Record
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.redis.encoding import ENTRY_FIELDS_MAX
 from exactlyonce.sinks.redis.scripts import KINDS
+from exactlyonce.testing.servers.redis import RedisServer
 
 ann, bob = Total("ann", 1), Total("bob", 2, "often")
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from redis_rows import Total, begun, chunks_of, entry, store_of
-from redis_server import RedisServer, skip_without_a_server
 from waiting import until
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.store import RedisStore
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.servers.redis import RedisServer
 
 Own = Callable[..., RedisServer]
 SLOTS = 16384
@@ -33,7 +33,6 @@ def gather(*servers: RedisServer) -> None:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    skip_without_a_server()
     server = RedisServer(tmp_path_factory.mktemp("cluster"), **{"cluster-enabled": "yes"})
     gather(server)
     yield server

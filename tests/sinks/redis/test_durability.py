@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from redis_rows import LEDGER, begun, chunks_of, entry, store_of, totals
-from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind
+from exactlyonce.testing.servers.redis import RedisServer
 
 Own = Callable[..., RedisServer]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
-from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.ledger import LedgerBehind
 from exactlyonce.sinks.redis.store import RedisStore
+from exactlyonce.testing.servers.redis import RedisServer
 
 
 def a_stream(server: RedisServer, **options: Any) -> RedisStore:

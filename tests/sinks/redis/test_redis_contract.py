@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from redis_server import RedisServer
 from table_contract import Counted, OnServer
 
 from exactlyonce.sinks import RedisSink
+from exactlyonce.testing.servers.redis import RedisServer
 
 
 class OnRedis(OnServer):

@@ -14,11 +14,11 @@ import pytest
 import redis
 import refusing
 from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
-from redis_server import RedisServer
 from waiting import until
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.scripts import KINDS
+from exactlyonce.testing.servers.redis import RedisServer
 
 Own = Callable[..., RedisServer]
 CANARY = "c4nary-Zr9"

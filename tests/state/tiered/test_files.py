@@ -259,11 +259,11 @@ def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> N
 _ANOTHER = """
 import os, sys
 from pathlib import Path
-from exactlyonce.state.restore import restore
+from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered.backend import RocksDBBackend
 backend = RocksDBBackend(Path(sys.argv[1]), 1 << 20)
-table = restore("totals", int, range(8), 8, 0, [], lambda refs: (), backend=backend)
+table = CheckpointedState(operator="totals", type=int, groups=range(8), max_parallelism=8).table(backend)
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 import pyarrow.dataset
-from mariadb_server import MariaDB
-from mariadb_server import required as require_mariadb
-from postgres_server import PostgresServer
-from redis_server import RedisServer, skip_without_a_server
 from together import FILES, MARIADB, POSTGRES, REDIS, folder_of, table
+
+from exactlyonce.testing.servers.mariadb import MariaDB
+from exactlyonce.testing.servers.postgres import PostgresServer
+from exactlyonce.testing.servers.redis import RedisServer
 
 PASSWORD = "s3cret:p@ss/word"
 """A password that is percent-encoded in a URL."""
@@ -31,8 +31,6 @@ class Row(NamedTuple):
 
 class Servers:
     def __init__(self, folder: Path) -> None:
-        require_mariadb()
-        skip_without_a_server()
         self.files = folder / "files"
         self.files.mkdir()
         self.postgres = PostgresServer()

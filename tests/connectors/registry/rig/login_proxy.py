@@ -10,7 +10,7 @@ from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from registry_server import RegistryServer
+from exactlyonce.testing.servers.registry import RegistryServer
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from postgres_server import PostgresServer
 
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.sinks import PostgresSink
 from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.postgres.store import PostgresStore
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 ORIGIN = "topic-1"
 

@@ -10,8 +10,6 @@ import msgspec
 import pymysql
 import pytest
 from flushing import staged
-from mariadb_server import DATABASE, MariaDB
-from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
 from waiting import until
 
@@ -25,6 +23,8 @@ from exactlyonce.sinks.prepared.store import PreparingStore, TransactionName
 from exactlyonce.sinks.prepared.writer import PreparedWriter
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import RowEncoder
+from exactlyonce.testing.servers.mariadb import DATABASE, MariaDB
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 ORIGIN = "topic-1"
 XAER_NOTA = 1397

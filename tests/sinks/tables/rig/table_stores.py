@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from mariadb_server import DATABASE, MariaDB
-from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
 from table_keys import key_of
 from waiting import until
@@ -20,6 +18,8 @@ from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
+from exactlyonce.testing.servers.mariadb import DATABASE, MariaDB
+from exactlyonce.testing.servers.postgres import PostgresServer
 
 ORIGIN = "topic-1"
 on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)

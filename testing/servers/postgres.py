@@ -1,7 +1,4 @@
-"""A PostgreSQL of the tests' own: it can be killed, paused, and started again on the same data.
-
-It listens on the loopback alone, and ends with the process that started it.
-"""
+"""A PostgreSQL server of a test's own. It ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -12,36 +9,29 @@ import signal
 import subprocess
 import tempfile
 import time
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.servers.programs import programs
 
 PASSWORD = "s3cret:p@ss/word"
 OWNER = "owner"
-PROGRAMS = ("initdb", "postgres")
-
-
-def programs() -> dict[str, str]:
-    """The paths of initdb and postgres; skips the test where they are not, but fails it where stores are required."""
-    places = [os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
-    found = {name: shutil.which(name, path=os.pathsep.join(places)) for name in PROGRAMS}
-    if None in found.values():
-        text = "PostgreSQL's server is not installed: initdb and postgres are not on the path"
-        if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
-            pytest.fail(text)
-        pytest.skip(text)
-    return {name: str(path) for name, path in found.items()}
+INSTALLED = "/usr/lib/postgresql/*/bin"
+"""The folders with the programs of Debian's packages, which are not on the PATH."""
 
 
 class PostgresServer:
+    """One server with one data folder. Its owner is `OWNER`; *prepared_max* is max_prepared_transactions."""
+
     def __init__(self, prepared_max: int = 30) -> None:
         self._prepared_max = prepared_max
-        self._programs = programs()
+        places = sorted(glob(INSTALLED), reverse=True)
+        self._programs = programs("initdb", "postgres", package="postgresql", places=places)
         self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -64,6 +54,7 @@ class PostgresServer:
         )  # fmt: skip
 
     def start(self) -> None:
+        """Start it on its data, and wait until it answers."""
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
@@ -85,7 +76,10 @@ class PostgresServer:
                     raise RuntimeError((self.folder / "log").read_text()) from None
                 time.sleep(0.02)
 
-    def dsn(self, database: str, user: str = OWNER, password: str = PASSWORD, port: int | None = None) -> str:
+    def dsn(
+        self, database: str = "postgres", user: str = OWNER, password: str = PASSWORD, port: int | None = None
+    ) -> str:
+        """The connection string of libpq."""
         return psycopg.conninfo.make_conninfo(
             "", host="127.0.0.1", port=port or self.port, dbname=database, user=user, password=password
         )
@@ -119,6 +113,7 @@ class PostgresServer:
             time.sleep(0.005)
 
     def pause(self) -> None:
+        """SIGSTOP to all its processes: its sockets are open, and nobody answers."""
         for pid in self._pids():
             _signal(pid, signal.SIGSTOP)
 
@@ -136,6 +131,7 @@ class PostgresServer:
             return [pid]
 
     def remove(self) -> None:
+        """Kill it, and remove its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The demo's running job, and its killer: SIGKILL at random instants, from a printed seed.
+"""A running job, and its killer: SIGKILL at random instants, from a printed seed.
 
 Invariants: a kill counts only with a checkpoint since the last one and records in flight, by the broker's own count;
 each role is killed in turn; a killed process is started again, by the coordinator or here.
@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exactlyonce.cli.demo.feeding import Feeder
+from exactlyonce.connectors.embedded.child import dying_with_parent
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ExactlyOnceError
@@ -30,12 +32,13 @@ RETRY_S = 600.0
 class Job:
     """`exactlyonce run` as a process, started again whenever it was killed, and its events."""
 
-    def __init__(self, servers: str, parallelism: int, num_retained: int) -> None:
+    def __init__(self, servers: str, pipeline: Sequence[str], folder: Path | None, *options: str) -> None:
+        """*pipeline*: `module:attribute`, and its parameters; its module is found from *folder*."""
         self.command = [
-            sys.executable, "-m", "exactlyonce.cli.main", "run", "flights:pipeline", "--bootstrap-servers", servers,
-            "--checkpoint-interval", "500ms", "--parallelism", str(parallelism), "--num-retained", str(num_retained),
-            "--json", "--verbose",
+            sys.executable, "-m", "exactlyonce.cli.main", "run", *pipeline, "--bootstrap-servers", servers,
+            "--checkpoint-interval", "500ms", *options, "--json", "--verbose",
         ]  # fmt: skip
+        self.folder = folder
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.workers: list[int] = []
         self.began_at: int | None = None
@@ -49,7 +52,7 @@ class Job:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self.command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True
+            dying_with_parent(self.command), cwd=self.folder, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         self.follower = threading.Thread(target=self._follow, args=(self.process,), daemon=True)
         self.follower.start()
@@ -103,6 +106,12 @@ class Job:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(RETRY_S)
 
+    def end(self) -> None:
+        """Kill what still runs; nothing does after `stop`."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
 
 class Killer:
     """Kills each role at random instants, with a checkpoint since the last kill, and records in flight."""
@@ -126,16 +135,32 @@ class Killer:
         self.roles = [roles[i % len(roles)] for i in range(kills)]
         self.random.shuffle(self.roles)
 
-    def run(self, fed: threading.Event) -> int:
+    def stream(self, feeder: Feeder, prefix: str) -> bool:
+        """Feed, kill, then stop the job; -> whether all kills counted and nothing is left of them.
+
+        *prefix* begins the names of the job's transactions.
+        """
+        try:
+            feeder.start()
+            killed = self._kill_all(feeder.done)
+            feeder.enough.set()
+            print("  the rest of the input, and a clean stop", flush=True)
+            feeder.done.wait()
+            self.job.catch_up()
+            code = self.job.stop()
+        finally:
+            self.job.end()
+        left_open = sum(transaction.state == "Ongoing" for transaction in self.transactions.list(prefix))
+        print(f"  {killed} of {self.kills} kills; clean stop with exit code {code}; {self.job.finalized} checkpoints")
+        print(f"  it began at checkpoint {self.job.began_at}; open transactions it left: {left_open}", flush=True)
+        return code == 0 and killed == self.kills and not left_open
+
+    def _kill_all(self, fed: threading.Event) -> int:
         """Kill until the number is reached; -> the number of kills that count."""
         killed = 0
         while killed < self.kills and self._await_instant(fed, killed):
             killed += self._kill(killed + 1, self.roles[killed])
         return killed
-
-    def open_transactions(self, prefix: str) -> int:
-        """The number of open transactions of ids with this prefix."""
-        return sum(transaction.state == "Ongoing" for transaction in self.transactions.list(prefix))
 
     def _await_instant(self, fed: threading.Event, number: int) -> bool:
         """Wait for a random instant, at any time or right after a step of the protocol; False: the input has ended."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +16,9 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
-from waiting import until
 
 from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.testing.cluster import LIMIT_S
 
 ARTIFACT, VERSION = "io.apicurio:apicurio-registry-app", "3.3.3"
 ANSWER_S = 20
@@ -74,8 +75,11 @@ class RegistryServer:
             self.process = subprocess.Popen(
                 list(map(str, java)), cwd=self._files, env={**os.environ, **settings}, stdout=output, stderr=output
             )
-        until(lambda: self._answers() or self.process.poll() is not None, pause_s=0.1)
-        assert self.process.poll() is None, log.read_text()[-2000:]
+        limit = time.monotonic() + LIMIT_S
+        while not self._answers():
+            assert self.process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < limit, log.read_text()[-2000:]
+            time.sleep(0.1)
 
     def _answers(self) -> bool:
         try:

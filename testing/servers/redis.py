@@ -1,29 +1,31 @@
-"""A Redis server of a test's own, on loopback, which can be killed, paused, and started again on the same data."""
+"""A Redis server of a test's own."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.servers.programs import programs
 
 PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
 """Tests may be run with another version of the server."""
 
 
 class RedisServer:
+    """One server with its data in *folder*, where each write is durable; *settings* are those of redis.conf."""
+
     def __init__(self, folder: Path, **settings: str) -> None:
+        self._program = programs(PROGRAM, package="redis-server")[PROGRAM]
         self.folder = folder
         self.port = free_port()
         self.bus_port = free_port()
@@ -36,6 +38,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
+        """The address for clients."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
@@ -54,11 +57,12 @@ class RedisServer:
             time.sleep(0.01)
 
     def launch(self) -> None:
+        """Start it, and do not wait."""
         assert self._process is None
         options = [part for name, value in self.settings.items() for part in (f"--{name}", value)]
         fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([PROGRAM, *fixed, *options], stdout=log, stderr=log)
+            self._process = subprocess.Popen([self._program, *fixed, *options], stdout=log, stderr=log)
 
     def _answers(self) -> bool:
         try:
@@ -70,6 +74,7 @@ class RedisServer:
         return True
 
     def kill(self) -> None:
+        """SIGKILL; the data stay as they are."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -78,6 +83,7 @@ class RedisServer:
     remove = kill
 
     def restart(self) -> None:
+        """Kill it, and start it again on its data."""
         self.kill()
         self.start()
 
@@ -87,23 +93,17 @@ class RedisServer:
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
+        """End a pause."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     @property
     def has_waitaof(self) -> bool:
+        """Whether it has the command WAITAOF."""
         version = self.client.info("server")["redis_version"].split(".")
         return (int(version[0]), int(version[1])) >= (7, 2)
 
     @property
     def log_files(self) -> list[Path]:
+        """The files of its append-only log."""
         return sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
-
-
-def skip_without_a_server() -> None:
-    """Skip where no server is installed, but not where all stores have to be tested."""
-    if shutil.which(PROGRAM) is None:
-        missing = f"there is no {PROGRAM} here: install the package redis-server"
-        if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
-            pytest.fail(missing)
-        pytest.skip(missing)

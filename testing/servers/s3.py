@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
-from forwarding import Forwarder
+from exactlyonce.testing.servers.forwarding import Forwarder
 
 BUCKET = "checkpoints"
 _SERVE = """
@@ -27,7 +27,10 @@ while True:
 
 
 class S3Server:
+    """One server with one bucket, `BUCKET`, in its memory."""
+
     url = f"s3://{BUCKET}"
+    """The bucket's."""
 
     def __init__(self, *, knows_nobody: bool = False) -> None:
         """*knows_nobody*: once it has its bucket it refuses everybody's credentials."""
@@ -41,6 +44,7 @@ class S3Server:
 
     @property
     def env(self) -> dict[str, str]:
+        """The variables that lead a client to it."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.door.port}",
             "AWS_ACCESS_KEY_ID": "key",
@@ -70,14 +74,20 @@ class S3Server:
         return content
 
     def listed(self, prefix: str = "") -> set[str]:
-        path = f"/{BUCKET}?list-type=2&max-keys=1000&prefix={quote(prefix)}"
-        with urllib.request.urlopen(self._request("GET", path)) as answer:
-            listing = answer.read().decode()
-        assert "<IsTruncated>true" not in listing
-        return set(re.findall(r"<Key>([^<]+)</Key>", listing))
+        """The keys of the bucket that begin with *prefix*."""
+        keys: list[str] = []
+        while True:
+            after = f"&start-after={quote(keys[-1], safe='')}" if keys else ""
+            path = f"/{BUCKET}?list-type=2&max-keys=1000&prefix={quote(prefix)}{after}"
+            with urllib.request.urlopen(self._request("GET", path)) as answer:
+                listing = answer.read().decode()
+            keys += re.findall(r"<Key>([^<]+)</Key>", listing)
+            if "<IsTruncated>true" not in listing:
+                return set(keys)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
+        """SIGSTOP: its sockets are open, and nobody answers."""
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
             yield

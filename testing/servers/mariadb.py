@@ -1,4 +1,4 @@
-"""A MariaDB server of its own, in a temporary folder on a loopback port, that tests kill, pause and start again."""
+"""A MariaDB server of a test's own, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
-import pytest
 
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.servers.programs import programs
 
 DATABASE = "shop"
 LOG_SIZE = "--innodb-log-file-size=16M"
 IN_MEMORY = Path("/dev/shm")
 """Tables are made and dropped at once where no disk is asked; what survives SIGKILL is the same."""
-PROGRAMS = ("mariadbd", "mariadb-install-db")
 OPTIONS = (
     "--bind-address=127.0.0.1", "--skip-name-resolve", "--innodb-buffer-pool-size=32M", LOG_SIZE,
     "--max-connections=60", "--performance-schema=OFF", "--innodb-flush-log-at-trx-commit=2",
@@ -37,6 +36,8 @@ class MariaDB:
     """One server with one data folder. Root has no password; the database is `DATABASE`."""
 
     def __init__(self) -> None:
+        places = ("/usr/sbin", "/usr/local/sbin")
+        self._programs = programs("mariadbd", "mariadb-install-db", package="mariadb-server", places=places)
         self.folder = Path(
             tempfile.mkdtemp(prefix="exactlyonce-mariadb-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
         )
@@ -46,7 +47,7 @@ class MariaDB:
         self._connections = threading.local()
         if os.geteuid() == 0:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
-        install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.folder / 'data'}"]
+        install = [self._programs["mariadb-install-db"], "--no-defaults", f"--datadir={self.folder / 'data'}"]
         install += [f"--user={self._user}", "--auth-root-authentication-method=normal", "--skip-test-db"]
         install += ["--skip-name-resolve", LOG_SIZE, self._own_tmpdir]
         done = subprocess.run(install, capture_output=True, text=True)
@@ -66,7 +67,7 @@ class MariaDB:
         """Start it on its data, and wait until it answers. *file_bytes_max*: as on a disk that is full then."""
         files = [f"--{name}={self.folder / value}" for name, value in
                  (("datadir", "data"), ("socket", "sock"), ("pid-file", "pid"), ("log-error", "log.err"))]  # fmt: skip
-        command = [_program("mariadbd"), "--no-defaults", f"--port={self.port}", *files, *OPTIONS, *options]
+        command = [self._programs["mariadbd"], "--no-defaults", f"--port={self.port}", *files, *OPTIONS, *options]
         command.append(self._own_tmpdir)
         with_this = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         if file_bytes_max:
@@ -106,9 +107,11 @@ class MariaDB:
         self._signal(signal.SIGCONT)
 
     def log(self) -> str:
+        """The end of the server's log."""
         return (self.folder / "log.err").read_text()[-3000:]
 
     def remove(self) -> None:
+        """Kill it, and remove its data."""
         self.kill()
         shutil.rmtree(self.folder)
 
@@ -139,22 +142,3 @@ class MariaDB:
     def _signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-
-
-def required() -> None:
-    """Skip the tests where the server's programs are missing, but fail where all stores are to be there."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
-    if missing:
-        said = f"{', '.join(missing)} missing: apt-get install mariadb-server"
-        if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
-            pytest.fail(said)
-        pytest.skip(said)
-
-
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name, path=_PATH)
-    assert found is not None
-    return found

@@ -1,0 +1,198 @@
+"""Operators that hold records until no earlier one can come: `in_order`, and `deduplicate`.
+
+Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
+floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
+leaves no state, and no word about it in a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
+from typing import Any
+
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.ordering import Deduplicate, InOrder
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.state.backend import TimedTable
+
+Held = tuple[str, int, int, Any]
+"""The topic, partition and offset of a record, and the record."""
+place_of = itemgetter(0, 1, 2)
+
+
+def held_of(batch: Batch) -> list[Held]:
+    """The records of *batch* with their places."""
+    return [
+        (origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record)
+        for origin, record in zip(batch.origins, batch.records, strict=True)
+    ]
+
+
+@dataclass(slots=True)
+class Sorter(TimedOperator):
+    """`in_order`: an entry is a list of held records."""
+
+    table: TimedTable[Any]
+    groups: Sequence[int]
+    """The key groups of the table."""
+    _firing: Iterator[tuple[int, list[Held]]] | None = field(default=None, init=False)
+    _reaches: int = field(default=NO_WATERMARK, init=False)
+    """The last slot that the firing under way takes."""
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> Sorter:
+        return cls(parts.node.id, parts.table, parts.groups)
+
+    def __post_init__(self) -> None:
+        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+
+    def __call__(self, batch: Batch) -> None:
+        entered_s = self.activity.enter(self.id)
+        self._take(self.in_time(batch))
+        self.activity.leave(self.id, entered_s, len(batch.records))
+
+    def _take(self, batch: Batch) -> None:
+        """Keep the records until no earlier one can come."""
+        assert batch.times is not None
+        assert batch.keys is not None
+        held = held_of(batch)
+        for chunk in chunks(len(held)):
+            self.table.update(self._with, batch.times[chunk], batch.keys[chunk], held[chunk])
+            self.activity.breathe()
+
+    def fire(self, room: int) -> bool:
+        entered_s = self.activity.enter(self.id)
+        if self._firing is None:
+            self._firing = self._due()
+        times: list[int] = []
+        given: list[Held] = []
+        for slot, held in self._firing:
+            given += held
+            times += repeat(slot, len(held))
+            if len(given) >= room:
+                break
+        else:
+            self._firing = None
+            self.table.advance(self._reaches)
+        self.activity.leave(self.id, entered_s, 0)
+        if given:
+            origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in given]
+            self.push(Batch([held[3] for held in given], origins, times=times))
+        return self._firing is None
+
+    def _due(self) -> Iterator[tuple[int, list[Held]]]:
+        """The records of each slot and key group that is due."""
+        table, self._reaches = self.table, self.watermark
+        slots = table.slots(self.watermark)
+        if self.watermark == END_OF_TIME:  # what was given before is remembered in the next run
+            while slots and not any(map(self._holds, table.groups(slots[-1]), repeat(slots[-1]))):
+                slots.pop()
+            self._reaches = max(slots, default=NO_WATERMARK)
+        for slot in slots:
+            for group in table.groups(slot):
+                yield slot, self._over(slot, *table.read(slot, group))
+                table.drop(slot, [group])
+
+    @staticmethod
+    def _with(entry: list[Held] | None, held: Held) -> Any:
+        if entry is None:
+            return [held]
+        entry.append(held)
+        return entry
+
+    def _holds(self, group: int, slot: int) -> bool:
+        """Whether there are held records."""
+        return True
+
+    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
+        """The records to give of a slot and key group that is over."""
+        return [held for entry in entries for held in sorted(entry, key=place_of)]
+
+
+@dataclass(slots=True)
+class Deduplicator(Sorter):
+    """`deduplicate`: an entry is (time of a record that was given, or None; held records)."""
+
+    spec: Deduplicate = field(kw_only=True)
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> Deduplicator:
+        spec = parts.node.timed
+        assert isinstance(spec, Deduplicate)
+        class_ = cls if spec.order == "time" else ArrivalDeduplicator
+        return class_(parts.node.id, parts.table, parts.groups, spec=spec)
+
+    @staticmethod
+    def _with(entry: Any, held: Held) -> Any:
+        if entry is None:
+            return (None, [held])
+        entry[1].append(held)
+        return entry
+
+    def _holds(self, group: int, slot: int) -> bool:
+        return any(entry[1] for entry in self.table.read(slot, group)[1])
+
+    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
+        given: list[Held] = []
+        first: list[bytes] = []
+        for key, (before, held) in zip(keys, entries, strict=True):
+            if held and before is None and not self._remembered(slot, key):
+                given.append(min(held, key=place_of))
+                first.append(key)
+        if self.spec.within_ms > 1:
+            ends = [slot + self.spec.within_ms - 1] * len(first)
+            self.table.update(_remembering, ends, first, [slot] * len(first))
+        return given
+
+    def _remembered(self, slot: int, key: bytes) -> bool:
+        """Whether a record of *key* was given less than the time before *slot*."""
+        later = [end for end in self.table.slots_of(key) if end > slot]
+        return any(self.table.get(end, key)[0] is not None for end in later)  # type: ignore[index]  # it has a state
+
+
+def _remembering(entry: Any, time: int) -> Any:
+    return (time, [] if entry is None else entry[1])
+
+
+@dataclass(slots=True)
+class ArrivalDeduplicator(Deduplicator):
+    """`deduplicate` in order of arrival: an entry is the time of a record that was given."""
+
+    def _take(self, batch: Batch) -> None:
+        assert batch.times is not None
+        assert batch.keys is not None
+        within, table = self.spec.within_ms, self.table
+        kept: list[bool] = []
+        times: dict[bytes, list[int]] = {}
+        for key, time in zip(batch.keys, batch.times, strict=True):
+            if (before := times.get(key)) is None:
+                before = times[key] = [end - within + 1 for end in table.slots_of(key)]
+            first = all(abs(time - other) >= within for other in before)
+            kept.append(first)
+            if first:
+                before.append(time)
+        given = batch.where(kept)
+        assert given.times is not None
+        assert given.keys is not None
+        table.update(_latest, [time + within - 1 for time in given.times], given.keys, given.times)
+        if given.records:
+            self.push(given.unkeyed(given.records))
+
+    def _holds(self, group: int, slot: int) -> bool:
+        return False
+
+    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
+        return []
+
+
+def _latest(entry: int | None, time: int) -> int:
+    return time
+
+
+OPERATORS: dict[type[Timed], type[Sorter]] = {InOrder: Sorter, Deduplicate: Deduplicator}

@@ -1,0 +1,191 @@
+"""Handlers with timers: what `KeyedStream.process` takes, and what it gives to their methods.
+
+Invariant: in order of time, the calls for a key are a function of its records: records and event timers come by time,
+and at one time records come first, by topic, partition and offset.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeVar, get_args
+
+from exactlyonce.pipeline import functions, hints
+from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.moments import NoTime, ms_of
+from exactlyonce.pipeline.output import Emit
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.windows import moment
+
+K_contra = TypeVar("K_contra", contravariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+S = TypeVar("S")
+U_co = TypeVar("U_co", covariant=True)
+
+Order = Literal["time", "arrival"]
+TAKES = ("key", "state", "record", "timers", "emit")
+
+
+class TimerSet:
+    """The timers of one key that go by one time: that of events, or the clock. A time is in UTC, or in ms since 1970.
+
+    A timer goes off once, as often as it is set.
+    """
+
+    __slots__ = ("changes", "now_ms", "source")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        """Where its time comes from, for an error without one."""
+        self.now_ms: int | None = None
+        self.changes: dict[int, bool] = {}
+        """By time, in the order of the calls: whether the timer is set."""
+
+    @property
+    def now(self) -> datetime:
+        """The time now; for events, that of the record, or of the timer."""
+        if self.now_ms is None:
+            raise TypeError(f"there is no time: {self.source}")
+        return moment(self.now_ms)
+
+    def set(self, at: datetime | int) -> None:
+        """Call the handler at *at*; at once, after the present call, if that has passed."""
+        self.changes[self._ms(at)] = True
+
+    def delete(self, at: datetime | int) -> None:
+        """Do not call the handler at *at*. Nothing happens if no such timer is set."""
+        self.changes[self._ms(at)] = False
+
+    def _ms(self, at: Any) -> int:
+        if self.now_ms is None:
+            raise TypeError(f"there is no time to set a timer by: {self.source}")
+        try:
+            return ms_of(at, "a timer's time")
+        except NoTime as error:
+            raise ValueError(str(error)) from None
+
+
+class Timers:
+    """The timers of one key, and the time."""
+
+    __slots__ = ("clock", "event")
+
+    def __init__(self) -> None:
+        self.event = TimerSet("give the source time=, or use timers.clock")
+        """Timers of event time, for `on_time`: they go off once no earlier record can come."""
+        self.clock = TimerSet("the handler has no on_clock()")
+        """Timers by the clock, for `on_clock`. Results then depend on the run."""
+
+
+class Handler(Protocol[K_contra, T_contra, S, U_co]):
+    """The shape of a handler of `KeyedStream.process`: `on_record`, and `on_time` and `on_clock` if it sets timers.
+
+    Each takes the key's state, None at first, and returns the new one; None deletes it. ``emit(value)`` gives an
+    output, ``emit(value, output)`` one to a side output.
+
+        on_time(self, key, state, at: datetime, timers, emit) -> state
+        on_clock(self, key, state, at: datetime, timers, emit) -> state
+    """
+
+    def on_record(
+        self, key: K_contra, state: S | None, record: T_contra, timers: Timers, emit: Emit[U_co], /
+    ) -> S | None: ...
+
+
+@dataclass(frozen=True)
+class Handling(Timed):
+    """How a handler is called."""
+
+    order: Order | Any
+    on_time: bool = False
+    """Whether the handler has this method."""
+    on_clock: bool = False
+
+    @property
+    def needs_times(self) -> bool:
+        return self.order != "arrival"
+
+    @property
+    def has_clock(self) -> bool:
+        return self.on_clock
+
+    @property
+    def problems(self) -> list[str]:
+        known = get_args(Order)
+        return [] if self.order in known else [f"order={self.order!r} must be one of {', '.join(map(repr, known))}"]
+
+    def describe(self) -> dict[str, Any]:
+        return {"process": self.order}
+
+    def __str__(self) -> str:
+        return f"in order of {self.order}"
+
+
+@dataclass(frozen=True)
+class ReadHandler:
+    """A user's handler, read without making it."""
+
+    call: Function
+    on_record: Function
+    """With the state as its first parameter."""
+    methods: frozenset[str]
+    emitted: Any
+
+    @property
+    def state(self) -> Any:
+        """The annotated type of the state that `on_record` takes."""
+        return self.on_record.parameters[0] if self.on_record.parameters else UNKNOWN
+
+
+def read_handler(handler: Any, names: Mapping[str, Any]) -> ReadHandler:
+    """Read what makes a handler: a class, `functools.partial` of one, or a function that returns one; *names* are the
+    locals at the call."""
+    made = handler.func if isinstance(handler, functools.partial) else handler
+    cls = (
+        made
+        if isinstance(made, type)
+        else hints.declared(made, names).get("return", UNKNOWN)
+        if callable(made)
+        else None
+    )
+    shown = getattr(cls, "__name__", None) or repr(handler)
+    if not isinstance(cls, type) or not callable(getattr(cls, "on_record", None)):
+        problem = f"expected a class with on_record(self, {', '.join(TAKES)}), got {handler!r:.100}"
+        none = Function(handler, shown, factory=True, problems=(problem,))
+        return ReadHandler(none, none, frozenset(), UNKNOWN)
+    read = {}
+    for name, taken in (("on_record", "record"), ("on_time", "at"), ("on_clock", "at")):
+        if callable(getattr(cls, name, None)):
+            takes = tuple(taken if each == "record" else each for each in TAKES)
+            read[name] = functions.read_method(handler, cls, name, takes, names)
+    problems = tuple(problem for function in read.values() for problem in function.problems)
+    if generator := next((function.name for function in read.values() if function.generator), ""):
+        problems += (f"{generator} is a generator: call emit(value), and return the state",)
+    on_record = read["on_record"]
+    return ReadHandler(
+        Function(handler, shown, factory=True, problems=problems),
+        replace(on_record, parameters=on_record.parameters[1:]),
+        frozenset(read),
+        functions.emitted(on_record.parameters[4:5]),
+    )
+
+
+def kept_entry(state: Any, record: Any, order: Any) -> Any:
+    """The type of what is kept for a slot and key: (state, whether a timer is set, held records by their places).
+
+    The state of a key lies in a slot that never ends; *state* and *record* are the types of both.
+    """
+    if UNKNOWN in (state, record if order != "arrival" else state):
+        return UNKNOWN
+    kept = hints.union((state, type(None)))
+    if order == "arrival":
+        return tuple[kept, bool]  # type: ignore[valid-type]  # types that are known here only
+    return tuple[kept, bool, list[tuple[str, int, int, record]]]  # type: ignore[valid-type]  # likewise
+
+
+def kept_state(entry: Any) -> Any:
+    """The type of the state in entries of type *entry*."""
+    return get_args(entry)[0]

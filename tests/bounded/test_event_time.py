@@ -1,0 +1,169 @@
+"""Event time in bounded work: intervals of a run are computed again, and what is computed is what SQL says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from auditing import audited
+from bounded import Silent, catch_up, drive, load_pipeline
+from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
+from running import Job, runs_of
+from window_clicks import Clicks
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import AuditReport
+from exactlyonce.engines.bounded.diff import Diff
+from exactlyonce.engines.bounded.submit import Executors, in_process
+from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.testing.cluster import KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+
+def clicks_on(run: Any, kafka: KafkaCluster, name: str, window: str, *arguments: str) -> Clicks:
+    return Clicks(Job(run, kafka, name, "window_pipelines:windowed", "--param", f"window={window}", *arguments), window)
+
+
+def loaded_of(clicks: Clicks, **params: str) -> Loaded:
+    return load_pipeline("window_pipelines", "windowed", clicks.job.name, window=clicks.window, **params)
+
+
+def client_of(clicks: Clicks) -> ClientConfig:
+    return ClientConfig({"bootstrap.servers": clicks.job.kafka.bootstrap_servers})
+
+
+def assert_audited(clicks: Clicks, staging: Path, checkpoints: int) -> None:
+    """All retained intervals, so many at least, are as they are computed again."""
+    assert_judged(audited(loaded_of(clicks), client_of(clicks), staging), checkpoints)
+
+
+def assert_judged(report: AuditReport, checkpoints: int) -> None:
+    assert (report.findings, [reason for reason in report.unjudged if "expired" not in reason]) == ([], [])
+    assert len(report.checkpoints) >= checkpoints
+
+
+@pytest.mark.exhaustive(but=["hopping"])
+@pytest.mark.parametrize("window", ["tumbling", "hopping", "session", "folded"])
+def test_intervals_of_a_run_with_kills_are_computed_again(
+    window: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
+) -> None:
+    clicks = clicks_on(run, kafka, topic_name, window, "--num-retained", "100")
+    for parallelism, killed_at in ((2, "timed-fired"), (3, "coordinator-decided")):
+        clicks.feed(300)
+        armed = failpoint(killed_at)
+        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
+        assert (tmp_path / "fired" / killed_at).exists()
+    clicks.end()
+    clicks.job.finish("--parallelism", "2")
+    clicks.assert_as_by_sql()
+    assert_audited(clicks, tmp_path, 3)
+
+
+@pytest.mark.exhaustive(but=["tumbling-timed-fired"])
+@pytest.mark.parametrize("killed_at", ["timed-fired", "unit-computed", "coordinator-decided"])
+@pytest.mark.parametrize("window", ["tumbling", "hopping", "session"])
+def test_backfill_run_and_catch_up_give_together_what_sql_says(
+    window: str, killed_at: str, run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """The last chunk has records of one key, and ends the windows of all."""
+    clicks = clicks_on(run, kafka, topic_name, window, "--num-retained", "100")
+    fed: Any = SimpleNamespace(kafka=kafka, name=topic_name, storage="")
+    clicks.feed(800)
+    fired = tmp_path / "fired"
+    assert drive(fed, tmp_path, killed_at, fired, "window_pipelines:windowed", window=window) != 0
+    assert (fired / killed_at).exists()
+    catch_up(fed, loaded_of(clicks), 3, tmp_path, chunk_records=500)
+    assert_audited(clicks, tmp_path, 1)
+    clicks.feed(300)
+    clicks.job.finish("--parallelism", "2")
+    clicks.end()
+    catch_up(fed, loaded_of(clicks), 1, tmp_path)
+    clicks.assert_as_by_sql()
+    assert_audited(clicks, tmp_path, 1)
+
+
+BEHIND = [0, 0, 300, 2_000, 2_001, 6_000, 15_000]
+"""How far in ms an event may lie behind the others of its partition."""
+
+
+def joined_job(run: Any, kafka: KafkaCluster, name: str, join: str) -> Job:
+    """A job with the events of both sides, the same for every name."""
+    job = Job(run, kafka, name, "join_pipelines:joined", "--param", f"join={join}", "--num-retained", "100")
+    kafka.create_topic(f"{name}-right", 2)
+    for topic, partitions in (("in", 3), ("right", 2)):
+        for partition in range(partitions):
+            chance = random.Random(f"{topic} {partition}")
+            users = [f"u{chance.randrange(3) * 6 + partition}" for _ in range(400)]
+            times = [10**12 + 100 * number - chance.choice(BEHIND) for number in range(400)]
+            events = [
+                (user, json.dumps({"id": 3 * number + partition, "user": user, "at": time}))
+                for number, (user, time) in enumerate(zip(users, times, strict=True))
+            ]
+            kafka.produce(f"{name}-{topic}", events, partition)
+    return job
+
+
+@pytest.mark.exhaustive(but=["full"])
+@pytest.mark.parametrize("join", ["inner", "full", "self", "as-of", "lookup"])
+def test_a_backfill_of_joins_gives_what_a_run_gives(
+    join: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
+) -> None:
+    """`lookup` goes by arrival: its intervals alone are compared, each with itself computed again."""
+    ran, backfilled = (joined_job(run, kafka, f"{topic_name}-{how}", join) for how in ("run", "backfill"))
+    ran.start("--until", "latest", "--parallelism", "2", env=failpoint("worker-frozen", nth=2)).wait()
+    assert (tmp_path / "fired" / "worker-frozen").exists()
+    ran.finish("--parallelism", "2")
+    fed: Any = SimpleNamespace(kafka=kafka, name=backfilled.name, storage="")
+    found = []
+    for job in (ran, backfilled):
+        loaded = load_pipeline("join_pipelines", "joined", job.name, join=join)
+        if job is backfilled:
+            catch_up(fed, loaded, 3, tmp_path, chunk_records=700)
+        assert_judged(audited(loaded, ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), tmp_path), 1)
+        found.append(sorted(record.value or b"" for record in kafka.read_committed(f"{job.name}-out")))
+    assert len(found[0]) > 100
+    assert len(found[0]) == len(found[1]) if join == "lookup" else found[0] == found[1]
+
+
+def test_two_versions_with_windows_are_compared(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    clicks = clicks_on(run, kafka, topic_name, "tumbling")
+    clicks.feed(300)
+    clicks.job.finish_here()
+    clicks.feed(300)
+    clicks.end()
+    diff = Diff(loaded_of(clicks), loaded_of(clicks), client_of(clicks))
+    report = diff.run(Executors(in_process, tmp_path, lambda: 1), Silent())
+    assert report.agrees
+    assert all(sink.old == sink.new > 5 for sink in report.sinks)
+    assert {sink.sink for sink in report.sinks} == {"out", "late"}
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("window", ["tumbling", "session"])
+def test_results_that_a_broker_aborted_are_computed_again(
+    window: str, own_broker: Callable[..., KafkaCluster], topic_name: str, failpoint: Any, tmp_path: Path
+) -> None:
+    kafka = own_broker(QUICK_ABORTS)
+    with runs_of(kafka) as run:
+        clicks = clicks_on(run, kafka, topic_name, window, "--checkpoint-interval", "10s", *TIMEOUTS)
+        parallel = ("--until", "latest", "--parallelism", "2")
+        clicks.feed(600)
+        clicks.job.finish(*parallel)
+        clicks.feed(600)
+        killed = clicks.job.start(*parallel, env=failpoint("coordinator-decided"))
+        assert killed.wait() == -9, killed.said
+        lost = lose_one(kafka, topic_name, ("out", 1))
+        assert lost.records > 10
+        seen = {f"{topic_name}-out": expire(kafka, f"{topic_name}-out")}
+        clicks.end()
+        repaired = clicks.job.finish(*parallel)
+        assert f"{lost.transactional_id} repaired" in repaired.said
+        clicks.job.kafka = Together(kafka, seen)
+        clicks.assert_as_by_sql()

@@ -1,0 +1,234 @@
+"""Joins on a real table: results are a plain function of times and floors, whatever the order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from exactlyonce.engines.runtime import joins
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.operators import TimedParts
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.graph import Kind, Node
+from exactlyonce.pipeline.joins import AsOf, IntervalJoin
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.slots import TableTimes
+from exactlyonce.state.stored import StoredState
+
+MAX_PARALLELISM = 4
+Join = IntervalJoin | AsOf
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A record of the left side or of the right one; the floor is that of its partition before it."""
+
+    side: str
+    key: str
+    time: int
+    value: int | None
+    offset: int
+    floor: int
+
+    @property
+    def late_at(self) -> int:
+        return self.floor if self.time <= self.floor else NO_FLOOR
+
+
+Arrivals = Sequence[tuple[str, str, int, bool]]
+"""(side, key, time, whether it deletes) of each record."""
+
+
+def arrived(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
+    """The records with the watermark after each; a side is one partition."""
+    greatest = dict.fromkeys("lr", NO_WATERMARK)
+    for number, (side, key, time, deletes) in enumerate(arrivals):
+        floor = NO_FLOOR if greatest[side] == NO_WATERMARK else greatest[side] - disorder
+        greatest[side] = max(greatest[side], time)
+        lowest = min(greatest.values())
+        value = None if deletes and side == "r" else number
+        record = Arrived(side, key, time, value, number, floor)
+        yield record, NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
+
+
+@dataclass
+class Seen:
+    results: list[Any] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    watermark: int = NO_WATERMARK
+
+    def take(self, batch: Batch) -> None:
+        """A result is in time for the next operator, or carries the floor below which that does not take it."""
+        assert batch.times is not None
+        floors = batch.floors or [NO_FLOOR] * len(batch.times)
+        for joined, time, floor in zip(batch.records, batch.times, floors, strict=True):
+            assert time > self.watermark or floor >= self.watermark
+            self.results.append((joined.key, *map(_number, (joined.left, joined.right)), time))
+
+    def take_late(self, batch: Batch) -> None:
+        self.late += [origin.offset() or 0 for origin in batch.origins]
+
+
+def _number(record: Any) -> int | None:
+    return record.offset if isinstance(record, Arrived) else record
+
+
+def operator_of(join: Join, seen: Seen, table: Any = None) -> joins.Joiner[Any]:
+    groups = range(MAX_PARALLELISM)
+    if table is None:
+        stored = StoredState[Any](
+            operator="j", type=VersionedState(tuple[list[Any], list[Any]]), groups=groups,
+            max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+        )  # fmt: skip
+        table = HashMapBackend().timed_table(stored, by_key=True)
+    node = Node("j", Kind.JOIN, timed=join, key_type=str)
+    operator = joins.OPERATORS[type(join)].made(TimedParts(node=node, table=table, groups=groups, function=None))
+    operator.downstream, operator.sides = [seen.take], {"late": [seen.take_late]}
+    operator.late_output = operator.late_right_output = "late"
+    return operator
+
+
+def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: int) -> Seen:
+    """*arrivals* in batches that end at *cuts* or where the side changes; a watermark comes at each cut."""
+    seen = Seen()
+    operator = operator_of(join, seen)
+    waiting: list[Arrived] = []
+
+    def push() -> None:
+        if waiting:
+            (operator.left if waiting[0].side == "l" else operator.right)(as_batch(waiting, join))
+        waiting.clear()
+
+    stream = list(arrived(arrivals, disorder))
+    for number, (record, watermark) in enumerate(stream):
+        if waiting and waiting[0].side != record.side:
+            push()
+        waiting.append(record)
+        if number in cuts:
+            push()
+            seen.watermark = advance(operator, watermark, room)
+            operator = operator_of(join, seen, operator.table)  # as after a restore
+    push()
+    advance(operator, 1_000_000, room)
+    for slot, _, (_, versions) in operator.table.items():
+        assert slot == joins.VERSIONS, "what is over leaves no state"
+        assert versions[-1][-1] is not None, "a deletion goes once no earlier version may come"
+    return seen
+
+
+def as_batch(records: Sequence[Arrived], join: Join) -> Batch:
+    floors = [record.late_at for record in records]
+    by_value = isinstance(join, AsOf) and records[0].side == "r"
+    return Batch(
+        [record.value if by_value else record for record in records],
+        [Coordinates("t", 0, record.offset) for record in records],
+        [canonical_key(record.key) for record in records],
+        [record.time for record in records],
+        floors if any(floor != NO_FLOOR for floor in floors) else None,
+    )
+
+
+def advance(operator: joins.Joiner[Any], watermark: int, room: int) -> int:
+    operator.advance(watermark)
+    while not operator.fire(room):
+        pass
+    operator.firings.clear()
+    return operator.watermark
+
+
+def expected(join: Join, records: Sequence[Arrived]) -> tuple[list[Any], list[int]]:
+    """The results and the late records, by definition."""
+    keep = join.keep_ms if isinstance(join, AsOf) else 0
+    late = [record.offset for record in records if record.time + keep <= record.floor]
+    lefts, rights = ([one for one in records if one.side == side and one.offset not in late] for side in "lr")
+    results = list[Any]()
+    if isinstance(join, AsOf):
+        for left in lefts:
+            versions = [
+                (one.time, one.offset, one.value) for one in rights
+                if one.key == left.key and one.time <= left.time and one.late_at < left.time
+            ]  # fmt: skip
+            value = max(versions)[2] if versions else None
+            if join.how == "left" or value is not None:
+                results.append((left.key, left.offset, value, left.time))
+        return results, late
+    paired = set[int]()
+    for left in lefts:
+        for right in rights:
+            if left.key == right.key and join.earliest_ms <= right.time - left.time <= join.latest_ms:
+                results.append((left.key, left.offset, right.offset, max(left.time, right.time)))
+                paired |= {left.offset, right.offset}
+    for one in lefts if join.how in ("left", "full") else []:
+        results += [(one.key, one.offset, None, one.time + max(0, join.latest_ms))] * (one.offset not in paired)
+    for one in rights if join.how in ("right", "full") else []:
+        results += [(one.key, None, one.offset, one.time + max(0, -join.earliest_ms))] * (one.offset not in paired)
+    return results, late
+
+
+JOINS = [
+    *(IntervalJoin("-20ms", "40ms", how) for how in ("inner", "left", "right", "full")),
+    IntervalJoin("0ms", "0ms", "full"), IntervalJoin("10ms", "30ms", "full"), IntervalJoin("-30ms", "-10ms", "left"),
+    *(AsOf(keep, how) for keep, how in (("0s", "left"), ("25ms", "inner"), ("1s", "left"))),
+]  # fmt: skip
+ARRIVALS = st.lists(
+    st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
+    min_size=1, max_size=40,
+)  # fmt: skip
+
+OLD_VERSION = [
+    ("r", "a", 0, False), ("r", "a", 50, False), ("l", "a", 100, False), ("r", "a", 100, False),
+    ("r", "a", 101, False), ("l", "a", 20, False),
+]  # fmt: skip
+"""The last record is late, and needs the first version, which three have replaced."""
+
+
+def _order(result: Any) -> Any:
+    return tuple((part is not None, part) for part in result)
+
+
+@pytest.mark.parametrize("join", JOINS, ids=str)
+@settings(max_examples=100)
+@example(arrivals=OLD_VERSION, disorder=0, cuts={3}, room=1)
+@given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
+def test_results_and_late_records_are_a_function_of_times_and_floors(
+    join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: int
+) -> None:
+    seen = play(join, arrivals, disorder, cuts, room)
+    results, late = expected(join, [record for record, _ in arrived(arrivals, disorder)])
+    assert sorted(seen.results, key=_order) == sorted(results, key=_order)
+    assert sorted(seen.late) == late
+
+
+def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
+    join, seen = AsOf(), Seen()
+    operator = operator_of(join, seen)
+    for (record, _), watermark in zip(
+        arrived([("l", "a", 5, False), ("l", "a", 6, False)], 0), (END_OF_TIME, 99), strict=True
+    ):
+        operator.left(as_batch([record], join))
+        advance(operator, watermark, 1)
+        operator = operator_of(join, seen, operator.table)
+    assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])
+
+
+def test_at_one_time_the_place_counts_and_not_which_came_first() -> None:
+    places = [("u", 0), ("t", 1), ("t", 0)]
+    for order in (places, places[::-1]):
+        seen = Seen()
+        operator = operator_of(AsOf(), seen)
+        for take, side in ((operator.right, "r"), (operator.left, "l")):
+            for topic, partition in order:
+                number = places.index((topic, partition))
+                batch = as_batch([Arrived(side, "a", 5, number, number, NO_FLOOR)], AsOf())
+                batch.origins = [Coordinates(topic, partition, 7)]
+                take(batch)
+        advance(operator, 9, 1)
+        assert seen.results == [("a", 2, 0, 5), ("a", 1, 0, 5), ("a", 0, 0, 5)]

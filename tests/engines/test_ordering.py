@@ -1,0 +1,112 @@
+"""Sorting and deduplication on a real table: in order of time, results are a plain function of times and floors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_windows import ARRIVALS, MAX_PARALLELISM, Arrived, as_batch, floors
+
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.operators import TimedParts
+from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
+from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.pipeline.graph import Kind, Node
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.ordering import Deduplicate, InOrder
+from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.slots import TableTimes
+from exactlyonce.state.stored import StoredState
+
+SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("1ms"), Deduplicate("30ms", "arrival")]
+
+
+def operator_of(spec: Any, given: list[Any], late: list[Any]) -> Sorter:
+    stored = StoredState[Any](
+        operator="s", type=VersionedState(spec.kept_state(Arrived)), groups=range(MAX_PARALLELISM),
+        max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+    )  # fmt: skip
+    table = HashMapBackend().timed_table(stored, by_key=spec.by_key)
+    node = Node("s", Kind.IN_ORDER, timed=spec, key_type=str)
+    operator = OPERATORS[type(spec)].made(
+        TimedParts(node=node, table=table, groups=range(MAX_PARALLELISM), function=None)
+    )
+
+    def listen(batch: Batch) -> None:
+        assert batch.keys is None
+        assert batch.times == [record.time for record in batch.records]
+        given.extend(batch.records)
+
+    operator.downstream, operator.late_output = [listen], "late"
+    operator.sides = {"late": [lambda batch: late.extend(batch.records)]}
+    return operator
+
+
+def advance(operator: Sorter, watermark: int, room: int) -> None:
+    operator.advance(watermark)
+    while not operator.fire(room):
+        pass
+    operator.firings.clear()
+
+
+def expected(spec: Any, records: Sequence[Arrived]) -> list[Arrived]:
+    """By definition: one record after the other."""
+    by_time = not (isinstance(spec, Deduplicate) and spec.order == "arrival")
+    records = sorted(records, key=lambda record: (record.time, record.id)) if by_time else records
+    given: list[Arrived] = []
+    for record in records:
+        times = [other.time for other in given if other.key == record.key]
+        if isinstance(spec, InOrder) or all(abs(record.time - time) >= spec.within_ms for time in times):
+            given.append(record)
+    return given
+
+
+def order(record: Arrived) -> tuple[Any, ...]:
+    key = canonical_key(record.key)
+    return record.time, key_group(key, MAX_PARALLELISM), key, record.id
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@settings(max_examples=100)
+@given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
+def test_results_are_a_function_of_times_and_floors(
+    spec: Any, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
+) -> None:
+    results: list[Arrived] = []
+    late: list[Arrived] = []
+    operator, waiting = operator_of(spec, results, late), list[Arrived]()
+    stream = list(floors(arrivals, disorder))
+    for number, (record, watermark) in enumerate(stream):
+        waiting.append(record)
+        if number in cuts or number == len(stream) - 1:
+            operator(as_batch(waiting))
+            waiting = []
+            advance(operator, watermark, room)
+    advance(operator, 10_000, room)
+    advance(operator, 20_000, room)
+    records = [record for record, _ in floors(arrivals, disorder)]
+    assert late == [record for record in records if record.time <= record.floor]
+    wanted = expected(spec, [record for record in records if record.time > record.floor])
+    by_arrival = isinstance(spec, Deduplicate) and spec.order == "arrival"
+    assert results == (wanted if by_arrival else sorted(wanted, key=order))
+    assert list(operator.table.items()) == [], "what has expired leaves no state"
+
+
+def test_a_drain_remembers_what_was_given_for_the_next_run() -> None:
+    results: list[Arrived] = []
+    late: list[Arrived] = []
+    operator = operator_of(Deduplicate("30ms"), results, late)
+    operator(as_batch([Arrived(0, "a", 10, -99), Arrived(1, "a", 12, -99)]))
+    advance(operator, END_OF_TIME, 1)
+    later = OPERATORS[Deduplicate].made(
+        TimedParts(node=Node("s", Kind.DEDUPLICATE, timed=Deduplicate("30ms")), table=operator.table,
+                   groups=range(MAX_PARALLELISM), function=None)
+    )  # fmt: skip
+    later.downstream, later.late_output, later.sides = operator.downstream, "late", operator.sides
+    later(as_batch([Arrived(2, "a", 12, -99), Arrived(3, "a", 39, -99), Arrived(4, "a", 40, -99)]))
+    advance(later, 100, 1)
+    assert ([record.id for record in results], [record.id for record in late]) == ([0, 4], [2])

@@ -1,0 +1,69 @@
+"""Sorting and deduplication in runs that are killed, at any parallelism: what comes out is what the topic says."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Job, visible
+from window_clicks import DISORDER_MS, Clicks
+
+pytestmark = pytest.mark.broker
+
+
+def accepted(job: Job) -> tuple[dict[str, list[Any]], list[int]]:
+    """(time, id) of the clicks above their floors by user, in order; and the ids of late ones."""
+    greatest: dict[int, int] = {}
+    taken: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    late: list[int] = []
+    for record in sorted(job.kafka.read_committed(f"{job.name}-in"), key=lambda r: (r.partition, r.offset)):
+        click = json.loads(record.value or b"")
+        floor = greatest.get(record.partition, click["at"]) - DISORDER_MS
+        greatest[record.partition] = max(greatest.get(record.partition, click["at"]), click["at"])
+        if click["at"] <= floor:
+            late.append(click["id"])
+        elif click["user"] != "end":  # the watermark has not passed the last clicks
+            taken[click["user"]].append((click["at"], record.partition, record.offset, click["id"]))
+    return {user: [(at, id) for at, _, _, id in sorted(clicks)] for user, clicks in taken.items()}, sorted(late)
+
+
+def deduplicated(clicks: list[Any]) -> list[Any]:
+    given: list[Any] = []
+    for at, id in clicks:
+        if not given or at >= given[-1][0] + 3_000:
+            given.append((at, id))
+    return given
+
+
+@pytest.mark.exhaustive(but=["once-hashmap"])
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("what", ["sorted", "once"])
+def test_kills_and_other_parallelism_make_no_difference(
+    what: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", "--state-backend", backend)
+    clicks = Clicks(job, what)
+    for number, (parallelism, armed) in enumerate((
+        (2, failpoint("timed-fired", nth=2)),
+        (3, failpoint("worker-frozen", nth=2)),
+        (1, failpoint("coordinator-committed")),
+    )):  # fmt: skip
+        clicks.feed(300)
+        run = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
+        run.wait()
+        assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
+    clicks.end()
+    job.finish("--parallelism", "2")
+    taken, late = accepted(job)
+    wanted = {user: deduplicated(of) if what == "once" else of for user, of in taken.items()}
+    given: dict[str, list[Any]] = defaultdict(list)
+    for record in visible(job.kafka, f"{job.name}-out", sum(map(len, wanted.values()))):
+        click = json.loads(record.value or b"")
+        given[click["user"]].append((click["at"], click["id"]))
+    assert given == wanted, "each key's records in order, each once"
+    assert len(late) > 5
+    assert sorted(json.loads(r.value or b"")["id"] for r in visible(job.kafka, f"{job.name}-late", len(late))) == late

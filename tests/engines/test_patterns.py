@@ -1,0 +1,174 @@
+"""A source of all topics of a pattern: each record once, also of topics that come later, whatever is killed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import audited
+from bounded import Silent, exactlyonce, load_pipeline
+from running import HERE, Job, stop
+from waiting import until
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchUp
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
+
+pytestmark = pytest.mark.broker
+
+REFUSED, BAD_RECORD, HALTED = 2, 3, 6
+STEPS = ("worker-frozen", "worker-acknowledged", "coordinator-decided", "coordinator-committed", "worker-finalized")
+
+
+class Topics:
+    """Topics NAME-in-... of a job, in which records have keys."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def add(self, name: str, partitions: int, count: int) -> str:
+        topic = self.job.kafka.create_topic(f"{self.job.name}-in-{name}", partitions)
+        self.job.feed(count, f"in-{name}")
+        return topic
+
+    @property
+    def noted(self) -> set[str]:
+        """The topics that the newest checkpoint names."""
+        newest = self.job.history().latest
+        return set() if newest is None else {at.topic.rpartition("-")[2] for at in newest.in_cluster}
+
+    def assert_output(self) -> None:
+        self.job.assert_copies()
+        self.job.assert_totals()
+
+
+@pytest.fixture
+def topics_of(job_of: Callable[..., Job]) -> Callable[..., Topics]:
+    return lambda *arguments: Topics(job_of("source_pipelines:patterned", *arguments))
+
+
+def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
+    """A run takes up topics and partitions that come while it runs. It is killed once a checkpoint has a new topic; a
+    wider one follows, and then bounded work. An audit computes all of it again."""
+    topics = topics_of("--parallelism", "2", "--num-retained", "100")
+    job = topics.job
+    topics.add("a", 2, 300)
+    topics.add("b.c", 3, 300)
+    run = job.start()
+    run.await_checkpoint()
+    topics.add("d", 1, 300)
+    job.kafka.add_partitions(f"{job.name}-in-a", 3)
+    until(lambda: topics.noted == {"a", "b.c", "d"})
+    run.kill()
+    topics.add("e", 2, 300)
+    job.feed(300, "in-a")
+    run = job.start("--parallelism", "3")
+    topics.assert_output()
+    stop(run)
+    topics.add("0", 2, 300)
+    job.feed(300, "in-d")
+    loaded = load_pipeline("source_pipelines", "patterned", job.name)
+    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
+    options = RunOptions(client, CheckpointSettings(num_retained=100), parallelism=2)
+    summary = CatchUp(loaded, options, Silent(), chunk_records=200).lead(in_process, tmp_path / "staging")
+    assert summary.records == 600
+    assert len({at.topic for at in summary.manifest.in_cluster}) == 5
+    topics.assert_output()
+    report = audited(loaded, options.client, tmp_path)
+    assert (report.findings, report.records_in) == ([], 2_100)
+    assert report.checkpoints[-1] == summary.manifest.checkpoint
+    assert not CatchUp(loaded, options, Silent()).lead(in_process, tmp_path / "staging").records
+
+
+@pytest.mark.exhaustive(but=["coordinator-decided"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_right_after_a_topic_is_found(step: str, topics_of: Any, failpoint: Any, tmp_path: Path) -> None:
+    """Before and after the first checkpoint that names the topic: its records come once."""
+    topics = topics_of("--parallelism", "2", "--until", "latest")
+    topics.add("b", 2, 200)
+    topics.job.finish()
+    topics.add("a", 3, 400)
+    topics.add("c", 1, 100)
+    run = topics.job.start(env=failpoint(step))
+    run.wait()
+    assert (tmp_path / "fired" / step).exists(), run.said
+    topics.job.finish()
+    topics.assert_output()
+
+
+def test_a_topic_that_is_deleted(topics_of: Any) -> None:
+    """It stops the run with the choices, and the next one at its start; so does another topic of its name."""
+    topics = topics_of("--inline")
+    topics.add("a", 1, 50)
+    gone = topics.add("b", 1, 50)
+    run = topics.job.start()
+    run.await_checkpoint()
+    topics.job.kafka.delete_topics([gone])
+    for halted in (run, topics.job.start()):
+        assert halted.wait() == HALTED, halted.said
+        assert f"Topic '{gone}' was deleted since checkpoint" in halted.said
+        assert "Choices: restore the topic" in halted.said
+    topics.job.kafka.create_topic(gone, 1)
+    run = topics.job.start()
+    assert run.wait() == HALTED, run.said
+    assert f"Topic '{gone}' was deleted and created again since checkpoint" in run.said
+
+
+def test_a_record_that_does_not_decode(topics_of: Any) -> None:
+    """It is named by its topic, and left out by its split."""
+    topics = topics_of("--inline", "--until", "latest")
+    topics.add("a", 1, 20)
+    bad = topics.add("b", 1, 20)
+    topics.job.kafka.produce(bad, [("k", "{}")])
+    said = topics.job.finish(code=BAD_RECORD).said
+    assert f"offset 20: in {bad}[0], the value is not Order" in said
+    option = re.search(r"--skip '?(topics:\S+:1:20@?\w*)'?", said)
+    assert option is not None, said
+    topics.job.finish("--skip", option.group(1))
+    topics.assert_output()
+
+
+def test_dead_letters_have_the_topic(topics_of: Any) -> None:
+    topics = topics_of("--inline", "--until", "latest", "--param", "dead=yes")
+    job = topics.job
+    job.kafka.create_topic(f"{job.name}-dead", 1)
+    bad = topics.add("b", 1, 20)
+    job.kafka.produce(bad, [("k", "{}")])
+    job.finish()
+    topics.assert_output()
+    (letter,) = job.kafka.read_committed(f"{job.name}-dead")
+    assert letter.value == b"{}"
+    assert bad.encode() in b" ".join(value for _, value in letter.headers)
+
+
+def test_an_output_that_matches(topics_of: Any) -> None:
+    topics = topics_of("--inline", "--param", "out=in-copies")
+    said = topics.job.finish(code=REFUSED).said
+    assert f"Sink 'copies' writes to topic '{topics.job.name}-in-copies', which the pipeline reads" in said
+
+
+def test_no_topic_matches(topics_of: Any) -> None:
+    topics = topics_of("--inline", "--until", "latest")
+    assert "source orders: there is nothing to read at topics:" in topics.job.finish().said
+
+
+@pytest.mark.exhaustive
+def test_a_savepoint(topics_of: Any, tmp_path: Path) -> None:
+    """It goes on in the topics where it was, under another parallelism."""
+    topics = topics_of("--until", "latest")
+    job = topics.job
+    topics.add("a", 2, 200)
+    job.finish()
+    tmp_path.joinpath("exports").mkdir()
+    exactlyonce(job.kafka, "savepoint", job.name, "--to", f"file://{tmp_path}/exports", folder=HERE)
+    exactlyonce(job.kafka, "reset", job.name, "--yes", "--force", folder=HERE)
+    (savepoint,) = (tmp_path / "exports").glob(f"{job.name}-*")
+    topics.add("0", 1, 100)
+    job.feed(100, "in-a")
+    job.finish("--from-savepoint", f"file://{savepoint}", "--parallelism", "3")
+    topics.assert_output()

@@ -1,0 +1,119 @@
+"""Handlers of keyed streams: how they are read, and each mistake with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce import Emit, Output, Pipeline, Timers
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.sinks import KafkaSink
+
+
+class Click(msgspec.Struct):
+    user: str
+    at: int
+
+
+class Counts:
+    def on_record(self, key: str, count: int | None, click: Click, timers: Timers, emit: Emit[str]) -> int:
+        return 1
+
+    def on_time(self, key: str, count: int | None, at: datetime, timers: Timers, emit: Emit[str]) -> None:
+        emit(key)
+
+
+class Stateless:
+    def on_record(self, key: str, state: None, click: Click, timers: Timers, emit: Emit[str]) -> None:
+        emit(key)
+
+
+def counts() -> Counts:
+    return Counts()
+
+
+def graph(handler: Any, time: Any = "at", **options: Any) -> LogicalGraph:
+    pipeline = Pipeline("timed")
+    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time=time)).key_by(lambda click: click.user)
+    clicks.process("p", handler, **options).sink("out", KafkaSink("out"))
+    return pipeline.build()
+
+
+@pytest.mark.parametrize("handler", [Counts, counts, Stateless])
+def test_types_come_from_on_record(handler: Callable[[], Any]) -> None:
+    node = graph(handler).node("p")
+    kept = "Optional[int]" if handler is not Stateless else "NoneType"
+    assert node.type is str
+    assert node.kept.name == f"tuple[{kept}, bool, list[tuple[str, int, int, Click]]]"
+    assert node.meaning == "process=time"
+    assert graph(handler, None, order="arrival").node("p").kept.name == f"tuple[{kept}, bool]"
+
+
+def test_a_timer_is_set_by_a_datetime_or_ms_and_not_without_a_time() -> None:
+    timers = Timers()
+    timers.event.now_ms = 5
+    timers.event.set(datetime(1970, 1, 1, tzinfo=timezone.utc))
+    timers.event.set(7)
+    timers.event.delete(7)
+    assert timers.event.changes == {0: True, 7: False}
+    for at, problem in ((datetime.min, "a timer's time .* has no time zone"), (1.5, "a timer's time 1.5"),
+                        (10**18, "after the year 9999")):  # fmt: skip
+        with pytest.raises(ValueError, match=problem):
+            timers.event.set(at)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(TypeError, match=r"the handler has no on_clock\(\)"):
+        timers.clock.set(5)
+
+
+class TakesTooFew(Counts):
+    def on_time(self, key: str, count: int | None) -> None:  # type: ignore[override]  # the mistake
+        pass
+
+
+class Yields(Counts):
+    def on_record(self, *given: Any) -> Generator[int, None, None]:  # type: ignore[override]  # the mistake
+        yield 1
+
+
+class NoState:
+    def on_record(self, key: str, state: Any, click: Click, timers: Timers, emit: Emit[str]) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "problem"),
+    [
+        (5, {}, r"expected a class with on_record\(self, key, state, record, timers, emit\), got 5"),
+        (Click, {}, r"expected a class with on_record"),
+        (TakesTooFew, {}, r"TakesTooFew.on_time\(key.*\) -> .* must take \(key, state, at, timers, emit\)"),
+        (Yields, {"state": int}, r"Yields.on_record is a generator: call emit\(value\), and return the state"),
+        (NoState, {}, r"the type of the state is unknown: annotate it"),
+        (Counts, {"order": "none"}, "order='none' must be one of 'time', 'arrival'"),
+        (Counts, {"late": Output("late", int)}, "late records are Click, and 'late' is declared with int"),
+        (Counts, {"time": None}, r"keyed_process goes by event time, .* 'clicks' have none: give the source time="),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(handler: Any, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(GraphError, match=problem):
+        graph(handler, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"within": "0s"}, "within= must be above 0"),
+        ({"within": "soon"}, "within is 'soon'"),
+        ({"within": "1h", "order": "none"}, "order='none' must be one of 'time', 'arrival'"),
+        ({"within": "1h", "late": Output("late", int)}, "late records are Click, and 'late' is declared with int"),
+    ],
+)
+def test_a_deduplication_that_makes_no_sense_is_a_mistake(options: dict[str, Any], problem: str) -> None:
+    pipeline = Pipeline("timed")
+    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time="at")).key_by(lambda click: click.user)
+    clicks.deduplicate("once", **options).sink("out", KafkaSink("out"))
+    with pytest.raises(GraphError, match=problem):
+        pipeline.build()
