@@ -27,6 +27,7 @@ from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
 from exactlyonce.pipeline.context import Context
@@ -55,7 +56,7 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
 """The operators of nothing but the user's function."""
-_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {
+_OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
     **windows.OPERATORS, **joins.OPERATORS, **timers.OPERATORS, **ordering.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
@@ -134,9 +135,9 @@ class TaskOperators:
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
-    firings: list[ops.TimedOperator] = field(default_factory=list)
+    firings: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
-    clocked: list[ops.TimedOperator] = field(default_factory=list)
+    clocked: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators that go by the clock, too."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
@@ -335,12 +336,12 @@ class Assembler:
         operators.tables.append(table)
         return table
 
-    def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> ops.TimedOperator:
+    def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> TimedOperator[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
         table = self.timed_table(node, by_key=timed.by_key)
         operators.tables.append(table)
         operator = _OF_TIMED[type(timed)].made(
-            ops.TimedParts(
+            TimedParts(
                 node=node,
                 table=table,
                 groups=self._groups(node),

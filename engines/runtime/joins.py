@@ -11,88 +11,60 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Origins
-from exactlyonce.engines.runtime.operators import BatchOperator, KeyReader, Sides, TimedOperator, TimedParts, chunks
+from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
+from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.state.backend import Table, TimedTable
+from exactlyonce.state.backend import Table
 
 J = TypeVar("J", IntervalJoin, AsOf)
 
 LEFT, RIGHT = 0, 1
 VERSIONS = END_OF_TIME
 """The slot of a key's versions, which is never due."""
-SLICE_KEYS = 2_000
-"""The most keys of a slot between two looks at the room."""
 
 State = tuple[list[Any], list[Any]]
 """The entries of the left side and of the right side, in one slot of one key; see `kept_state` of the joins."""
 
 
-class Due(NamedTuple):
-    """Results of slots up to *slot*, which are over."""
+class Results(NamedTuple):
+    """Results by columns."""
 
-    slot: int
     records: Sequence[Any]
     times: Sequence[int]
     floors: Sequence[int] | None = None
 
 
+_NONE = Results((), ())
+
+
 @dataclass(slots=True)
-class Joiner(Sides, TimedOperator, Generic[J]):
+class Joiner(Sides, TimedOperator[Results], Generic[J]):
     """The common part of the joins by time."""
 
     join: J
-    table: TimedTable[State]
-    groups: Sequence[int]
-    """The key groups of the table."""
     read_keys: KeyReader
-    _firing: Iterator[Due] | None = field(default=None, init=False)
-    _last: int = field(default=NO_WATERMARK, init=False)
-    """The last slot that was due. A later run goes on from there after a drain, which ends time."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Joiner[J]:
         node = parts.node
-        return cls(node.id, cast("J", node.timed), parts.table, parts.groups, parts.read_keys)
+        return cls(node.id, parts.table, parts.groups, cast("J", node.timed), parts.read_keys)
 
-    def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
-
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._due(min(self.watermark, END_OF_TIME - 1))
-        records: list[Any] = []
-        times: list[int] = []
-        floors: list[int] = []
-        for due in self._firing:
-            self._last = max(self._last, due.slot)
-            records += due.records
-            times += due.times
-            floors += repeat(NO_FLOOR, len(due.records)) if due.floors is None else due.floors
-            if len(records) >= room:
-                break
-        else:
-            self._firing = None
-            self.table.advance(self.watermark if self.watermark < END_OF_TIME else self._last)
-        self.activity.leave(self.id, entered_s, 0)
-        if records:
-            none = bytes(4 * len(times))
-            origins = Origins([self.id], [""], array("H", none[::2]), array("i", none), array("q", times))
-            self.push(Batch(records, origins, times=times, floors=_or_none(floors)))
-        return self._firing is None
-
-    def _due(self, watermark: int) -> Iterator[Due]:
-        """What is due at *watermark*, in order; its states go when the next is asked for."""
-        raise NotImplementedError
+    def _give(self, results: Sequence[Results]) -> None:
+        records = list(chain.from_iterable(some.records for some in results))
+        times = list(chain.from_iterable(some.times for some in results))
+        floors = list(chain.from_iterable(some.floors or repeat(NO_FLOOR, len(some.times)) for some in results))
+        none = bytes(4 * len(times))
+        origins = Origins([self.id], [""], array("H", none[::2]), array("i", none), array("q", times))
+        self.push(Batch(records, origins, times=times, floors=_or_none(floors)))
 
 
 def _or_none(floors: list[int]) -> list[int] | None:
@@ -201,17 +173,16 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         )
         return Batch(pairs, [batch.origins[place] for place in places], times=times)
 
-    def _due(self, watermark: int) -> Iterator[Due]:
-        for slot in self.table.slots(watermark):
+    def _due(self) -> Iterator[Due[Results]]:
+        for slot in self.table.slots(self.watermark):
             groups = self.table.groups(slot)
             for group in groups if any(self._alone) else ():
                 keys, states = self.table.read(slot, group)
-                for first in range(0, len(keys), SLICE_KEYS):
-                    some = slice(first, first + SLICE_KEYS)
+                for some in slices(len(keys)):
                     alone = [*self._without_partner(keys[some], states[some])]
-                    yield Due(slot, alone, [slot] * len(alone))
+                    yield Due(slot, len(alone), Results(alone, [slot] * len(alone)))
             self.table.drop(slot, groups)
-            yield Due(slot, (), ())
+            yield Due(slot, 0, _NONE)
 
     def _without_partner(self, keys: Sequence[bytes], states: Sequence[State]) -> Iterator[Joined[Any, Any, Any]]:
         (left_alone, right_alone), key_of = self._alone, self.read_keys.one
@@ -363,26 +334,28 @@ class AsOfJoiner(Joiner[AsOf]):
         batch = late.of(answers)
         self.push(batch if self.join.how == "left" else batch.where([value is not None for value in values]))
 
-    def _due(self, watermark: int) -> Iterator[Due]:
-        last, versions = _bucket(watermark), dict[bytes, list[Any]]()
+    def _due(self) -> Iterator[Due[Results]]:
+        watermark, versions = min(self.watermark, VERSIONS - 1), dict[bytes, list[Any]]()
+        last = _bucket(watermark)
         for bucket in sorted(bucket for bucket in self._waiting if bucket <= last):
             due = self._waiting.pop(bucket)
             if rest := [entry for entry in due if entry[0] > watermark]:
                 self._waiting[bucket] = rest
                 due = [entry for entry in due if entry[0] <= watermark]
             due.sort(key=_turn)
-            for first in range(0, len(due), SLICE_KEYS):
-                yield self._results(due[first : first + SLICE_KEYS], versions)
-        drains = watermark >= END_OF_TIME - 1  # a later run goes on after the last result, in the slot of that
-        for slot in self.table.slots(self._last if drains else watermark):
+            for some in slices(len(due)):
+                results = self._answered(due[some], versions)
+                yield Due(due[some][-1][0], len(results.records), results)
+        # after a drain, a later run goes on after the last result, in the slot of that
+        for slot in self.table.slots(self._last if self.drains else watermark):
             groups = self.table.groups(slot)
             for group in groups:
                 for key in self.table.read(slot, group)[0]:
                     self._forget(key, watermark)
+                yield Due(slot, 0, _NONE)
             self.table.drop(slot, groups)
-            yield Due(slot, (), ())
 
-    def _results(self, due: Sequence[Waiting], versions: dict[bytes, list[Any]]) -> Due:
+    def _answered(self, due: Sequence[Waiting], versions: dict[bytes, list[Any]]) -> Results:
         """The results of records that are *due*; *versions* are those of keys, as far as they were read."""
         key_of, all_come = self.read_keys.one, self.join.how == "left"
         results: list[Any] = []
@@ -396,7 +369,7 @@ class AsOfJoiner(Joiner[AsOf]):
                 results.append(Joined(key_of(key), record, value))
                 times.append(time)
                 floors.append(floor)
-        return Due(due[-1][0], results, times, floors)
+        return Results(results, times, floors)
 
     def _forget(self, key: bytes, watermark: int) -> None:
         """Drop a deletion of *key* if no earlier version may come."""

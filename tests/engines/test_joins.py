@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exactlyonce.engines.runtime import joins
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedParts
+from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin

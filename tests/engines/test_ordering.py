@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_windows import ARRIVALS, MAX_PARALLELISM, Arrived, as_batch, floors
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import TimedParts
 from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
+from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.keys import canonical_key, key_group

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_windows import ARRIVALS, MAX_PARALLELISM, Arrivals, Arrived, as_batch, floors
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import KeyReader
+from exactlyonce.engines.runtime.timed import KeyReader
 from exactlyonce.engines.runtime.timers import FOREVER, HandlerOperator
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
@@ -118,7 +118,7 @@ def operator_of(
     )  # fmt: skip
     table, methods = HashMapBackend().timed_table(stored), dir(handler)
     return HandlerOperator(
-        "p", Handling(order, "on_time" in methods, "on_clock" in methods), handler, table, range(MAX_PARALLELISM),
+        "p", table, range(MAX_PARALLELISM), Handling(order, "on_time" in methods, "on_clock" in methods), handler,
         KeyReader("p", str), StateType("p", State), downstream=[listen], sides={"late": [late]}, late_output="late",
     )  # fmt: skip
 

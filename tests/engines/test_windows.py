@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import KeyReader
+from exactlyonce.engines.runtime.timed import KeyReader
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -72,10 +72,10 @@ def operator_of(window: Window, listen: Callable[[Batch], None], late: Callable[
     clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
     return OPERATORS[type(window)](
         "w",
-        window,
-        accumulator,
         table,
         groups,
+        window,
+        accumulator,
         KeyReader("w", str),
         clone,
         downstream=[listen],
@@ -199,7 +199,7 @@ def test_an_operator_goes_on_at_the_watermark_of_its_table() -> None:
     before = operator_of(Tumbling("20ms"), seen.take, seen.take_late)
     advance(before, 39, 1)
     after = OPERATORS[Tumbling](
-        "w", before.window, before.accumulator, before.table, before.groups, before.read_keys, downstream=[seen.take],
+        "w", before.table, before.groups, before.window, before.accumulator, before.read_keys, downstream=[seen.take],
         sides={"late": [seen.take_late]}, late_output="late",
     )  # fmt: skip
     after(as_batch([Arrived(1, "a", 39, NO_FLOOR), Arrived(2, "a", 40, NO_FLOOR)]))
