@@ -220,8 +220,8 @@ class SplitsReader:
     def quiet(self, ask: Collection[int] = ()) -> set[int]:
         return self._quiet
 
-    def lag(self) -> int:
-        return sum(opened.buffered() for opened in self._opened.values())
+    def lags(self) -> dict[tuple[str, int], int]:
+        return {(self._positions[split].topic, split): opened.buffered() for split, opened in self._opened.items()}
 
     def close(self) -> None:
         for opened in self._opened.values():

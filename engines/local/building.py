@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines.backends import state_backend
@@ -30,6 +30,7 @@ from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.timed import TimedOperator
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
@@ -74,6 +75,16 @@ class WorkerParts:
             if writer.unwritten:
                 counts[writer.sink] = counts.get(writer.sink, 0) + writer.unwritten
         return counts
+
+    @property
+    def timed(self) -> list[TimedOperator[Any]]:
+        return [operator for subtask in self.subtasks for operator in subtask.operators.timed]
+
+    @property
+    def watermarks(self) -> dict[str, msg.WatermarkOf]:
+        """See `messages.Progress`."""
+        of_sources = {source.name: source.watermark for source in self.sources if source.watermark is not None}
+        return of_sources | {each.id: msg.WatermarkOf(each.watermark, each.idle) for each in self.timed}
 
     def breathe(self) -> None:
         """Let sinks and blocks go on between two chunks of a slow batch; see `engines.runtime.operators`."""

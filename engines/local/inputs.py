@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Capture, Channel
+from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
@@ -214,6 +215,19 @@ class SourceInput:
     def processed(self) -> Watermark | None:
         now_s, times = self.slices.processed(), self.decoder.times
         return None if times is None else times.advanced(now_s)
+
+    @property
+    def watermark(self) -> WatermarkOf | None:
+        """None: its records have no times."""
+        times = self.decoder.times
+        if times is None:
+            return None
+        slowest = times.slowest
+        if slowest is None:
+            return WatermarkOf(times.watermark, True)
+        position = next(each for each in self.reader.positions() if each.partition == slowest)
+        at = position.in_cluster or position
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]")
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

@@ -343,7 +343,7 @@ class Job:
 
     def _restart(self, effect: events.Restart) -> None:
         if effect.reason:
-            self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
+            self.report.restarting(effect.reason, f"restarting from the last completed checkpoint: {effect.reason}")
         self._agenda.drop("deploy")
         self._attempt.last_output = LastOutput(self.plan.graph)
         self._delay_ms = effect.delay_ms

@@ -25,6 +25,7 @@ from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
 from exactlyonce.engines.local.monitoring.metrics import Metrics
 from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Paths, serving
+from exactlyonce.engines.local.monitoring.traces import exporting
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
@@ -116,7 +117,7 @@ def run_loaded(
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
                 if not recovered or delay_ms is None or options.inline:
                     raise
-                job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")
+                job.report.restarting(str(error), f"{error} A new incarnation begins in {delay_ms} ms.")
                 job.report.turned(WAITING, rests_s=delay_ms / 1000)
                 if stopper.asked.wait(delay_ms / 1000):
                     raise
@@ -140,7 +141,7 @@ def refuse_event_time(graph: LogicalGraph, settings: CheckpointSettings) -> None
 
 @contextmanager
 def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Iterator[Sequence[Reporter]]:
-    """*reporter*, and those whose figures are served meanwhile at the addresses of *options*."""
+    """*reporter*, and those whose figures are served at, or sent to, the addresses of *options* meanwhile."""
     health = Health(options.checkpoint)
     probes: Paths = {"/live": health.answer_live, "/ready": health.answer_ready}
     reporters: list[Reporter] = [reporter, health]
@@ -154,6 +155,8 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
         reporters.append(page)
         served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
     with ExitStack() as stack:
+        if options.traces:
+            reporters.append(stack.enter_context(exporting(physical.graph.pipeline_id, options.traces)))
         for address, paths in served.items():
             stack.enter_context(serving(*listening_at(address), paths))
             shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))

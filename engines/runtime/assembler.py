@@ -137,6 +137,7 @@ class TaskOperators:
     sinks: list[SinkWriter] = field(default_factory=list)
     firings: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
+    timed: list[TimedOperator[Any]] = field(default_factory=list)
     clocked: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators that go by the clock, too."""
     order: OrderRuns | None = None
@@ -351,6 +352,7 @@ class Assembler:
         )
         operator.firings, operator.note = operators.firings, self.note
         operator.late_output, operator.late_right_output = node.late, node.late_right
+        operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
         return operator
 
