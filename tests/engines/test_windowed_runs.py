@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,11 @@ from running import Job
 from window_clicks import Clicks
 
 from exactlyonce.cli.main import main
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics"]
 
 
@@ -82,3 +88,35 @@ def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
     version = ("--param", "version=2") if window == "folded" else ()
     clicks.job.finish("--parallelism", "2", "--from-savepoint", url, *version)
     clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["delays", "visits"])
+def test_the_examples_print_what_the_page_says(
+    name: str, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
+    example = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (EXAMPLES.parent / "docs" / "event-time.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+    if name == "delays":
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        assert done.stdout.splitlines() == delays_by_hand()
+
+
+def delays_by_hand() -> list[str]:
+    """The lines of examples/delays.py, from the rows of the data."""
+    from demo_count import rows
+
+    hour, delays = timedelta(hours=1), defaultdict[datetime, list[str]](list)
+    for row in rows():
+        if (row["month"], row["day"], row["carrier"]) == ("2", "8", "B6"):
+            at = datetime.fromisoformat(row["time_hour"])
+            for start in (at - at.hour % 3 * hour, at - (at.hour % 3 + 3) * hour):
+                delays[start].append(row["dep_delay"])
+    return [
+        f"B6  {start:%H:%M} to {start + 6 * hour:%H:%M}  {len(of):2} flights, {of.count('NA'):2} cancelled, "
+        f"{max([0, *(int(delay) for delay in of if delay != 'NA')]):3} minutes late at worst"
+        for start, of in sorted(delays.items())
+    ]
