@@ -169,8 +169,8 @@ class Subtask:
             if isinstance(source, ChannelInput):
                 source.close(closed)
         room = self.room
-        if self.operators.clocked and not self._is_over:
-            self.operators.tell_time(self.now_ms())
+        if self.operators.clocked and not self.operators.firings and not self._is_over:
+            self.operators.look_at_clock(self.now_ms())
         if self.operators.firings:
             return bool(room) and self._fire(room)
         room_of_new = self._room_before_barrier if closed and self._due else room

@@ -142,20 +142,40 @@ class TaskOperators:
     """The operators that go by the clock, too."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
+    _now_ms: int = field(default=0, init=False)
+    """The time by the clock at the last look."""
+    _told_ms: int = field(default=0, init=False)
+    """The time that `clocked` know."""
 
     def take(self, source: BatchInput, batch: Batch) -> None:
+        self.tell_time(self._now_ms)
         if self.order is not None:
             source.note(self.order)
             self.order.end_batch()
         source.push(batch)
 
+    def look_at_clock(self, now_ms: int) -> None:
+        """It is *now_ms*, in ms since 1970: what is due by the clock is in `firings` then.
+
+        Operators are told the time only then, or with the next input, so that the order log is short.
+        """
+        self._now_ms = max(self._now_ms, now_ms)
+        if any(operator.rings(self._now_ms) for operator in self.clocked):
+            self.tell_time(self._now_ms)
+
     def tell_time(self, now_ms: int) -> None:
-        """Tell the operators that go by the clock the time, in ms since 1970."""
+        """Tell the operators that go by the clock the time, in ms since 1970, which never falls."""
+        if not self.clocked or now_ms <= self._told_ms:
+            return
+        self._told_ms = now_ms
+        if self.order is not None:
+            self.order.clock(now_ms)
         for operator in self.clocked:
             operator.tell_time(now_ms)
 
     def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
         """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+        self.tell_time(self._now_ms)
         if self.order is not None:
             self.order.watermark(source.name, watermark)
         assert source.port is not None, "the assembler has given one to every input with watermarks"
@@ -190,7 +210,6 @@ class TaskOperators:
         are exactly those between two barriers.
         """
         require(not self.firings, "a cut waits until all that is due is out")
-        exact = exact and not self.clocked  # no log has the time that they were told
         order = self.order.cut(exact=exact) if self.order is not None and not (self.order.empty and exact) else None
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:

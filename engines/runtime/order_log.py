@@ -1,11 +1,11 @@
-"""Order logs: the order in which a subtask took the batches and watermarks of its inputs, for a replay.
+"""Order logs: the order in which a subtask took the batches and watermarks of its inputs, and the time, for a replay.
 
     part = msgpack array: inputs, then flat: input, count, input, count ..., then zero
 
 Each part is a block of at most `PART_SIZE_MAX` bytes. A source's counts are of messages, with skipped ones; a
 channel's are of records. If the batches matter (see `engines.plan.rejoins`), each ends with a count of 0. What is not a
 record has an input of its own (`LoggedInput.kind`), whose count is a time in ms after *zero*. Each interval begins with
-the watermarks that the inputs have: a replay knows no earlier ones.
+the watermarks that the inputs have, and with the clock: a replay knows no earlier ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from exactlyonce.pipeline.event_time import NO_WATERMARK
 
 PART_SIZE_MAX = 512 * 1024
 NOT_A_SOURCE = -1
-"""The partition of a channel, and of a watermark."""
-RECORDS, WATERMARK, IDLE, FLOOR = "", "watermark", "idle", "floor"
+"""The partition of a channel, of a watermark, and of the clock."""
+RECORDS, WATERMARK, IDLE, FLOOR, CLOCK = "", "watermark", "idle", "floor", "clock"
 
 
 class LoggedInput(NamedTuple):
@@ -33,7 +33,7 @@ class LoggedInput(NamedTuple):
     partition: int = NOT_A_SOURCE
     kind: str = RECORDS
     """WATERMARK: the input advances to this time; IDLE: likewise, and it is idle. FLOOR: that of the partition, which
-    was idle, begins there."""
+    was idle, begins there. CLOCK: operators that go by it are told this time."""
 
 
 INEXACT = LoggedInput("", -2)
@@ -52,7 +52,7 @@ _decoder = msgspec.msgpack.Decoder(_Part)
 
 @dataclass
 class OrderRuns:
-    """The order of a subtask's batches and watermarks as run lengths, cut at every barrier."""
+    """The order of a subtask's batches and times as run lengths, cut at every barrier."""
 
     batches: bool = False
     """Whether to note the end of each batch."""
@@ -61,10 +61,11 @@ class OrderRuns:
     """Flat: input, count, input, count ..."""
     _watermarks: dict[str, Watermark] = field(default_factory=dict, init=False)
     """The last one of each input."""
+    _clock_ms: int | None = field(default=None, init=False)
     _zero: int | None = field(default=None, init=False)
     """None: no time was noted since the last cut."""
     _known: int = field(default=0, init=False)
-    """The length of `runs` when it had the watermarks of the last cut alone."""
+    """The length of `runs` when it had the times of the last cut alone."""
 
     @property
     def empty(self) -> bool:
@@ -93,6 +94,11 @@ class OrderRuns:
         """The next record of *partition* of source *name*, which was idle, has *floor* at least."""
         self._time(LoggedInput(name, partition, FLOOR), floor)
 
+    def clock(self, now_ms: int) -> None:
+        """The operators were told the time by the clock."""
+        self._clock_ms = now_ms
+        self._time(LoggedInput("", kind=CLOCK), now_ms)
+
     def _time(self, input: LoggedInput, time: int) -> None:
         if time != NO_WATERMARK:
             self._zero = time if self._zero is None else self._zero
@@ -107,6 +113,8 @@ class OrderRuns:
         runs, zero, self.runs, self._zero = self.runs, self._zero or 0, [], None
         for name, watermark in self._watermarks.items():
             self.watermark(name, watermark)
+        if self._clock_ms is not None:
+            self.clock(self._clock_ms)
         self._known = len(self.runs)
         return tuple(_parts(list(self.inputs), runs, zero) if exact else _parts([INEXACT], [0, 1], 0))
 

@@ -146,8 +146,12 @@ class TimedOperator(BatchOperator, Generic[R]):
         if not any(operator is self for operator in self.firings):
             self.firings.append(self)
 
+    def rings(self, now_ms: int) -> bool:
+        """Whether something is due by the clock at *now_ms*, in ms since 1970."""
+        return False
+
     def tell_time(self, now_ms: int) -> None:
-        """Take the time by the clock, in ms since 1970, if it goes by that."""
+        """Take the time by the clock, if it goes by that."""
 
     def fire(self, room: int) -> bool:
         """Take slices of what is due at `watermark` for a while. Give their results once they are about *room*, or the

@@ -280,11 +280,13 @@ class HandlerOperator(TimedOperator[Emitted]):
 
     # --- the clock ----------------------------------------------------------------------------------------------------
 
-    def tell_time(self, now_ms: int) -> None:
-        clock = self._timers.clock
-        clock.now_ms = now_ms if clock.now_ms is None else max(clock.now_ms, now_ms)
+    def rings(self, now_ms: int) -> bool:
         slots = self._clock_slots()
-        if slots and slots[0] - CLOCK <= clock.now_ms:
+        return bool(slots) and slots[0] - CLOCK <= now_ms
+
+    def tell_time(self, now_ms: int) -> None:
+        self._timers.clock.now_ms = now_ms
+        if self.rings(now_ms):
             self.is_due()
 
     @property

@@ -22,6 +22,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.order_log import (
+    CLOCK,
     FLOOR,
     IDLE,
     NOT_A_SOURCE,
@@ -72,21 +73,23 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
         take_along([], {}, parts, TaskOperators("totals", 0))
 
 
-def test_an_interval_begins_with_the_watermarks_of_before() -> None:
+def test_an_interval_begins_with_the_times_of_before() -> None:
     order = OrderRuns(batches=True)
     order.watermark("by>n:0", Watermark(NO_WATERMARK, idle=True))
     order.note("by>n:1", NOT_A_SOURCE, 5)
     order.end_batch()
     order.watermark("by>n:1", Watermark(-70))
     order.floor("in", 3, END_OF_TIME)
+    order.clock(10**12)
     known = [(LoggedInput("by>n:0", kind=IDLE), NO_WATERMARK), (LoggedInput("by>n:1", kind=WATERMARK), -70)]
+    clock = (LoggedInput("", kind=CLOCK), 10**12)
     batch = [(LoggedInput("by>n:1"), 5), (LoggedInput("by>n:1"), 0)]
     floor = (LoggedInput("in", 3, FLOOR), END_OF_TIME)
-    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor]
+    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor, clock]
     assert order.empty
     order.watermark("by>n:1", Watermark(-69))
     assert not order.empty
-    assert list(runs_of(order.cut())) == [*known, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
+    assert list(runs_of(order.cut())) == [*known, clock, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
 
 
 class Events:

@@ -25,7 +25,7 @@ from exactlyonce.engines.bounded.unit.staging import Frames
 from exactlyonce.engines.runtime.assembler import FIRED_TOGETHER, TaskOperators, WatermarkInput
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.order_log import FLOOR, IDLE, INEXACT, NOT_A_SOURCE, RECORDS, OrderRuns, runs_of
+from exactlyonce.engines.runtime.order_log import CLOCK, FLOOR, IDLE, INEXACT, NOT_A_SOURCE, RECORDS, OrderRuns, runs_of
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
@@ -258,6 +258,11 @@ def _advance(operators: TaskOperators, source: WatermarkInput, watermark: Waterm
     """Take *watermark* of *source*, if there is one, with all results that it makes due."""
     if watermark is not None:
         operators.advance(source, watermark)
+    _fire(operators)
+
+
+def _fire(operators: TaskOperators) -> None:
+    """Give all results that are due."""
     while operators.firings:
         operators.fire(FIRED_TOGETHER)
 
@@ -286,6 +291,10 @@ def take_along(
             sources[name].times.follow_floor(partition, count)
             if order is not None:
                 order.floor(name, partition, count)
+            continue
+        if kind == CLOCK:
+            operators.tell_time(count)
+            _fire(operators)
             continue
         if kind != RECORDS:
             watermark = Watermark(count, kind == IDLE)
