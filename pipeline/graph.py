@@ -57,6 +57,8 @@ class Kind(str, Enum):
     """Likewise, by arrival"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
+    BATCHES = "batches"
+    """Its own handler, which gathers the records of a key in lists"""
     IN_ORDER = "in_order"
     """No function: passes on the records of a key by time"""
     DEDUPLICATE = "deduplicate"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
 from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
@@ -299,7 +300,7 @@ class Stream(_Stream[T]):
 
         def __getattr__(self, name: str) -> Any:
             if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
-                        "in_order", "deduplicate"):  # fmt: skip
+                        "in_order", "deduplicate", "batches"):  # fmt: skip
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -548,6 +549,19 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         left out and counted. The source needs ``time=``.
         """
         return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
+
+    def batches(self, id: str, count: int, *, timeout: str | None = None) -> Stream[list[T]]:
+        """Lists of *count* records of each key, in order of arrival: ``batches("batches", 100, timeout="5s")``.
+
+        With *timeout*, a list that is not full comes so long after its first record, by the worker's clock; without it,
+        it waits. Which records are in a list depends on the run. A list has the event time of its last record, or the
+        watermark.
+        """
+        record = self._builder.type_of(self._origin)
+        batches = Batches("arrival", on_clock=timeout is not None, count=count, timeout=timeout)
+        kept = VersionedState(kept_entry(batches.kept_state(record), record, "arrival"))
+        type_ = UNKNOWN if record is UNKNOWN else list[record]  # type: ignore[valid-type]  # known here only
+        return self._keep(Kind.BATCHES, id, batches.function, kept, type_, timed=batches)
 
     def _ordered(self, kind: Kind, id: str, timed: InOrder | Deduplicate, late: Output[T] | None) -> Stream[T]:
         record = self._builder.type_of(self._origin)

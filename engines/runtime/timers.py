@@ -21,6 +21,7 @@ from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import Emitted, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, hold, place_of
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
@@ -340,4 +341,4 @@ def _without_timer(entry: Any, place: Any) -> Any:
     return (None, False, entry[2])
 
 
-OPERATORS: dict[type[Timed], type[HandlerOperator]] = {Handling: HandlerOperator}
+OPERATORS: dict[type[Timed], type[HandlerOperator]] = {Handling: HandlerOperator, Batches: HandlerOperator}

@@ -106,7 +106,8 @@ def ids_to(kafka: KafkaCluster, topic: str, job: Job) -> list[int]:
     return sorted(ids)
 
 
-@pytest.mark.parametrize("target", ["by_clock"])
+@pytest.mark.exhaustive(but=["by_clock"])
+@pytest.mark.parametrize("target", ["by_clock", "in_batches"])
 def test_what_goes_by_the_clock_is_computed_again(
     target: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
 ) -> None:

@@ -55,3 +55,19 @@ def by_clock(name: str) -> Pipeline:
     gathered = clicks.process("gathered", Gathers, order="arrival")
     gathered.sink("out", KafkaSink(f"{name}-out", key=lambda ids: ids.user))
     return pipeline
+
+
+class Ids(msgspec.Struct):
+    ids: list[int]
+
+
+def ids_of(clicks: list[Click]) -> Ids:
+    return Ids([click.id for click in clicks])
+
+
+def in_batches(name: str) -> Pipeline:
+    """The ids of the clicks of NAME-in, in batches by user, to NAME-out."""
+    pipeline = Pipeline(name, max_parallelism=8)
+    clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click)).key_by(lambda click: click.user)
+    clicks.batches("gathered", 5, timeout="5ms").map(ids_of).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline

@@ -15,6 +15,7 @@ from test_windows import ARRIVALS, MAX_PARALLELISM, Arrivals, Arrived, as_batch,
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.timed import KeyReader
 from exactlyonce.engines.runtime.timers import FOREVER, HandlerOperator
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.keys import canonical_key, key_group
@@ -234,6 +235,30 @@ def test_clock_timers_go_off_once_by_a_clock_that_never_falls() -> None:
         assert len(out) == count, now
     assert out[2:] == [("clock", "a", 1_000, 1_000), ("clock", "a", 2_000, 2_500)]
     assert list(operator.table.items()) == [], "no state and no timer is left"
+
+
+def test_batches_come_full_or_some_time_after_their_first_record() -> None:
+    out: list[list[int]] = []
+    batches = Batches("arrival", on_clock=True, count=3, timeout="1s")
+    operator = operator_of(
+        batches.function.call(), lambda batch: out.extend([one.id for one in some] for some in batch.records),
+        order="arrival",
+    )  # fmt: skip
+    steps: list[tuple[int, list[tuple[int, str]], list[list[int]]]] = [
+        (100, [(0, "a"), (1, "a"), (2, "a"), (3, "a"), (4, "b")], [[0, 1, 2]]),
+        (200, [(5, "a")], []),
+        (1_099, [], []),
+        (1_100, [(6, "b"), (7, "b")], [[3, 5], [4]]),
+        (2_050, [(8, "b")], [[6, 7, 8]]),
+        (9_000, [], []),
+    ]
+    for now, records, due in steps:
+        operator.tell_time(now)
+        settle(operator)
+        operator(as_batch([Arrived(id, key, 0, -1) for id, key in records]))
+        assert sorted(out) == sorted(due), now
+        out.clear()
+    assert list(operator.table.items()) == []
 
 
 def test_a_drain_ends_though_a_timer_sets_the_next() -> None:

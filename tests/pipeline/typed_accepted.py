@@ -182,6 +182,7 @@ assert_type(by_customer.process("handled", Remembers, late=late), Stream[Total])
 assert_type(by_customer.process("arrived", functools.partial(Remembers), order="arrival"), Stream[Total])
 assert_type(by_customer.in_order("in-order", late=late), Stream[Order])
 assert_type(by_customer.deduplicate("once", within="1h", order="arrival"), Stream[Order])
+assert_type(by_customer.batches("batches", 100, timeout="5s"), Stream[list[Order]])
 
 # joins
 late_totals = Output("late-totals", Total)
