@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines import events
@@ -33,11 +32,9 @@ from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Unavailable, Undetermined
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.pipeline.names import setting
 
 PAUSE_S = 0.1
 """The interval in which a waiting run looks for its turn."""
@@ -90,7 +87,7 @@ def run_loaded(
     graph = loaded.pipeline.build()
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)
-    refuse_event_time(graph, options.checkpoint)
+    refuse_event_time(graph)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
     with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
@@ -123,19 +120,13 @@ def run_loaded(
                     raise
 
 
-def refuse_event_time(graph: LogicalGraph, settings: CheckpointSettings) -> None:
-    """Raise ConfigError for state by time together with anything that it does not go with yet."""
-    if not graph.timed:
-        return
-    begins = f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with"
-    if settings.unaligned:
-        raise ConfigError(f"{begins} unaligned checkpoints yet: leave {setting('unaligned')} out.")
-    if settings.mode != EXACTLY_ONCE:
-        raise ConfigError(f"{begins} mode {settings.mode} yet: use mode {EXACTLY_ONCE}.")
-    if graph.loops:
+def refuse_event_time(graph: LogicalGraph) -> None:
+    """Raise ConfigError for state by time in a graph with loops."""
+    if graph.timed and graph.loops:
         raise ConfigError(
-            f"{begins} loops yet: write the records that it takes, or those that go into loop "
-            f"{graph.loops[0].id!r}, to a topic, and read it in another pipeline."
+            f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with loops yet: write the records "
+            f"that it takes, or those that go into loop {graph.loops[0].id!r}, to a topic, and read it in another "
+            f"pipeline."
         )
 
 

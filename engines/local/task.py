@@ -187,6 +187,7 @@ class Subtask:
             goes_round = isinstance(source, FeedbackInput)
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
+                self.alignment.take(source.name)
                 self.operators.advance(source, item)
                 if self.operators.firings:
                     return True
@@ -270,9 +271,14 @@ class Subtask:
             self._due.append(Due(frame, overtakes_s))
 
     def overtake(self) -> bool:
-        """Take the snapshots whose barriers overtake now; True if there was one."""
+        """Take the snapshots whose barriers overtake now; True if there was one. None is taken within a firing."""
         moved = False
-        while self._due and (at_s := self._due[0].overtakes_s) is not None and self.monotonic_s() >= at_s:
+        while (
+            not self.operators.firings
+            and self._due
+            and (at_s := self._due[0].overtakes_s) is not None
+            and self.monotonic_s() >= at_s
+        ):
             self._overtake(self._due[0].frame)
             moved = True
         return moved

@@ -365,6 +365,7 @@ class Assembler:
                 node=node,
                 table=table,
                 groups=self._groups(node),
+                max_parallelism=self.plan.graph.max_parallelism,
                 function=function,
                 has_times=self.plan.graph.has_event_time,
             )

@@ -56,7 +56,7 @@ class Joiner(Sides, TimedOperator[Results], Generic[J]):
     @classmethod
     def made(cls, parts: TimedParts) -> Joiner[J]:
         node = parts.node
-        return cls(node.id, parts.table, parts.groups, cast("J", node.timed), parts.read_keys)
+        return cls(node.id, parts.table, parts.groups, parts.max_parallelism, cast("J", node.timed), parts.read_keys)
 
     def _give(self, results: Sequence[Results]) -> None:
         records = list(chain.from_iterable(some.records for some in results))
@@ -263,8 +263,8 @@ class AsOfJoiner(Joiner[AsOf]):
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         count = len(times)
         late: tuple[Batch, list[bytes]] | None = None
-        if min(times, default=self.watermark + 1) <= self.watermark:
-            over = [time <= self.watermark for time in times]
+        if times and not self.are_in_time(batch, min(times)):
+            over = [time <= passed for time, passed in zip(times, self.passed(keys), strict=True)]
             gone = batch.where(over)
             late = gone.unkeyed(gone.records), cast("list[bytes]", gone.keys)
             stays = [not is_over for is_over in over]
@@ -307,7 +307,7 @@ class AsOfJoiner(Joiner[AsOf]):
     def _in_time(self, batch: Batch, side: int) -> tuple[Batch, list[int]]:
         """*batch* without the records that are too late, and the floor of each late one that is left."""
         assert batch.times is not None
-        if batch.floors is None and min(batch.times, default=self.watermark + 1) > self.watermark:
+        if not batch.times or self.are_in_time(batch, min(batch.times)):
             return batch, [NO_FLOOR] * len(batch.records)
         keep_ms = self.join.keep_ms
         pairs = [*zip(batch.times, self.floors(batch), strict=True)]

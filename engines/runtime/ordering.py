@@ -46,7 +46,7 @@ class Sorter(TimedOperator[Over]):
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
-        return cls(parts.node.id, parts.table, parts.groups)
+        return cls(parts.node.id, parts.table, parts.groups, parts.max_parallelism)
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -103,7 +103,7 @@ class Deduplicator(Sorter):
         spec = parts.node.timed
         assert isinstance(spec, Deduplicate)
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
-        return class_(parts.node.id, parts.table, parts.groups, spec=spec)
+        return class_(parts.node.id, parts.table, parts.groups, parts.max_parallelism, spec=spec)
 
     @staticmethod
     def _with(entry: Any, held: Held) -> Any:

@@ -19,6 +19,7 @@ from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.state.backend import TimedTable
@@ -55,6 +56,7 @@ class TimedParts:
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
+    max_parallelism: int
     function: Any
     """The user's function, opened; None: it has none."""
     has_times: bool = True
@@ -107,6 +109,7 @@ class TimedOperator(BatchOperator, Generic[R]):
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
+    max_parallelism: int
     firings: list[TimedOperator[Any]] = field(default_factory=list, kw_only=True)
     """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
     note: Callable[[str], None] = field(default=lambda line: None, kw_only=True)
@@ -120,6 +123,9 @@ class TimedOperator(BatchOperator, Generic[R]):
     watermark: int = field(default=NO_WATERMARK, init=False)
     """No earlier record comes: a record at or below it is late here, whatever its floor."""
     idle: bool = field(default=False, init=False)
+    ahead: dict[int, int] = field(init=False)
+    """The watermarks of key groups that were further than `watermark` before the restore: subtasks were at different
+    ones. What was due at one of a group is not due again, nor taken."""
     _firing: Iterator[Due[R]] | None = field(default=None, init=False)
     """The rest of what is due; None: nothing is."""
     _results: list[R] = field(default_factory=list, init=False)
@@ -135,10 +141,16 @@ class TimedOperator(BatchOperator, Generic[R]):
         raise NotImplementedError
 
     def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+        self.ahead = {group: self.table.watermark(group) for group in self.groups}
+        self._reach(min(self.ahead.values(), default=NO_WATERMARK))
+
+    def _reach(self, watermark: int) -> None:
+        self.watermark = max(self.watermark, watermark)
+        self.ahead = {group: further for group, further in self.ahead.items() if further > self.watermark}
 
     def advance(self, watermark: int, *, idle: bool = False) -> None:
-        self.watermark, self.idle = max(self.watermark, watermark), idle
+        self._reach(watermark)
+        self.idle = idle
         self.is_due()
 
     def is_due(self) -> None:
@@ -189,16 +201,28 @@ class TimedOperator(BatchOperator, Generic[R]):
         """Push *results* in order. Which of them come together does not depend on the time that they took."""
         raise NotImplementedError
 
+    def passed(self, keys: Sequence[bytes]) -> list[int]:
+        """Of each of *keys*, the watermark of its key group."""
+        watermark, ahead = self.watermark, self.ahead
+        if not ahead:
+            return [watermark] * len(keys)
+        return [ahead.get(group, watermark) for group in key_groups(keys, self.max_parallelism)]
+
     def floors(self, batch: Batch) -> list[int]:
         """Of each record, the time up to which the operator takes none."""
-        watermark = self.watermark
-        return [floor if floor > watermark else watermark for floor in floors_of(batch)]
+        assert batch.keys is not None
+        pairs = zip(floors_of(batch), self.passed(batch.keys), strict=True)
+        return [floor if floor > passed else passed for floor, passed in pairs]
+
+    def are_in_time(self, batch: Batch, earliest: int) -> bool:
+        """Whether no record of *batch* can be late, since the first would be due at *earliest*."""
+        return batch.floors is None and not self.ahead and earliest > self.watermark
 
     def in_time(self, batch: Batch, *, right: bool = False) -> Batch:
         """*batch*, of the first or *right* input, without the records at or below their floor, which are late."""
         times = batch.times
         assert times is not None
-        if batch.floors is None and min(times, default=self.watermark + 1) > self.watermark:
+        if not times or self.are_in_time(batch, min(times)):
             return batch
         kept = [time > floor for time, floor in zip(times, self.floors(batch), strict=True)]
         return self.without_late(batch, kept, right=right)
@@ -208,12 +232,11 @@ class TimedOperator(BatchOperator, Generic[R]):
         if all(kept):
             return batch
         late = batch.where(list(map(not_, kept)))
-        late = late.unkeyed(late.records)
         output = self.late_right_output if right else self.late_output
         if output is None:
             self._name(late)
         for push in () if output is None else self.sides[output]:
-            push(late)
+            push(late.unkeyed(late.records))
         self.late += len(late.records)
         return batch.where(kept)
 

@@ -75,7 +75,15 @@ class HandlerOperator(TimedOperator[Emitted]):
         assert isinstance(handling, Handling)
         state_type = StateType[Any](node.id, kept_state(node.state_type))
         return cls(
-            node.id, parts.table, parts.groups, handling, parts.function, parts.read_keys, state_type, parts.has_times
+            node.id,
+            parts.table,
+            parts.groups,
+            parts.max_parallelism,
+            handling,
+            parts.function,
+            parts.read_keys,
+            state_type,
+            parts.has_times,
         )
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -104,7 +112,7 @@ class HandlerOperator(TimedOperator[Emitted]):
     def _on_record(self, entry: Any, call: tuple[bytes, Any, int, Any, int | None]) -> Any:
         key, own, self._emitted.place, record, time = call
         state = None if entry is None else entry[0]
-        state = self._called(key, own, state, record, time, self.watermark)
+        state = self._called(key, own, state, record, time, self._passed(key))
         return self._entry(key, state)
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -124,6 +132,10 @@ class HandlerOperator(TimedOperator[Emitted]):
         if self._mutable_is(state, record):
             state = self.state_type.clone(state)
         return self._settled(key, own, state, passed)
+
+    def _passed(self, key: bytes) -> int:
+        """The watermark of the key group of *key*."""
+        return self.passed((key,))[0] if self.ahead else self.watermark
 
     def _went_off(self, key: bytes, own: Any, state: Any, at: int, passed: int, *, clock: bool = False) -> Any:
         """The state after the call for a timer, and for those that it has set at *passed* or before."""
@@ -270,7 +282,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         state = None if entry is None else entry[0]
         if slot > CLOCK:
             self._emitted.place = place
-            return self._entry(key, self._went_off(key, own, state, slot - CLOCK, self.watermark, clock=True))
+            return self._entry(key, self._went_off(key, own, state, slot - CLOCK, self._passed(key), clock=True))
         for number, (*_, record) in enumerate(held):
             self._emitted.place = place + number
             state = self._called(key, own, state, record, slot, slot - 1)

@@ -61,6 +61,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
             node.id,
             parts.table,
             parts.groups,
+            parts.max_parallelism,
             cast("W", node.timed),
             node.accumulator,
             parts.read_keys,
@@ -168,7 +169,7 @@ class TumblingWindows(WindowOperator[Tumbling]):
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
         assert batch.times is not None
         lasts = self.window.lasts(batch.times)
-        if batch.floors is None and min(lasts, default=self.watermark + 1) > self.watermark:
+        if not lasts or self.are_in_time(batch, min(lasts)):
             return batch, lasts
         kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
         return self.without_late(batch, kept), list(compress(lasts, kept))
@@ -198,7 +199,7 @@ class HoppingWindows(WindowOperator[Hopping]):
         assert batch.times is not None
         window, every = self.window, self.window.every_ms
         panes = window.lasts(batch.times)
-        if batch.floors is None and (not panes or window.first_window(min(panes)) > self.watermark):
+        if not panes or self.are_in_time(batch, window.first_window(min(panes))):
             return batch, panes
         floors = self.floors(batch)
         missed = [

@@ -68,6 +68,24 @@ def test_intervals_of_a_run_with_kills_are_computed_again(
     assert_audited(clicks, tmp_path, 3)
 
 
+@pytest.mark.exhaustive
+def test_intervals_between_unaligned_checkpoints_are_computed_again(
+    run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
+) -> None:
+    """A replay takes in-flight records before watermarks as the run did, which had some among them."""
+    unaligned = ("--unaligned", "--checkpoint-interval", "300ms", "--num-retained", "100", "--param", "pause_ms=4")
+    clicks = clicks_on(run, kafka, topic_name, "folded", *unaligned)
+    for parallelism, killed_at in ((3, "unaligned-captured"), (2, "timed-fired")):
+        clicks.feed(300)
+        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=failpoint(killed_at)).wait()
+        assert (tmp_path / "fired" / killed_at).exists()
+    clicks.end()
+    clicks.job.finish("--parallelism", "2")
+    assert sum(bool(manifest.channel_logs) for manifest in clicks.job.history().manifests.values()) > 3
+    clicks.assert_as_by_sql()
+    assert_audited(clicks, tmp_path, 3)
+
+
 @pytest.mark.exhaustive(but=["tumbling-timed-fired"])
 @pytest.mark.parametrize("killed_at", ["timed-fired", "unit-computed", "coordinator-decided"])
 @pytest.mark.parametrize("window", ["tumbling", "hopping", "session"])

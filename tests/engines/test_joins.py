@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin
-from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
@@ -81,16 +81,19 @@ def _number(record: Any) -> int | None:
     return record.offset if isinstance(record, Arrived) else record
 
 
-def operator_of(join: Join, seen: Seen, table: Any = None) -> joins.Joiner[Any]:
+def operator_of(
+    join: Join, seen: Seen, table: Any = None, watermarks: dict[int, int] | None = None
+) -> joins.Joiner[Any]:
     groups = range(MAX_PARALLELISM)
     if table is None:
         stored = StoredState[Any](
             operator="j", type=VersionedState(tuple[list[Any], list[Any]]), groups=groups,
-            max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+            max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
         )  # fmt: skip
         table = HashMapBackend().timed_table(stored, by_key=True)
     node = Node("j", Kind.JOIN, timed=join, key_type=str)
-    operator = joins.OPERATORS[type(join)].made(TimedParts(node=node, table=table, groups=groups, function=None))
+    parts = TimedParts(node=node, table=table, groups=groups, max_parallelism=MAX_PARALLELISM, function=None)
+    operator = joins.OPERATORS[type(join)].made(parts)
     operator.downstream, operator.sides = [seen.take], {"late": [seen.take_late]}
     operator.late_output = operator.late_right_output = "late"
     return operator
@@ -203,6 +206,25 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 ) -> None:
     seen = play(join, arrivals, disorder, cuts, room)
     results, late = expected(join, [record for record, _ in arrived(arrivals, disorder)])
+    assert sorted(seen.results, key=_order) == sorted(results, key=_order)
+    assert sorted(seen.late) == late
+
+
+@pytest.mark.parametrize("join", JOINS, ids=str)
+def test_each_key_group_goes_on_at_its_own_watermark(join: Join) -> None:
+    seen, far = Seen(), key_group(canonical_key("b"), MAX_PARALLELISM)
+    watermarks = {group: 139 if group == far else 39 for group in range(MAX_PARALLELISM)}
+    operator = operator_of(join, seen, watermarks=watermarks)
+    sides = [(side, key, time) for side in "rl" for key in "ab" for time in range(0, 200, 7)]
+    records = [
+        Arrived(side, key, time, offset, offset, watermarks[key_group(canonical_key(key), MAX_PARALLELISM)])
+        for offset, (side, key, time) in enumerate(sides)
+    ]
+    for side, take in (("r", operator.right), ("l", operator.left)):
+        take(as_batch([replace(record, floor=NO_FLOOR) for record in records if record.side == side], join))
+    for watermark in (100, 10_000):
+        advance(operator, watermark, 1)
+    results, late = expected(join, records)
     assert sorted(seen.results, key=_order) == sorted(results, key=_order)
     assert sorted(seen.late) == late
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 from blank_manifest import blank_manifest
@@ -105,13 +107,23 @@ class Events:
         self.seen.append(Watermark(watermark, idle))
 
 
-def lane(events: Events, *items: Any) -> ChannelLane:
-    codec = BatchCodec(int)
-    frames = [
-        item if isinstance(item, Watermark) else codec.encode(Batch([item], [Coordinates("t", 0, item)], [b"k"]))
-        for item in items
-    ]
-    return ChannelLane("by>n:0", [], codec, events.push, frames, events)
+class Sent(NamedTuple):
+    """The file of a channel."""
+
+    items: Sequence[Any]
+
+    def timed(self) -> Iterator[tuple[int, Any]]:
+        for item in self.items:
+            yield 0, item if isinstance(item, Watermark) else partial(frame, item)
+
+
+def frame(record: int) -> bytes:
+    return BatchCodec(int).encode(Batch([record], [Coordinates("t", 0, record)], [b"k"]))
+
+
+def lane(events: Events, *items: Any, before: Sequence[int] = ()) -> ChannelLane:
+    files: Any = Sent(items)
+    return ChannelLane("by>n:0", [files], BatchCodec(int), events.push, list(map(frame, before)), events)
 
 
 def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
@@ -127,6 +139,19 @@ def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
     order.watermark("by>n:0", Watermark(9))
     with pytest.raises(Halt, match=r"channel by>n:0: the log has the watermark 1970-01-01T00:00:00\.009"):
         take_along([lane(Events(), 1)], {}, order.cut(), TaskOperators("n", 0))
+
+
+def test_watermarks_among_in_flight_records_are_those_of_the_log() -> None:
+    order, events = OrderRuns(), Events()
+    order.watermark("by>n:0", Watermark(4))
+    order.note("by>n:0", NOT_A_SOURCE, 1)
+    order.watermark("by>n:0", Watermark(5))
+    order.note("by>n:0", NOT_A_SOURCE, 2)
+    log = order.cut()
+    take_along([lane(events, 3, before=[1, 2])], {}, log, TaskOperators("n", 0))
+    assert events.seen == [Watermark(4), 1, Watermark(5), 2, 3]
+    with pytest.raises(Halt, match="the log has the watermark"):
+        take_along([lane(Events(), 1, 2, 3)], {}, log, TaskOperators("n", 0))
 
 
 @pytest.mark.exhaustive

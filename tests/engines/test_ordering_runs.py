@@ -40,12 +40,13 @@ def deduplicated(clicks: list[Any]) -> list[Any]:
 
 
 @pytest.mark.exhaustive(but=["once-hashmap"])
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("how", ["hashmap", "rocksdb", "unaligned"])
 @pytest.mark.parametrize("what", ["sorted", "once"])
 def test_kills_and_other_parallelism_make_no_difference(
-    what: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+    what: str, how: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:
-    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", "--state-backend", backend)
+    options = ["--unaligned", "--checkpoint-interval", "100ms"] if how == "unaligned" else ["--state-backend", how]
+    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", *options)
     clicks = Clicks(job, what)
     for number, (parallelism, armed) in enumerate((
         (2, failpoint("timed-fired", nth=2)),

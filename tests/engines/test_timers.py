@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, Arrivals, Arrived, as_batch, floors
+from test_windows import (
+    ARRIVALS,
+    MAX_PARALLELISM,
+    WATERMARKS,
+    Arrivals,
+    Arrived,
+    as_batch,
+    floors,
+    group_of,
+    play_restored,
+)
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.timed import KeyReader
@@ -110,16 +120,21 @@ class Gathered:
 
 
 def operator_of(
-    handler: Any, listen: Callable[[Batch], None], late: Callable[[Batch], None] = print, order: Order = "time"
+    handler: Any,
+    listen: Callable[[Batch], None],
+    late: Callable[[Batch], None] = print,
+    order: Order = "time",
+    watermarks: dict[int, int] | None = None,
 ) -> HandlerOperator:
     entry = kept_entry(State, Arrived, order)
     stored = StoredState[Any](
         operator="p", type=VersionedState(entry), groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM,
-        times=TableTimes(),
+        times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
     table, methods = HashMapBackend().timed_table(stored), dir(handler)
     return HandlerOperator(
-        "p", table, range(MAX_PARALLELISM), Handling(order, "on_time" in methods, "on_clock" in methods), handler,
+        "p", table, range(MAX_PARALLELISM), MAX_PARALLELISM,
+        Handling(order, "on_time" in methods, "on_clock" in methods), handler,
         KeyReader("p", str), StateType("p", State), downstream=[listen], sides={"late": [late]}, late_output="late",
     )  # fmt: skip
 
@@ -176,6 +191,18 @@ def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(
             assert (groups[0], keys[0]) < (groups[1], keys[1]) or "time" in (one[0], other[0])
 
 
+def test_each_key_group_goes_on_at_its_own_watermark() -> None:
+    out: list[Out] = []
+    late: list[Arrived] = []
+    operator = operator_of(
+        Gathers(), lambda batch: out.extend(batch.records), lambda batch: late.extend(batch.records),
+        watermarks=WATERMARKS,
+    )  # fmt: skip
+    records = play_restored(operator, operator)
+    assert [record.id for record in late] == [record.id for record in records if record.time <= record.floor]
+    assert sorted(out, key=lambda of: of[1]) == expected([record for record in records if record.time > record.floor])
+
+
 class Sets:
     """Sets the timers that a record names, and emits what goes off with its state: the number of calls."""
 
@@ -209,8 +236,11 @@ def arrived(key: str, time: int) -> Batch:
 
 def test_by_arrival_a_timer_that_has_passed_goes_off_after_its_record_and_others_at_the_watermark() -> None:
     out: list[Any] = []
-    operator = operator_of(Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival")
-    operator.advance(100)
+    further = {group: 100 if group == group_of("a") else 50 for group in range(MAX_PARALLELISM)}
+    operator = operator_of(
+        Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival", watermarks=further
+    )
+    operator.advance(70)
     settle(operator)
     operator(arrived("a", 101))
     assert out == [("record", "a"), ("time", "a", 60), ("time", "a", 90)]

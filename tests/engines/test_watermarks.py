@@ -71,7 +71,8 @@ def sorter(id: str) -> Sorter:
         times=TableTimes(),
     )  # fmt: skip
     table = HashMapBackend().timed_table(stored)
-    return Sorter.made(TimedParts(node=Node(id, Kind.IN_ORDER), table=table, groups=range(8), function=None))
+    node = Node(id, Kind.IN_ORDER)
+    return Sorter.made(TimedParts(node=node, table=table, groups=range(8), max_parallelism=8, function=None))
 
 
 class Rig:

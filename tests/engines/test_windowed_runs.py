@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Job
+from running import Job, visible
 from window_clicks import Clicks
 
 from exactlyonce.cli.main import main
@@ -61,6 +61,41 @@ def test_kills_and_other_parallelism_make_no_difference(
     clicks.end()
     clicks.job.finish("--parallelism", "2")
     clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+def test_barriers_that_overtake_records_make_no_difference(
+    job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    """Captured records are taken before the watermark goes on, at any parallelism."""
+    clicks = clicks_of(job_of, "folded", "--unaligned", "--param", "pause_ms=4")
+    for parallelism, name in ((3, "unaligned-captured"), (2, "timed-fired"), (3, "coordinator-decided")):
+        clicks.feed(300)
+        armed = failpoint(name)
+        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
+        assert (tmp_path / "fired" / name).exists()
+    assert any(manifest.channel_logs for manifest in clicks.job.history().manifests.values())
+    clicks.end()
+    clicks.job.finish("--parallelism", "2", "--param", "pause_ms=0")
+    clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+def test_at_least_once_no_record_is_missing_in_a_window(
+    job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    clicks = clicks_of(job_of, "tumbling", "--mode", "at_least_once")
+    clicks.feed()
+    clicks.job.start("--until", "latest", "--parallelism", "2", env=failpoint("timed-fired", nth=2)).wait()
+    assert (tmp_path / "fired" / "timed-fired").exists()
+    clicks.end()
+    clicks.job.finish("--parallelism", "3")
+    results, late = clicks.by_sql()
+    most: dict[Any, int] = {}
+    for key, start, _, count, *_ in map(clicks.result, [record.value for record in visible(*clicks.out("out", 1))]):
+        most[key, start] = max(count, most.get((key, start), 0))
+    assert all(most[key, start] >= count for key, start, _, count, *_ in results)
+    assert {json.loads(record.value or b"")["id"] for record in visible(*clicks.out("late", 1))} >= set(late)
 
 
 @pytest.mark.exhaustive(but=["folded"])

@@ -8,6 +8,7 @@ from typing import Any
 from planting import WRONG, in_place_of, mutant, replaced, unfitting
 
 from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
+from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
@@ -74,6 +75,15 @@ def _overtaking() -> Iterable[Any]:
 
     yield replaced(LocalChannel, "send_signal", in_memory)
     yield replaced(SocketChannel, "send_signal", over_socket)
+
+
+@mutant("restored records wait for others", ELSEWHERE, luck="unaligned windows", shape="windows-of-two", first=3)
+@in_place_of(Subtask, "step")
+def _fires_before_captured(real: Any, self: Subtask, **hurried: bool) -> bool:
+    restored, self.restored = self.restored, None
+    moved: bool = real(self, **hurried)
+    self.restored = restored
+    return moved or real(self, **hurried)
 
 
 # --- order logs -----------------------------------------------------------------------------------------------------
