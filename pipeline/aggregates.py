@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from math import fsum, isfinite
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, pos
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
@@ -256,12 +256,16 @@ class _Adding:
         first, merge = self.first, self.merge
         if first is None:
             return lambda state, record: get(record) if state is None else state + get(record)
+        if merge is _added:
+            return lambda state, record: first(get(record)) if state is None else state + get(record)
         return lambda state, record: first(get(record)) if state is None else merge(state, first(get(record)))
 
 
 def _adding(type_: Any) -> _Adding:
     if _numeric(type_) and float in hints.members(type_):
         return _Adding(int | tuple[float, ...], _exactly, _rounded, _exact)
+    if _numeric(type_):
+        return _Adding(type_, _added, first=pos)  # a bool becomes an int, also one that stays alone
     return _Adding(type_, _added)
 
 

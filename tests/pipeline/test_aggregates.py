@@ -70,6 +70,8 @@ CASES: list[tuple[Aggregate[Order, Any], Callable[[list[Placed]], Any]]] = [
     (Sum("amount"), lambda these: sum(each.record.amount for each in these)),
     (Sum(lambda order: order.weight), lambda these: fsum(each.record.weight for each in these)),
     (Sum(lambda order: order.amount, type=int), lambda these: sum(each.record.amount for each in these)),
+    (Sum(lambda order: order.amount > 0), lambda these: sum(each.record.amount > 0 for each in these)),
+    (Sum(lambda order: order.amount > 0, type=int), lambda these: sum(each.record.amount > 0 for each in these)),
     (Mean("amount"), lambda these: sum(each.record.amount for each in these) / len(these)),
     (Mean("weight"), lambda these: fsum(each.record.weight for each in these) / len(these)),
     (Min("amount"), lambda these: min(each.record.amount for each in these)),
