@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -205,6 +205,20 @@ def s3(_fewer_descriptions: None, s3_server: Any, monkeypatch: pytest.MonkeyPatc
     for name, value in s3_server.env.items():
         monkeypatch.setenv(name, value)
     return s3_server
+
+
+@pytest.fixture
+def s3_user(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """`with s3_user("s3:PutObject"):` lets this process into `s3` as a user with that right alone."""
+
+    @contextmanager
+    def let_in(*actions: str) -> Iterator[None]:
+        with s3.granting(*actions) as env, monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            yield
+
+    return let_in
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each
 from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
-from exactlyonce.sinks.lake.table import Conflict, StagedInterval, changed, gone
+from exactlyonce.sinks.lake.table import RIGHTS, Conflict, StagedInterval, changed, gone, is_denied
 from exactlyonce.sinks.ledger import SinkLedger
 
 STAGED = "_exactlyonce"
@@ -62,7 +62,6 @@ _OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|ge
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CAUSE = "↳"
 _AWAY = re.compile(r"timed? ?out|connect|dns|\b50[03]\b|reset|refused|unavailable|No space", re.IGNORECASE)
-_DENIED = re.compile(r"permission ?denied|forbidden|\b40[13]\b|access denied|credentials", re.IGNORECASE)
 
 
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +117,7 @@ class TablePlace:
         try:
             return self.find()
         except TableNotFoundError as error:
-            if _DENIED.search(str(error)):
+            if is_denied(error):
                 raise
             raise self.away() from None
 
@@ -192,7 +191,7 @@ class TablePlace:
         except (StoreError, StoreUnavailable, ConfigError, Conflict):
             raise
         except TableNotFoundError as error:
-            if _DENIED.search(str(error)):
+            if is_denied(error):
                 raise self._explained(error) from None
             raise StoreError(
                 f"There is no Delta table at {self.path}. Create it, set create=True, or correct the path."
@@ -214,8 +213,9 @@ class TablePlace:
         where, text = f"Delta table {self.path}", self._text(error)
         if isinstance(error, DeltaProtocolError):
             return refusals.refused(where, text, "Write it with another program, or make a table without the feature.")
-        if isinstance(error, PermissionError) or _DENIED.search(str(error)):
-            return refusals.refused(where, text, "Give this user the right to read and write the table's folder.")
+        if is_denied(error):
+            advice = f", in S3 {RIGHTS}" if s3.is_s3(self.path) else ""
+            return refusals.refused(where, text, f"Give this user the right to read and write its folder{advice}.")
         if isinstance(error, OSError) or _AWAY.search(text):
             return refusals.passing(where, "its folder cannot be read or written", text)
         return refusals.refused(where, text, "Correct the table, or the sink.")

@@ -7,6 +7,7 @@ commits of one ledger have an order, and each has read what the one before has w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,10 +16,22 @@ from exactlyonce.sinks.ledger import SinkLedger
 
 DELTA, ICEBERG = "delta", "iceberg"
 """Kinds of committables."""
+RIGHTS = "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+"""The rights that a table in S3 needs."""
+_DENIED = re.compile(r"permission.?denied|access.?denied|forbidden|\b40[13]\b|credentials|access.?key", re.IGNORECASE)
 
 
 class Conflict(Exception):
     """Another commit was faster: load the table again, and compare the ledger."""
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether a file system refuses a request for want of a right, or of credentials.
+
+    >>> is_denied(OSError("AWS Error ACCESS_DENIED during PutObject operation")), is_denied(OSError("No space left"))
+    (True, False)
+    """
+    return isinstance(error, PermissionError) or _DENIED.search(str(error)) is not None
 
 
 def gone(path: str, remover: str) -> StoreError:
