@@ -6,7 +6,7 @@ times: each use gets all its records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
@@ -16,6 +16,7 @@ from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
@@ -208,6 +209,50 @@ class Stream(_Stream[T]):
     def peek(self, fn: Any = print, *, id: str | None = None) -> Stream[T]:
         """The same records, after a call of ``fn(record)`` for each. After a failure it is called again."""
         return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
+
+    @overload
+    def enrich(
+        self, id: str, fetch: _Partial[Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @overload
+    def enrich(
+        self, id: str, fetch: Callable[[list[T]], Awaitable[Sequence[U]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @overload
+    def enrich(
+        self, id: str, fetch: Callable[[], Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    def enrich(
+        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: str = "5s", retries: int = 3,
+        output: Any = None, on_error: DeadLetterTarget | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each record with the answer of a service, in order: ``await fetch(records)`` returns a list of answers, one
+        for each of at most *batch* records.
+
+        >>> async def fetch(cities: list[str]) -> list[float]:
+        ...     return [len(city) / 2 for city in cities]  # or a call of a service
+        >>> from exactlyonce.connectors import KafkaSource
+        >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
+        >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
+
+        In each subtask, the calls under way have at most *in_flight* records. A call that raises, or takes longer than
+        *timeout*, is made again up to *retries* times, after pauses. Then an outage (a timeout or another OSError)
+        restarts the job. On any other error each record of the call is tried alone; one that still fails goes to
+        *on_error*, or stops the job.
+
+        *output* is the type of an answer. Answers are logged in checkpoints, so that no replay calls the service. After
+        a crash the records since the last checkpoint are asked for again, and no answer from before has been visible.
+        """
+        function = self._builder.read(fetch, ("records",), awaited=True)
+        calls = Calls(_given(output, function.item), batch, in_flight, timeout, retries)
+        type_ = enriched_type(self._type, calls.answer)
+        return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
 
     @overload
     def process(

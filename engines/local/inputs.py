@@ -259,11 +259,13 @@ class FramedInput:
     """Whether to hand out little until a barrier has come through: slow records may have kept the last attempt from
     that, and this one begins with the same records."""
     bounds: Bounds = field(default=ALIGNED, kw_only=True)
+    least: int = field(default=1, kw_only=True)
+    """`Pace.least`."""
     now_s: Callable[[], float] = field(default=perf_counter, kw_only=True)
     slices: FrameSlices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.now_s)
 
     def trust(self) -> None:
         self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
@@ -294,7 +296,7 @@ class ChannelInput(FramedInput):
         self._departures = Departures(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
-        self._least = max(1, IN_FLIGHT_MIN // self.siblings)
+        self._least = max(1, max(IN_FLIGHT_MIN, self.least) // self.siblings)
         self.window = self._least
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:

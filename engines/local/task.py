@@ -19,7 +19,7 @@ docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -109,6 +109,8 @@ class Subtask:
     """The clock that operators may go by."""
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
+    least: int = 1
+    """`Pace.least`: the records that are taken at least, if the outputs have any room."""
     incremental: bool = True
     """Whether a snapshot holds only changes, unless it is a savepoint."""
     restored: RestoredInput | None = None
@@ -151,14 +153,17 @@ class Subtask:
     @property
     def room(self) -> int:
         """The number of records that may be taken; 0: the outputs must drain first."""
-        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in self._outlets]])
+        return self._room_at(self._outlets)
+
+    def _room_at(self, outlets: Iterable[Outlet]) -> int:
+        room = min([BATCH_RECORDS_MAX, *[outlet.room for outlet in outlets]])
+        return room and max(room, self.least)
 
     @property
     def _room_before_barrier(self) -> int:
         """The room for records before a barrier: a closed channel takes all of them."""
         closed = [channel.closed and not channel.full for channel in self.outputs]
-        needed = [outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed]
-        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in needed]])
+        return self._room_at(outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed)
 
     def step(self, *, hurried: bool = False) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any. *hurried*: a short batch,

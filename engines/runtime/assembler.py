@@ -19,11 +19,13 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
 from exactlyonce.engines.runtime import in_flight, joins, ordering, timers, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import StagedBlocks, SubtaskBlocks, WorkerBlocks, whole_or_halt
 from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
@@ -142,6 +144,8 @@ class TaskOperators:
     """The operators that go by the clock, too."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
+    answers: Answers = field(default_factory=Answers)
+    """Those of services."""
     _now_ms: int = field(default=0, init=False)
     """The time by the clock at the last look."""
     _told_ms: int = field(default=0, init=False)
@@ -210,7 +214,9 @@ class TaskOperators:
         are exactly those between two barriers.
         """
         require(not self.firings, "a cut waits until all that is due is out")
-        order = self.order.cut(exact=exact) if self.order is not None and not (self.order.empty and exact) else None
+        order, answers = None, self.answers.cut()
+        if self.order is not None and not (self.order.empty and not answers and exact):
+            order = self.order.cut(exact=exact, answers=answers)
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)
@@ -318,9 +324,12 @@ class Assembler:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
-        function = None if node.fn is None else self._function(node, operators)
+        asks_nobody = node.calls is not None and operators.answers.replayed is not None
+        function = None if node.fn is None or asks_nobody else self._function(node, operators)
         operator: ops.BatchOperator
-        if node.timed is not None:
+        if node.calls is not None:
+            operator = Enricher(node.id, function, node.calls, AnswerCodec(node.calls.answer), operators.answers)
+        elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
             operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
@@ -334,7 +343,9 @@ class Assembler:
 
     def _function(self, node: Node, operators: TaskOperators) -> Any:
         self.activity.phase(f"the making of operator {node.id!r}")
-        function = node.make()
+        function: Any = node.make()
+        if node.calls is not None:
+            function = Service(function)
         if hasattr(function, "open"):
             self.activity.phase(f"open() of operator {node.id!r}")
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))

@@ -17,6 +17,7 @@ from exactlyonce.pipeline.aggregates import (
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
+from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -57,6 +58,7 @@ __all__ = [
     "CountDistinct",
     "DeadLetters",
     "Emit",
+    "Enriched",
     "ExactlyOnceError",
     "Feedback",
     "Fenced",
