@@ -20,8 +20,8 @@ class Found(NamedTuple):
 
 
 def found(name: str) -> Found | None:
-    """None: no seed finds it. Seeds with which shipped code itself notices do not count, unless the mutant expects that;
-    other errors are raised."""
+    """None: no seed finds it. Seeds with which shipped code itself notices do not count, unless the mutant expects
+    that; other errors are raised."""
     mutant = MUTANTS[name]
     with planted(name):
         for seed in range(mutant.first, mutant.first + MUTANT_SEEDS):
