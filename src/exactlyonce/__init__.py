@@ -11,6 +11,7 @@ from exactlyonce.pipeline.aggregates import (
     Max,
     Mean,
     Min,
+    Percentiles,
     Sum,
     TopN,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "Min",
     "Operator",
     "Output",
+    "Percentiles",
     "Pipeline",
     "ProtobufCodec",
     "Record",

@@ -233,3 +233,13 @@ def test_each_key_group_goes_on_at_its_own_watermark(window: Window) -> None:
     results, late = expected(window, play_restored(operator, operator))
     assert (seen.counted(), Counter(record.id for record in seen.late)) == (results, late)
     assert late
+
+
+def test_a_session_that_grows_leaves_the_state_as_it_is_that_a_snapshot_may_have() -> None:
+    seen = Seen()
+    operator = operator_of(Session("20ms"), seen.take, seen.take_late)
+    operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 30, NO_FLOOR)]))
+    before = [state for _, _, state in operator.table.items()]
+    operator(as_batch([Arrived(2, "a", 15, NO_FLOOR)]))
+    assert sorted(before) == [(0, 0, [0]), (30, 30, [1])]
+    assert [state for _, _, state in operator.table.items()] == [(0, 30, [0, 2, 1])]

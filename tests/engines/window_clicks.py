@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import duckdb
+import pytest
 from running import Job, visible
 
 from exactlyonce.testing.cluster import KafkaCluster
@@ -159,4 +160,7 @@ class Clicks:
         if self.window == "folded":
             of = of["amounts"] if isinstance(of, dict) else of
             of = {"n": len(of), "spent": sum(of), "most": max(of)}
+        else:
+            assert of["ids"] == pytest.approx(of["n"], rel=0.3)
+            assert of["percentiles"][1] == pytest.approx(of["most"], rel=0.011)
         return (result["key"], start, end, of["n"], of["spent"], of["most"])

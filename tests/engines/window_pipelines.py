@@ -8,7 +8,19 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Count, Hopping, Max, Output, Pipeline, Session, Sum, Tumbling
+from exactlyonce import (
+    Aggregate,
+    Count,
+    CountDistinct,
+    Hopping,
+    Max,
+    Output,
+    Percentiles,
+    Pipeline,
+    Session,
+    Sum,
+    Tumbling,
+)
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -27,6 +39,15 @@ WINDOWS: dict[str, Any] = {
     "daily": Tumbling("1d", zone="Europe/Paris"),
     "folded": Session("3s"),
     "topics": Tumbling("10s"),
+}
+
+
+AGGREGATES: dict[str, Aggregate[Click, Any]] = {
+    "n": Count(),
+    "spent": Sum("amount"),
+    "most": Max("amount"),
+    "ids": CountDistinct("id", error=0.05),
+    "percentiles": Percentiles("amount", [50, 100]),
 }
 
 
@@ -73,7 +94,7 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0) -> Pip
     elif window == "folded":  # with states that change in place
         results = windows.fold("counts", list, adding(pause_ms / 1000), list.__add__, state=list[int], late=late)
     else:
-        results = windows.aggregate("counts", {"n": Count(), "spent": Sum("amount"), "most": Max("amount")}, late=late)
+        results = windows.aggregate("counts", AGGREGATES, late=late)
     results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     results.side(late).sink("late", KafkaSink(f"{name}-late", key=lambda click: click.user))
     return pipeline
