@@ -7,15 +7,15 @@ import math
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from urllib.parse import quote
 
 from exactlyonce.testing.servers.forwarding import Forwarder
+from exactlyonce.testing.servers.programs import stopped
 
 BUCKET = "checkpoints"
 _SERVE = """
@@ -115,14 +115,9 @@ class S3Server:
         """Ask no credentials of so many requests."""
         urllib.request.urlopen(self._request("POST", "/moto-api/reset-auth", str(requests).encode())).close()
 
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """SIGSTOP: its sockets are open, and nobody answers."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.process.pid, signal.SIGCONT)
+    def silent(self) -> AbstractContextManager[None]:
+        """It takes connections, and answers nothing."""
+        return stopped(self.process.pid)
 
     @contextmanager
     def away(self) -> Iterator[None]:
