@@ -24,7 +24,7 @@ from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.testing.cluster import KafkaCluster
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "docs", "docs/design", "docs/sinks", "examples", "tests", "benchmarks")
+FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 PIPELINES, EVENT_TIME, JOINS, ENRICH = (
     Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins", "enrich")

@@ -272,7 +272,7 @@ def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: 
     options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
     example = [sys.executable, str(ROOT / "examples" / "files_to_kafka.py"), *options]
     done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources.md").read_text()
+    page = (ROOT / "docs" / "sources" / "files.md").read_text()
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 

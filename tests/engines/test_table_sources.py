@@ -192,7 +192,7 @@ def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, t
     options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
     example = [sys.executable, str(ROOT / "examples" / "table_then_topic.py"), *options]
     done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources.md").read_text()
+    page = (ROOT / "docs" / "sources" / "tables.md").read_text()
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
