@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from math import fsum, isfinite
-from operator import attrgetter, itemgetter, pos
+from operator import add, attrgetter, itemgetter, pos
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
@@ -148,15 +148,11 @@ class Count(Aggregate[Any, int]):
     """The number of records."""
 
     def accumulator(self, record: Any, names: Mapping[str, Any]) -> Accumulator:
-        return Accumulator(int, int, _counted, _added)
+        return Accumulator(int, int, _counted, add)
 
 
 def _counted(state: int | None, record: Any) -> int:
     return 1 if state is None else state + 1
-
-
-def _added(one: Any, other: Any) -> Any:
-    return one + other
 
 
 class _OfValues(Aggregate[T, V]):
@@ -262,7 +258,7 @@ class _Adding:
         first, merge = self.first, self.merge
         if first is None:
             return lambda state, record: get(record) if state is None else state + get(record)
-        if merge is _added:
+        if merge is add:
             return lambda state, record: first(get(record)) if state is None else state + get(record)
         return lambda state, record: first(get(record)) if state is None else merge(state, first(get(record)))
 
@@ -271,8 +267,8 @@ def _adding(type_: Any) -> _Adding:
     if _numeric(type_) and float in hints.members(type_):
         return _Adding(int | tuple[float, ...], _exactly, _rounded, _exact)
     if _numeric(type_):
-        return _Adding(type_, _added, first=pos)  # a bool becomes an int, also one that stays alone
-    return _Adding(type_, _added)
+        return _Adding(type_, add, first=pos)  # a bool becomes an int, also one that stays alone
+    return _Adding(type_, add)
 
 
 def _exact(number: Any) -> Any:

@@ -221,9 +221,7 @@ class HoppingWindows(WindowOperator[Hopping]):
             ended = [slot for slot, pane in panes.items() if window.last_window(pane) <= last]
             for group in sorted(groups):
                 if before[group] < last:
-                    merged = self._merged(group, groups[group])
-                    keys = sorted(merged)
-                    states = [merged[key] for key in keys]
+                    keys, states = self._merged(group, groups[group])
                     yield from _slices(last, group, [window.start(last)] * len(keys), keys, states)
             if ended:
                 table.drop(ended[-1], groups)
@@ -238,20 +236,29 @@ class HoppingWindows(WindowOperator[Hopping]):
                     groups.setdefault(group, []).append(slot)
         return groups
 
-    def _merged(self, group: int, slots: Sequence[int]) -> dict[bytes, Any]:
-        """The states by key of all *slots* of *group*, merged."""
-        merge, clone = self.accumulator.merge, self.clone
+    def _merged(self, group: int, slots: Sequence[int]) -> tuple[list[bytes], list[Any]]:
+        """The keys of all *slots* of *group*, sorted, with their merged states."""
+        merge = self.accumulator.merge
         assert merge is not None
-        merged: dict[bytes, Any] = {}
-        for slot in slots:
-            keys, states = self.table.read(slot, group)
-            parts = states if clone is None else list(map(clone, states))
-            if not merged:
-                merged = dict(zip(keys, parts, strict=True))
-                continue
-            for key, part in zip(keys, parts, strict=True):
+        (keys, states), *others = [self._copied(*self.table.read(slot, group)) for slot in slots]
+        differing = []
+        for more, parts in others:
+            if more == keys:  # as in most panes: far cheaper than key by key
+                states = list(map(merge, states, parts))
+            else:
+                differing.append((more, parts))
+        if not differing:
+            return keys, states
+        merged = dict(zip(keys, states, strict=True))
+        for more, parts in differing:
+            for key, part in zip(more, parts, strict=True):
                 merged[key] = merge(merged[key], part) if key in merged else part
-        return merged
+        keys = sorted(merged)
+        return keys, [merged[key] for key in keys]
+
+    def _copied(self, keys: list[bytes], states: list[Any]) -> tuple[list[bytes], list[Any]]:
+        """*keys* with states that a merge may change."""
+        return keys, states if self.clone is None else list(map(self.clone, states))
 
 
 @dataclass(slots=True, eq=False)
