@@ -18,6 +18,7 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.expiry import Expiry, kept_until
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -367,6 +368,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -379,6 +381,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -392,6 +395,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -405,11 +409,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
@@ -418,6 +424,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         defaults of fields nor these rules can convert older states, raise *state_version* by one; *migrations* maps a
         version to the function that converts its states to the next one.
 
+        With *ttl*, as "7d", a key's state is forgotten *ttl* after its last record, by event time: a record so long
+        after it, or later, finds None. The source needs ``time=``, and a *disorder* of *ttl* at most.
+
         With *outputs* it is ``fn(state, record, emit)``, and ``emit(value, late)`` writes to one of them; `side`
         returns their streams.
         """
@@ -425,7 +434,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
-        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error)
+        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error, ttl=ttl)
 
     @overload
     def stateful_flat_map(
@@ -437,6 +446,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -449,6 +459,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -462,6 +473,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -475,35 +487,43 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
-        *outputs*, *state*, *state_version* and *migrations* are those of `stateful_map`.
+        *outputs*, *state*, *state_version*, *migrations* and *ttl* are those of `stateful_map`.
         """
         function = self._builder.read(fn, _taken(outputs), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
         type_ = _given(output, hints.element(returned))
-        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error)
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error, ttl=ttl)
 
     @overload
-    def reduce(self, id: str, fn: Callable[[T, T], T], *, on_error: DeadLetterTarget | None = ...) -> Stream[T]: ...
+    def reduce(
+        self, id: str, fn: Callable[[T, T], T], *, ttl: str | None = ..., on_error: DeadLetterTarget | None = ...
+    ) -> Stream[T]: ...
     @overload
     def reduce(
-        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, on_error: DeadLetterTarget | None = ...
-    ) -> Stream[T]: ...
-    def reduce(self, id: str, fn: Any, *, on_error: DeadLetterTarget | None = None) -> Stream[T]:
-        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
+        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: str | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[T]: ...  # fmt: skip
+    def reduce(
+        self, id: str, fn: Any, *, ttl: str | None = None, on_error: DeadLetterTarget | None = None
+    ) -> Stream[T]:
+        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``. *ttl* is that of
+        `stateful_map`: after it, a record is the first one."""
         type_ = self._builder.type_of(self._origin)
         function = self._builder.read(fn, ("reduced", "record"))
         kept = VersionedState(hints.without_none(type_))
-        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
+        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error, ttl=ttl)
 
     @overload
     def process(
@@ -708,10 +728,16 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
         outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *, timed: Timed | None = None,
-        late: Output[Any] | None = None,
+        late: Output[Any] | None = None, ttl: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
         for problem in kept.problems:
             self._builder.problem(problem)
+        if ttl is not None:
+            if kept.codec is not None:
+                self._builder.problem(
+                    f"state= is a codec, {kept.codec.name!r}, and ttl= keeps a time with each state: give its type"
+                )
+            kept, timed = kept_until(kept), Expiry(ttl)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),

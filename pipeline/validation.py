@@ -10,6 +10,7 @@ from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.enrich import Calls
+from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
@@ -140,6 +141,8 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
             f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
         )
+    if isinstance(timed, Expiry) and not timed.problems:
+        yield from _expiry(graph, timing, timed)
     if above & {loop.id for loop in graph.loops}:
         yield (
             f"{node.kind.value} cannot take records that come round a loop: how long such a record is on its way "
@@ -151,6 +154,16 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"{type(timed).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
             f"two accumulators, as fold(id, new, add, merge)"
         )
+
+
+def _expiry(graph: LogicalGraph, timing: set[str], expiry: Expiry) -> Iterator[str]:
+    for source in graph.sources:
+        times = source.source.event_time if source.id in timing and source.source is not None else None
+        if times is not None and times.disorder_ms > expiry.ttl_ms:
+            yield (
+                f"ttl={expiry.ttl!r} is shorter than disorder={times.disorder!r} of source {source.id!r}: records in "
+                f"time would find no state of those before them. Raise ttl=, or lower disorder="
+            )
 
 
 def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:

@@ -296,32 +296,41 @@ class Emitted:
                 push(self._batch.stemming(records, places))
 
 
-@dataclass(slots=True)
-class Stateful(BatchOperator):
-    """`stateful_map`, `stateful_flat_map` and `reduce`: the table runs the user's function."""
+class StateCalls(BatchOperator):
+    """Calls the user's function with the state of each record's key."""
 
+    __slots__ = ()
     fn: Callable[..., Any]
-    table: Table[Any]
-    flat: bool = False
-    reduces: bool = False
-    clone: Callable[[Any], Any] | None = None
+    flat: bool
+    reduces: bool
+    clone: Callable[[Any], Any] | None
     """Copies a state that the function may change in place; None: it cannot, or there are no dead letters."""
 
+    @property
+    def table_reduces(self) -> bool:
+        """Whether the table has a loop of its own for a function that reduces."""
+        return False
+
+    def _runner(
+        self, fn: Callable[..., Any], batch: Batch, dead: Sequence[tuple[int, BaseException]]
+    ) -> Callable[[slice], list[Any]]:
+        """Runs *fn* on a part of *batch*, part after part; it returns the outputs. *fn* adds to *dead*."""
+        raise NotImplementedError
+
     def __call__(self, batch: Batch) -> None:
-        assert batch.keys is not None
-        run = self.table.reduce if self.reduces and self.dead_letters is None else self.table.apply
-        fn = self._listed if self.flat else self.fn
+        fn = self._listed if self.flat else self._reduced if self.reduces and not self.table_reduces else self.fn
         emitted = Emitted(batch, self.sides) if self.sides else None
         if emitted is not None:
             fn = self._emitting(emitted)
         dead: list[tuple[int, BaseException]] = []
         if self.dead_letters is not None:
-            fn = self._surviving(self._reduced if self.reduces else fn, dead, emitted)
+            fn = self._surviving(fn, dead, emitted)
+        run = self._runner(fn, batch, dead)
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in chunks(len(batch.records)):
             try:
-                outputs += run(fn, batch.keys[chunk], batch.records[chunk])
+                outputs += run(chunk)
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
                 raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
@@ -383,6 +392,29 @@ class Stateful(BatchOperator):
             return state, (tuple(returned) if flat else returned, *given)
 
         return run
+
+
+@dataclass(slots=True)
+class Stateful(StateCalls):
+    """`stateful_map`, `stateful_flat_map` and `reduce`: the table runs the user's function."""
+
+    fn: Callable[..., Any]
+    table: Table[Any]
+    flat: bool = False
+    reduces: bool = False
+    clone: Callable[[Any], Any] | None = None
+
+    @property
+    def table_reduces(self) -> bool:
+        return self.reduces and self.dead_letters is None
+
+    def _runner(
+        self, fn: Callable[..., Any], batch: Batch, dead: Sequence[tuple[int, BaseException]]
+    ) -> Callable[[slice], list[Any]]:
+        assert batch.keys is not None
+        keys, records = batch.keys, batch.records
+        run = self.table.reduce if self.table_reduces else self.table.apply
+        return lambda chunk: run(fn, keys[chunk], records[chunk])
 
 
 @dataclass(slots=True)

@@ -71,3 +71,21 @@ def in_batches(name: str) -> Pipeline:
     clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click)).key_by(lambda click: click.user)
     clicks.batches("gathered", 5, timeout="5ms").map(ids_of).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
+
+
+class Counted(msgspec.Struct):
+    id: int
+    count: int
+
+
+def counted(count: int | None, click: Click) -> tuple[int, Counted]:
+    return (count or 0) + 1, Counted(click.id, (count or 0) + 1)
+
+
+def expiring(name: str) -> Pipeline:
+    """The number of clicks of a user in a partition of NAME-in since a pause of 3 s, with each, to NAME-out."""
+    pipeline = Pipeline(name, max_parallelism=8)
+    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    clicks = pipeline.source("clicks", source).key_by(lambda click: f"{click.user} {click.id % 3}")
+    clicks.stateful_map("counts", counted, ttl="3s").sink("out", KafkaSink(f"{name}-out"))
+    return pipeline

@@ -68,3 +68,45 @@ def test_kills_and_other_parallelism_make_no_difference(
     assert given == wanted, "each key's records in order, each once"
     assert len(late) > 5
     assert sorted(json.loads(r.value or b"")["id"] for r in visible(job.kafka, f"{job.name}-late", len(late))) == late
+
+
+def counts_since_pauses(job: Job) -> list[tuple[int, int]]:
+    """(id, number of clicks of its user in its partition since a pause of 3 s), by definition."""
+    greatest: dict[int, int] = {}
+    states: dict[tuple[int, str], tuple[int, int]] = {}
+    counts: list[tuple[int, int]] = []
+    for record in sorted(job.kafka.read_committed(f"{job.name}-in"), key=lambda r: (r.partition, r.offset)):
+        click = json.loads(record.value or b"")
+        now = max(click["at"], greatest.get(record.partition, click["at"]) - DISORDER_MS)
+        greatest[record.partition] = max(greatest.get(record.partition, click["at"]), click["at"])
+        last, count = states.get((record.partition, click["user"]), (now, 0))
+        count = 1 if now >= last + 3_000 else count + 1
+        states[record.partition, click["user"]] = max(last, now), count
+        counts.append((click["id"], count))
+    return sorted(counts)
+
+
+@pytest.mark.exhaustive(but=["hashmap"])
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_states_expire_alike_whatever_is_killed(
+    backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    job = job_of("ordering_pipelines:expiring", "--state-backend", backend)
+    clicks = Clicks(job, "expiring")
+    for number, (parallelism, armed) in enumerate((
+        (2, failpoint("timed-fired", nth=2)),
+        (3, failpoint("worker-frozen", nth=2)),
+        (1, failpoint("coordinator-committed")),
+    )):  # fmt: skip
+        clicks.feed(300)
+        run = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
+        run.wait()
+        assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
+    clicks.end()
+    job.finish("--parallelism", "2")
+    wanted = counts_since_pauses(job)
+    assert len({count for _, count in wanted}) > 5
+    given = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(wanted))]
+    assert sorted((of["id"], of["count"]) for of in given) == wanted
+    (snapshot,) = job.history().retained[-1].operators
+    assert snapshot.state_bytes < 500, "of all keys those of the last clicks alone are left"

@@ -184,6 +184,7 @@ assert_type(by_customer.process("arrived", functools.partial(Remembers), order="
 assert_type(by_customer.in_order("in-order", late=late), Stream[Order])
 assert_type(by_customer.deduplicate("once", within="1h", order="arrival"), Stream[Order])
 assert_type(by_customer.batches("batches", 100, timeout="5s"), Stream[list[Order]])
+assert_type(by_customer.reduce("last", lambda one, other: other, ttl="7d"), Stream[Order])
 
 # joins
 late_totals = Output("late-totals", Total)
