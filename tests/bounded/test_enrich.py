@@ -65,13 +65,22 @@ def assert_audited(kafka: KafkaCluster, name: str, staging: Path, checkpoints: i
 
 @pytest.mark.exhaustive(but=["enrich-answered"])
 @pytest.mark.parametrize(
-    "killed_at", ["enrich-asking", "enrich-answered", "worker-frozen", "worker-flushed", "coordinator-decided"]
+    "killed_at",
+    [
+        "enrich-asking",
+        "enrich-answered",
+        "worker-frozen",
+        "worker-flushed",
+        "coordinator-decided",
+        "unaligned-overtaken",
+    ],
 )
 def test_kills_and_other_parallelism_leave_each_record_one_answer(
     killed_at: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path,
     service: AskedService,
 ) -> None:  # fmt: skip
-    job = Job(run, kafka, topic_name, "enrich_pipelines:linear", "--num-retained", "100")
+    mode = ("--unaligned",) if killed_at == "unaligned-overtaken" else ()
+    job = Job(run, kafka, topic_name, "enrich_pipelines:linear", "--num-retained", "100", *mode)
     for number, (parallelism, armed) in enumerate((
         (2, failpoint(killed_at, nth=2)), (3, failpoint("coordinator-committed")),
     )):  # fmt: skip
