@@ -217,6 +217,8 @@ class TaskOperators:
         order, answers = None, self.answers.cut()
         if self.order is not None and not (self.order.empty and not answers and exact):
             order = self.order.cut(exact=exact, answers=answers)
+        for operator in self.by_id.values():
+            operator.settle()
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)

@@ -125,6 +125,9 @@ class BatchOperator:
         for push in self.downstream:
             push(batch)
 
+    def settle(self) -> None:
+        """Bring everything that it keeps into its table: a barrier is here."""
+
     def advance(self, watermark: int, *, idle: bool = False) -> None:
         """Take a watermark; see `Port`."""
         self.pass_on(watermark, idle=idle)
