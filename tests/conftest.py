@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config))
     config.pluginmanager.register(Bytecode(config))
     config.pluginmanager.register(OneBroker())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none, nor have its commands
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
     settings.register_profile(
         "of any machine", max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
