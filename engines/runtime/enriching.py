@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
@@ -36,8 +38,12 @@ class Service:
     def __init__(self, function: Any) -> None:
         self.function = function
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="enrich", daemon=True)
+        over = self._loop.create_future()
+        self._thread = threading.Thread(target=_run, args=(self._loop, over), name="enrich", daemon=True)
         self._thread.start()
+        # An attempt that fails drops its services, and a run in one process goes on.
+        self._end = weakref.finalize(self, self._loop.call_soon_threadsafe, over.set_result, None)
+        self._end.atexit = False
 
     def start(self, call: Callable[[], Any]) -> futures.Future[Any]:
         """Make *call* in the loop. The future gets its result, awaited if it is awaitable."""
@@ -58,9 +64,16 @@ class Service:
             if hasattr(self.function, "close"):
                 self.start(self.function.close).result()
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._end()
             self._thread.join()
-            self._loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
+    """Run *loop* until *over*. An exit of the user's code is the result of its task, and does not end the loop."""
+    while not over.done():
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_until_complete(over)
+    loop.close()
 
 
 class _Failed(Exception):
@@ -133,8 +146,11 @@ class Enricher(BatchOperator):
         """The answer, or a `FetchFailed`, for each record."""
         hit("enrich-asking")
         calls = service.start(lambda: self._all(service.function, batch.records))
-        while not futures.wait([calls], BREATH_INTERVAL_S).done:
-            self.activity.breathe()
+        try:
+            while not futures.wait([calls], BREATH_INTERVAL_S).done:
+                self.activity.breathe()
+        finally:
+            calls.cancel()
         try:
             answers: list[Any] = calls.result()
         except _Failed as failed:
@@ -143,7 +159,7 @@ class Enricher(BatchOperator):
             raise self.error(batch.origins[failed.place], failed.error) from failed.error
         return answers
 
-    async def _all(self, fetch: Callable[[list[Any]], Awaitable[Any]], records: Sequence[Any]) -> list[Any]:
+    async def _all(self, fetch: Callable[[list[Any]], Any], records: Sequence[Any]) -> list[Any]:
         size, answers = self.calls.batch, [None] * len(records)
         free = asyncio.Semaphore(max(1, self.calls.in_flight // size))
 
@@ -166,12 +182,11 @@ class Enricher(BatchOperator):
         which shows the records that make it fail; not so if that is an outage."""
         pause_s = PAUSE_MIN_S
         for attempt in range(self.calls.retries + 1):
-            try:
-                return await self._call(fetch, records)
-            except _Miscounted as wrong:
-                raise _Failed(place, wrong) from None
-            except (Exception, SystemExit) as error:
-                failure: BaseException = error
+            answers, failure = await self._outcome(fetch, records)
+            if failure is None:
+                return answers
+            if isinstance(failure, _Miscounted):
+                raise _Failed(place, failure)
             if attempt < self.calls.retries:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -182,18 +197,37 @@ class Enricher(BatchOperator):
             raise _Failed(place, failure)
         return [FetchFailed(f"{type(failure).__name__}: {text_of(failure)}{place_of(failure)}")]
 
-    async def _call(self, fetch: Callable[..., Any], records: Sequence[Any]) -> list[Any]:
-        answer = fetch(list(records))
-        if not isawaitable(answer):
-            raise _Miscounted(f"returned {answer!r:.100} instead of awaiting it: write it as async def")
+    async def _outcome(self, fetch: Callable[..., Any], records: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The answers and None, or the error, as a value: a `CancelledError` of the function is none of ours."""
+        call = asyncio.ensure_future(_answers_of(fetch, records))
         try:
-            answers = await asyncio.wait_for(answer, self.calls.timeout_s)
-        except asyncio.TimeoutError as error:  # the builtin one is an OSError, that of Python 3.10 is not
-            raise TimeoutError(str(error) or f"no answer within {self.calls.timeout}") from error
-        given = list(answers)
-        if len(given) != len(records):
-            raise _Miscounted(f"returned {len(given)} answers for {len(records)} records: it must return one for each")
-        return given
+            await asyncio.wait([call], timeout=self.calls.timeout_s)
+            is_late = not call.done()
+        finally:
+            call.cancel()
+            await asyncio.wait([call])
+        try:
+            return call.result(), None
+        except asyncio.CancelledError as error:
+            return [], TimeoutError(f"no answer within {self.calls.timeout}") if is_late else error
+        except BaseException as error:
+            return [], error
+
+
+async def _answers_of(fetch: Callable[..., Any], records: Sequence[Any]) -> list[Any]:
+    returned = fetch(list(records))
+    if not isawaitable(returned):
+        raise _Miscounted(f"returned {returned!r:.100} instead of awaiting it: write it as async def")
+    try:
+        returned = await returned
+    except asyncio.TimeoutError as error:  # the builtin one is an OSError, that of Python 3.10 is not
+        raise TimeoutError(str(error) or "no answer in time") from error
+    if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
+        raise _Miscounted(f"returned {returned!r:.100}, which is no list: it must return one answer for each record")
+    answers = list(returned)
+    if len(answers) != len(records):
+        raise _Miscounted(f"returned {len(answers)} answers for {len(records)} records: it must return one for each")
+    return answers
 
 
 class _Miscounted(Exception):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import closing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from enrich_pipelines import numbers
+from waiting import until
 
 from exactlyonce import DeadLetters, Enriched, Pipeline, RecordError, Unavailable
 from exactlyonce.connectors import KafkaSource
@@ -135,6 +139,10 @@ def test_a_record_that_fails_alone_stops_the_job_or_is_a_dead_letter() -> None:
     ("answer", "problem"),
     [
         (lambda records: records[1:], "returned 1 answers for 2 records"),
+        (lambda records: None, "returned None, which is no list"),
+        (lambda records: "12", "returned '12', which is no list"),
+        (lambda records: {*records}, r"returned \{1, 2\}, which is no list"),
+        (lambda records: dict.fromkeys(records, 0), r"returned \{1: 0, 2: 0\}, which is no list"),
         (lambda records: ["one", "two"], "no int, or cannot be kept as one: Expected `int`, got `str`"),
         (lambda records: [1, object()], "cannot be kept as one: Encoding objects of type object.*offset 1"),
         (lambda records: [1, "x" * BODY_SIZE_MAX], "the order log has room for.*offset 1"),
@@ -151,6 +159,48 @@ def test_wrong_answers_stop_the_job_at_once(answer: Any, problem: str) -> None:
     with pytest.raises(RecordError, match=problem):
         enriched(fetch, 1, 2, letters=[])
     assert calls == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_an_exit_or_cancelling_of_the_function_is_an_error_of_its_record(error: type[BaseException]) -> None:
+    """An exit ends no event loop: all would wait for it without end."""
+
+    async def fetch(records: list[int]) -> list[int]:
+        if 2 in records:
+            raise error("enough")
+        return records
+
+    with pytest.raises(RecordError, match=rf"'ask' raised {error.__name__}: enough .* offset 1\."):
+        enriched(fetch, 1, 2, 3, letters=[])
+
+    class Client:
+        async def open(self, context: Any) -> None:
+            raise error("enough")
+
+    with closing(Service(Client())) as service, pytest.raises((error, futures.CancelledError)):
+        service.open(None)
+
+
+def test_a_service_that_is_dropped_ends_its_thread_and_calls() -> None:
+    """As after a failed attempt of a run in one process, which does not close what was opened."""
+    before = threading.active_count()
+    ended = threading.Event()
+
+    async def fetch(records: list[int]) -> list[int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return records
+
+    service = Service(fetch)
+    operator = Enricher("ask", service, Calls(int, 1, 1, "1m", 0), AnswerCodec(int), Answers())
+    operator.activity.breath = Mock(side_effect=Halt("fenced"))
+    with pytest.raises(Halt):
+        operator(batch_of(1))
+    assert ended.wait(20)
+    del service, operator
+    until(lambda: threading.active_count() == before, meanwhile=gc.collect)
 
 
 def test_a_replay_takes_the_logged_answers_whatever_its_batches() -> None:
