@@ -18,7 +18,7 @@ from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks.lake.description import refers
-from exactlyonce.sinks.lake.table import RIGHTS, Conflict, is_denied
+from exactlyonce.sinks.lake.table import NO_BUCKET, RIGHTS, Conflict, has_no_bucket, is_denied
 
 ANSWER_TIMEOUT_S = 30
 _AWAY = (
@@ -116,6 +116,10 @@ class OpenCatalog:
                 f"The warehouse of table {self._table}", text,
                 f"Give this user the right to read and write the warehouse; in S3 {RIGHTS}.",
             )  # fmt: skip
+        if isinstance(error, OSError) and has_no_bucket(error):
+            return refusals.refused(
+                f"The warehouse of table {self._table}", NO_BUCKET, "Create it, or correct warehouse in catalog=."
+            )
         if isinstance(error, FileNotFoundError):
             return refusals.passing(f"The warehouse of table {self._table}", "is it mounted?", text)
         if isinstance(error, OSError | pa.ArrowException):

@@ -19,6 +19,9 @@ DELTA, ICEBERG = "delta", "iceberg"
 RIGHTS = "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
 """The rights that a table in S3 needs."""
 _DENIED = re.compile(r"permission.?denied|access.?denied|forbidden|\b40[13]\b|credentials|access.?key", re.IGNORECASE)
+_NO_BUCKET = re.compile("NO_?SUCH_?BUCKET", re.IGNORECASE)
+NO_BUCKET = "There is no bucket of that name"
+"""In place of what S3 says of it, with ids of its request."""
 
 
 class Conflict(Exception):
@@ -32,6 +35,15 @@ def is_denied(error: BaseException) -> bool:
     (True, False)
     """
     return isinstance(error, PermissionError) or _DENIED.search(str(error)) is not None
+
+
+def has_no_bucket(error: BaseException) -> bool:
+    """Whether S3 says that the bucket itself is missing; a start would wait for it without end.
+
+    >>> has_no_bucket(OSError("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload operation"))
+    True
+    """
+    return _NO_BUCKET.search(str(error)) is not None
 
 
 def gone(path: str, remover: str) -> StoreError:

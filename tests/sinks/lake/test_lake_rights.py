@@ -73,3 +73,22 @@ def test_a_right_that_is_refused(kind: type[Hands], right: str, s3: Any, s3_user
         commit(lake.committer(), staged)
         assert lake.rows() == [("ann", 1), ("ann", 2)]
     lake.end()
+
+
+@pytest.mark.parametrize("kind", [IcebergInS3, DeltaInS3])
+def test_a_bucket_that_is_missing_is_no_outage(kind: type[Hands], s3: Any, tmp_path: Path) -> None:
+    """A start would wait for it without end."""
+    lake = kind(tmp_path)
+    lake.options = {"warehouse": "s3://no-such-bucket/lake", "s3.endpoint": s3.env["AWS_ENDPOINT_URL"]}
+    with pytest.raises(StoreError, match=r"refuses: There is no bucket of that name\. Create it, or correct .*\.$"):
+        lake.committer().check()
+    lake.end()
+
+
+def test_an_endpoint_without_tls_must_be_allowed(s3: Any) -> None:
+    from exactlyonce.sinks.delta.table import TablePlace
+
+    place = TablePlace(f"{s3.url}/lake-{secrets.token_hex(4)}", {"AWS_REGION": "us-east-1"})
+    needed = pytest.raises(StoreError, match=r'refuses: .* needs "AWS_ALLOW_HTTP": "true" in storage_options=\.$')
+    with needed, place.explained():
+        place.find()
