@@ -472,8 +472,9 @@ def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCh
     """*deciding*: the checkpoint that was being committed."""
     begins = f"checkpoint {newest.checkpoint}" if newest is not None and newest.checkpoint else "the beginning"
     left = f", or from checkpoint {deciding.checkpoint}, whose commit it takes up" if deciding is not None else ""
+    why = why.removesuffix(".")
     return StoppedShort(
-        f"Stopped, as asked for, without a last checkpoint: {why.removesuffix(".")}. Nothing is lost: the next run goes on from {begins}"
+        f"Stopped, as asked for, without a last checkpoint: {why}. Nothing is lost: the next run goes on from {begins}"
         f"{left}."
     )
 
