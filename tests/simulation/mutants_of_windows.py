@@ -106,8 +106,8 @@ def _no_clock(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> No
 
 @mutant("a replay takes watermarks first", OTHERWISE, luck="window replays", shape="windows-twice", first=2)
 @in_place_of(OrderRuns, "cut", unfitting())
-def _sooner(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
+def _sooner(real: Any, self: OrderRuns, **given: Any) -> Any:
     kinds = [each.kind for each in self.inputs]
     pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True), key=lambda pair: kinds[pair[0]] == RECORDS)
     self.runs = [each for pair in pairs for each in pair]
-    return real(self, exact=exact)
+    return real(self, **given)
