@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, Arrived, as_batch, floors
+from test_windows import ARRIVALS, MAX_PARALLELISM, Arrived, as_batch, floors, in_batches
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.expiry import ExpiringStateful
@@ -81,17 +81,13 @@ def test_which_record_finds_a_state_is_a_function_of_times_and_floors(
 ) -> None:
     out: list[Out] = []
     operator = operator_of(f"{ttl_ms}ms", out)
-    waiting: list[Arrived] = []
     stream = list(floors(arrivals, disorder))
-    for number, (record, watermark) in enumerate(stream):
-        waiting.append(record)
-        if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
-            waiting = []
-            advance(operator, watermark)
-            for slot, _, (last, _) in operator.table.items():
-                assert slot > watermark
-                assert last + ttl_ms <= slot < last + ttl_ms + max(1, ttl_ms // 16)
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        advance(operator, watermark)
+        for slot, _, (last, _) in operator.table.items():
+            assert slot > watermark
+            assert last + ttl_ms <= slot < last + ttl_ms + max(1, ttl_ms // 16)
     assert out == expected([record for record, _ in stream], ttl_ms)
     advance(operator, 10_000)
     assert list(operator.table.items()) == [], "nothing is left once no record can find it"

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, WATERMARKS, Arrived, advance, as_batch, floors, play_restored
+from test_windows import (
+    ARRIVALS,
+    MAX_PARALLELISM,
+    WATERMARKS,
+    Arrived,
+    advance,
+    as_batch,
+    floors,
+    in_batches,
+    play_restored,
+)
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
@@ -73,14 +83,11 @@ def test_results_are_a_function_of_times_and_floors(
 ) -> None:
     results: list[Arrived] = []
     late: list[Arrived] = []
-    operator, waiting = operator_of(spec, results, late), list[Arrived]()
+    operator = operator_of(spec, results, late)
     stream = list(floors(arrivals, disorder))
-    for number, (record, watermark) in enumerate(stream):
-        waiting.append(record)
-        if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
-            waiting = []
-            advance(operator, watermark, room)
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        advance(operator, watermark, room)
     advance(operator, 10_000, room)
     advance(operator, 20_000, room)
     records = [record for record, _ in floors(arrivals, disorder)]

@@ -39,15 +39,8 @@ def deduplicated(clicks: list[Any]) -> list[Any]:
     return given
 
 
-@pytest.mark.exhaustive(but=["once-hashmap"])
-@pytest.mark.parametrize("how", ["hashmap", "rocksdb", "unaligned"])
-@pytest.mark.parametrize("what", ["sorted", "once"])
-def test_kills_and_other_parallelism_make_no_difference(
-    what: str, how: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
-) -> None:
-    options = ["--unaligned", "--checkpoint-interval", "100ms"] if how == "unaligned" else ["--state-backend", how]
-    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", *options)
-    clicks = Clicks(job, what)
+def finish_killed(job: Job, clicks: Clicks, failpoint: Any, tmp_path: Path) -> None:
+    """Kill three runs while there is something to read, at another parallelism each, and let the next one end."""
     for number, (parallelism, armed) in enumerate((
         (2, failpoint("timed-fired", nth=2)),
         (3, failpoint("worker-frozen", nth=2)),
@@ -59,6 +52,18 @@ def test_kills_and_other_parallelism_make_no_difference(
         assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
     clicks.end()
     job.finish("--parallelism", "2")
+
+
+@pytest.mark.exhaustive(but=["once-hashmap"])
+@pytest.mark.parametrize("how", ["hashmap", "rocksdb", "unaligned"])
+@pytest.mark.parametrize("what", ["sorted", "once"])
+def test_kills_and_other_parallelism_make_no_difference(
+    what: str, how: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    options = ["--unaligned", "--checkpoint-interval", "100ms"] if how == "unaligned" else ["--state-backend", how]
+    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", *options)
+    clicks = Clicks(job, what)
+    finish_killed(job, clicks, failpoint, tmp_path)
     taken, late = accepted(job)
     wanted = {user: deduplicated(of) if what == "once" else of for user, of in taken.items()}
     given: dict[str, list[Any]] = defaultdict(list)
@@ -93,17 +98,7 @@ def test_states_expire_alike_whatever_is_killed(
 ) -> None:
     job = job_of("ordering_pipelines:expiring", "--state-backend", backend)
     clicks = Clicks(job, "expiring")
-    for number, (parallelism, armed) in enumerate((
-        (2, failpoint("timed-fired", nth=2)),
-        (3, failpoint("worker-frozen", nth=2)),
-        (1, failpoint("coordinator-committed")),
-    )):  # fmt: skip
-        clicks.feed(300)
-        run = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
-        run.wait()
-        assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
-    clicks.end()
-    job.finish("--parallelism", "2")
+    finish_killed(job, clicks, failpoint, tmp_path)
     wanted = counts_since_pauses(job)
     assert len({count for _, count in wanted}) > 5
     given = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(wanted))]

@@ -19,6 +19,7 @@ from test_windows import (
     as_batch,
     floors,
     group_of,
+    in_batches,
     play_restored,
 )
 
@@ -157,15 +158,11 @@ def play(arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) ->
         times.extend(batch.times)
 
     operator = operator_of(Gathers(), listen, lambda batch: late.extend(record.id for record in batch.records))
-    waiting: list[Arrived] = []
     stream = list(floors(arrivals, disorder))
-    for number, (record, watermark) in enumerate(stream):
-        waiting.append(record)
-        if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
-            waiting = []
-            operator.advance(watermark)
-            settle(operator, room)
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        operator.advance(watermark)
+        settle(operator, room)
     operator.advance(10_000)
     settle(operator, room)
     assert {slot for slot, _, _ in operator.table.items()} <= {FOREVER}, "no timer is left"

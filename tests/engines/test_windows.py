@@ -117,16 +117,23 @@ def play(window: Window, arrivals: Arrivals, disorder: int, cuts: Collection[int
     """*arrivals* in batches that end at *cuts*, each followed by its watermark."""
     seen = Seen()
     operator = operator_of(window, seen.take, seen.take_late)
-    waiting: list[Arrived] = []
     stream = list(floors(arrivals, disorder))
+    stream[-1:] = [(record, END_OF_TIME) for record, _ in stream[-1:]]
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        advance(operator, watermark, room)
+    assert list(operator.table.items()) == [], "what is over leaves no state"
+    return seen
+
+
+def in_batches(stream: Sequence[tuple[Arrived, int]], cuts: Collection[int]) -> Iterator[tuple[Batch, int]]:
+    """The records of *stream* in batches that end at *cuts*, and with it, each with the watermark after it."""
+    waiting: list[Arrived] = []
     for number, (record, watermark) in enumerate(stream):
         waiting.append(record)
         if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
+            yield as_batch(waiting), watermark
             waiting = []
-            advance(operator, END_OF_TIME if number == len(stream) - 1 else watermark, room)
-    assert list(operator.table.items()) == [], "what is over leaves no state"
-    return seen
 
 
 def as_batch(records: list[Arrived]) -> Batch:
