@@ -50,9 +50,11 @@ class Builder:
         """Note a mistake at the user's line."""
         self._problems.append(Problem(location(caller()), text))
 
-    def read(self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value") -> Function:
-        """Read a user's function; *yields* is the remedy for a generator, None allows one."""
-        function = functions.read(fn, takes, caller().f_locals)
+    def read(
+        self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value", *, awaited: bool = False
+    ) -> Function:
+        """Read a user's function; *yields* is the remedy for a generator, None allows one. *awaited*: it is async."""
+        function = functions.read(fn, takes, caller().f_locals, awaited=awaited)
         for problem in function.problems:
             self.problem(problem)
         if function.generator and yields:

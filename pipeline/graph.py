@@ -19,6 +19,7 @@ from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.sink import Sink
@@ -57,10 +58,14 @@ class Kind(str, Enum):
     """Likewise, by arrival"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
+    BATCHES = "batches"
+    """Its own handler, which gathers the records of a key in lists"""
     IN_ORDER = "in_order"
     """No function: passes on the records of a key by time"""
     DEDUPLICATE = "deduplicate"
     """No function: passes on the first record of a key, and others only after a time"""
+    ENRICH = "enrich"
+    """async (list of records) -> list of answers; what comes out is `Enriched`"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -128,6 +133,8 @@ class Node:
     """On WINDOW."""
     lookup: Lookup | None = None
     """On LOOKUP."""
+    calls: Calls | None = None
+    """On ENRICH."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -300,6 +307,8 @@ class LogicalGraph:
             described |= {"timed": node.timed.describe()} if node.timed is not None else {}
             described |= {"lookup": node.lookup.describe()} if node.lookup is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
+        if node.calls is not None:
+            described["answer"] = wire.describe(node.calls.answer)
         if node.source:
             described["source"] = node.source.describe()
         if node.sink:
@@ -331,6 +340,8 @@ class LogicalGraph:
             line += f"  {node.timed}"
         if node.lookup is not None:
             line += f"  {node.lookup}"
+        if node.calls is not None:
+            line += f"  {node.calls}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from math import isfinite
 from typing import Any
 
 from exactlyonce.pipeline.errors import ConfigError
@@ -43,11 +44,14 @@ def ms_of(time: Any, subject: str = "time= gave") -> int:
             raise NoTime(f"{subject} {time!r}, which has no time zone: give tzinfo, as timezone.utc")
         return (time - _EPOCH) // _MS
     if isinstance(time, bool) or not isinstance(time, int):
-        raise NoTime(f"{subject} {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime")
+        seconds = ": of seconds give round(1000 * seconds)" if isinstance(time, float) and isfinite(time) else ""
+        raise NoTime(f"{subject} {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime{seconds}")
     if time < 0:
         raise NoTime(f"{subject} {time}, and ms since 1970 are not negative: earlier times are given as datetime")
     if time > LATEST_MS:
-        raise NoTime(f"{subject} {time}, as ms after the year 9999: are they microseconds or nanoseconds?")
+        raise NoTime(
+            f"{subject} {time}, as ms after the year 9999: divide microseconds by 1,000, nanoseconds by 1,000,000"
+        )
     return time
 
 

@@ -6,16 +6,19 @@ times: each use gets all its records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
 from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.expiry import Expiry, kept_until
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -209,6 +212,50 @@ class Stream(_Stream[T]):
         return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
 
     @overload
+    def enrich(
+        self, id: str, fetch: _Partial[Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @overload
+    def enrich(
+        self, id: str, fetch: Callable[[list[T]], Awaitable[Sequence[U]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @overload
+    def enrich(
+        self, id: str, fetch: Callable[[], Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    def enrich(
+        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: str = "5s", retries: int = 3,
+        output: Any = None, on_error: DeadLetterTarget | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each record with the answer of a service, in order: ``await fetch(records)`` returns a list of answers, one
+        for each of at most *batch* records.
+
+        >>> async def fetch(cities: list[str]) -> list[float]:
+        ...     return [len(city) / 2 for city in cities]  # or a call of a service
+        >>> from exactlyonce.connectors import KafkaSource
+        >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
+        >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
+
+        In each subtask, the calls under way have at most *in_flight* records. A call that raises, or takes longer than
+        *timeout*, is made again up to *retries* times, after pauses. Then an outage (a timeout or another OSError)
+        restarts the job. On any other error each record of the call is tried alone; one that still fails goes to
+        *on_error*, or stops the job.
+
+        *output* is the type of an answer. Answers are logged in checkpoints, so that no replay calls the service. After
+        a crash the records since the last checkpoint are asked for again, and no answer from before has been visible.
+        """
+        function = self._builder.read(fetch, ("records",), awaited=True)
+        calls = Calls(_given(output, function.item), batch, in_flight, timeout, retries)
+        type_ = enriched_type(self._type, calls.answer)
+        return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
+
+    @overload
     def process(
         self,
         id: str,
@@ -299,7 +346,7 @@ class Stream(_Stream[T]):
 
         def __getattr__(self, name: str) -> Any:
             if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
-                        "in_order", "deduplicate"):  # fmt: skip
+                        "in_order", "deduplicate", "batches"):  # fmt: skip
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -321,6 +368,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -333,6 +381,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -346,6 +395,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -359,11 +409,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
@@ -372,6 +424,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         defaults of fields nor these rules can convert older states, raise *state_version* by one; *migrations* maps a
         version to the function that converts its states to the next one.
 
+        With *ttl*, as "7d", a key's state is forgotten *ttl* after its last record, by event time: a record so long
+        after it, or later, finds None. The source needs ``time=``, and a *disorder* of *ttl* at most.
+
         With *outputs* it is ``fn(state, record, emit)``, and ``emit(value, late)`` writes to one of them; `side`
         returns their streams.
         """
@@ -379,7 +434,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
-        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error)
+        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error, ttl=ttl)
 
     @overload
     def stateful_flat_map(
@@ -391,6 +446,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -403,6 +459,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -416,6 +473,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -429,35 +487,43 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
-        *outputs*, *state*, *state_version* and *migrations* are those of `stateful_map`.
+        *outputs*, *state*, *state_version*, *migrations* and *ttl* are those of `stateful_map`.
         """
         function = self._builder.read(fn, _taken(outputs), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
         type_ = _given(output, hints.element(returned))
-        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error)
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error, ttl=ttl)
 
     @overload
-    def reduce(self, id: str, fn: Callable[[T, T], T], *, on_error: DeadLetterTarget | None = ...) -> Stream[T]: ...
+    def reduce(
+        self, id: str, fn: Callable[[T, T], T], *, ttl: str | None = ..., on_error: DeadLetterTarget | None = ...
+    ) -> Stream[T]: ...
     @overload
     def reduce(
-        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, on_error: DeadLetterTarget | None = ...
-    ) -> Stream[T]: ...
-    def reduce(self, id: str, fn: Any, *, on_error: DeadLetterTarget | None = None) -> Stream[T]:
-        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
+        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: str | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[T]: ...  # fmt: skip
+    def reduce(
+        self, id: str, fn: Any, *, ttl: str | None = None, on_error: DeadLetterTarget | None = None
+    ) -> Stream[T]:
+        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``. *ttl* is that of
+        `stateful_map`: after it, a record is the first one."""
         type_ = self._builder.type_of(self._origin)
         function = self._builder.read(fn, ("reduced", "record"))
         kept = VersionedState(hints.without_none(type_))
-        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
+        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error, ttl=ttl)
 
     @overload
     def process(
@@ -548,6 +614,19 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         left out and counted. The source needs ``time=``.
         """
         return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
+
+    def batches(self, id: str, count: int, *, timeout: str | None = None) -> Stream[list[T]]:
+        """Lists of *count* records of each key, in order of arrival: ``batches("batches", 100, timeout="5s")``.
+
+        With *timeout*, a list that is not full comes so long after its first record, by the worker's clock; without it,
+        it waits. Which records are in a list depends on the run. A list has the event time of its last record, or the
+        watermark.
+        """
+        record = self._builder.type_of(self._origin)
+        batches = Batches("arrival", on_clock=timeout is not None, count=count, timeout=timeout)
+        kept = VersionedState(kept_entry(batches.kept_state(record), record, "arrival"))
+        type_ = UNKNOWN if record is UNKNOWN else list[record]  # type: ignore[valid-type]  # known here only
+        return self._keep(Kind.BATCHES, id, batches.function, kept, type_, timed=batches)
 
     def _ordered(self, kind: Kind, id: str, timed: InOrder | Deduplicate, late: Output[T] | None) -> Stream[T]:
         record = self._builder.type_of(self._origin)
@@ -649,10 +728,16 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
         outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *, timed: Timed | None = None,
-        late: Output[Any] | None = None,
+        late: Output[Any] | None = None, ttl: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
         for problem in kept.problems:
             self._builder.problem(problem)
+        if ttl is not None:
+            if kept.codec is not None:
+                self._builder.problem(
+                    f"state= is a codec, {kept.codec.name!r}, and ttl= keeps a time with each state: give its type"
+                )
+            kept, timed = kept_until(kept), Expiry(ttl)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),

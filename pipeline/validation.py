@@ -9,6 +9,8 @@ from typing import Any
 from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
+from exactlyonce.pipeline.enrich import Calls
+from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
@@ -22,7 +24,9 @@ _WANTED = {
     Kind.FEEDBACK: "a stream's .union(...) with them",
 }
 """The missing consumer of unused records by the kind of their node, other than a sink."""
-_LETTING_NONE_OUT = (Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE)
+_LETTING_NONE_OUT = (
+    Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE, Kind.ENRICH,
+)  # fmt: skip
 """The kinds that drop no record."""
 _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
@@ -75,6 +79,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _join(graph, node)
     if node.stateful:
         yield from _state(node)
+    if node.calls is not None:
+        yield from _calls(node.calls)
 
 
 def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -135,6 +141,8 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
             f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
         )
+    if isinstance(timed, Expiry) and not timed.problems:
+        yield from _expiry(graph, timing, timed)
     if above & {loop.id for loop in graph.loops}:
         yield (
             f"{node.kind.value} cannot take records that come round a loop: how long such a record is on its way "
@@ -146,6 +154,16 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"{type(timed).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
             f"two accumulators, as fold(id, new, add, merge)"
         )
+
+
+def _expiry(graph: LogicalGraph, timing: set[str], expiry: Expiry) -> Iterator[str]:
+    for source in graph.sources:
+        times = source.source.event_time if source.id in timing and source.source is not None else None
+        if times is not None and times.disorder_ms > expiry.ttl_ms:
+            yield (
+                f"ttl={expiry.ttl!r} is shorter than disorder={times.disorder!r} of source {source.id!r}: records in "
+                f"time would find no state of those before them. Raise ttl=, or lower disorder="
+            )
 
 
 def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -174,6 +192,17 @@ def _state(node: Node) -> Iterator[str]:
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"
+
+
+def _calls(calls: Calls) -> Iterator[str]:
+    yield from calls.problems
+    if calls.answer is UNKNOWN:
+        yield (
+            "the type of the answers is unknown, and they are kept in checkpoints: annotate what the function returns, "
+            "as async def fetch(records: list[Order]) -> list[Price], or give output=, the type of one answer"
+        )
+    elif problem := _problem(lambda: wire.describe(calls.answer)):
+        yield f"the answers are kept in checkpoints, and {problem}"
 
 
 def _reads_no_topic(node: Node) -> bool:

@@ -127,9 +127,8 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         self._index(keys, groups)
 
     def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        for key, present in zip(keys, self._slots.of_places(keys, groups, dict), strict=True):
+        for key, present in zip(keys, self._slots.of_places(keys, groups, dict, self._times), strict=True):
             present[key] = None
-        self._times.note(keys, groups)
         if self._by_key is not None:
             self._by_key.add(keys)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.history import History
@@ -15,6 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.views.unclaimed_blocks import needed_blocks
 
@@ -55,9 +58,10 @@ class CheckpointView:
 
 @dataclass(frozen=True)
 class CheckpointsView:
-    """All retained checkpoints, oldest first."""
+    """The last *last* of the retained checkpoints, oldest first."""
 
     history: History
+    last: int
     damaged: dict[int, str] = field(default_factory=dict)
     """Why a checkpoint cannot be restored, by its number."""
 
@@ -66,22 +70,52 @@ class CheckpointsView:
         finalized = self.history.finalized
         return [
             CheckpointView(manifest, finalized.get(manifest.checkpoint), self.damaged.get(manifest.checkpoint, ""))
-            for manifest in self.history.retained
+            for manifest in self.history.retained[-self.last :]
         ]
+
+    @property
+    def older(self) -> int:
+        """The number of retained checkpoints before these."""
+        return max(0, len(self.history.manifests) - self.last)
 
     @property
     def is_spark_sink(self) -> bool:
         return self.history.latest is not None and self.history.latest.is_spark_sink
 
 
-def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
-    """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
+def checkpoints(config: ClientConfig, pipeline: str, last: int) -> CheckpointsView:
+    """The *last* checkpoints of *pipeline*. Damage is known as far as their indexes show: no state is read."""
     history = read_history(config, pipeline)
     with closing(Storages(config, find_topic(config, pipeline))) as storages:
-        needed = needed_blocks(storages, history)
+        needed = needed_blocks(storages, history, history.retained[-last:])
     damaged = {checkpoint: why for checkpoint, why in needed.items() if isinstance(why, str)}
     left = read_history(config, pipeline).manifests if damaged else {}  # expired ones are not damaged
-    return CheckpointsView(history, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left})
+    return CheckpointsView(
+        history, last, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left}
+    )
+
+
+class SourceWatermark(NamedTuple):
+    """The watermark of a source with event time."""
+
+    source: str
+    at_ms: int | None
+    """None: one of its partitions has had no record yet."""
+    held_back_by: str
+    """The partition that comes last."""
+    splits: int
+
+
+def source_watermarks(manifest: Manifest) -> Iterator[SourceWatermark]:
+    """Those at the barrier of *manifest*; a source of which every split has ended has none."""
+    timed = {offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}
+    for source in sorted(timed):
+        splits = [offset for offset in manifest.offsets if offset.source == source and not offset.ended]
+        if splits:
+            last = min(splits, key=lambda offset: offset.floor)
+            at = last.in_cluster or last
+            at_ms = None if last.floor == NO_FLOOR else last.floor
+            yield SourceWatermark(source, at_ms, f"{at.topic}[{at.partition}]", len(splits))
 
 
 @dataclass(frozen=True)

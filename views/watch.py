@@ -19,13 +19,14 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.ending.waiting import WaitingOutput, find_transactions, open_ids
 from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
-from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, SAMPLES, drawn
+from exactlyonce.engines.local.monitoring.page import SAMPLES, drawn
+from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
-from exactlyonce.views.checkpoints import CheckpointView
+from exactlyonce.views.checkpoints import CheckpointView, source_watermarks
 
 RUNNING, ENDED, SILENT, NEW, UNKNOWN = "running", "ended", "silent", "new", "unknown"
 """What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has not, and
@@ -50,6 +51,8 @@ class Watch:
         self._pipeline = pipeline
         self._nodes = lru_cache(1)(lambda parallelism: [*drawn(plan(graph, parallelism))] if graph else [])
         """The graph with *parallelism*, which rarely changes."""
+        self._letters = graph.dead_letter_limits if graph else {}
+        """The sinks of dead letters."""
         self._log = LogFollower(config, pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
         self._transactions = Transactions(config, timeout_ms=TIMEOUT_MS)
@@ -71,12 +74,15 @@ class Watch:
         except ExactlyOnceError as error:
             history, problem, waiting, partitions = History(self._pipeline), str(error), [], []
         retained = {each.checkpoint: CheckpointView(each, history.finalized.get(each.checkpoint))
-                    for each in history.retained}  # fmt: skip
+                    for each in history.retained[-CHECKPOINTS:]}  # fmt: skip
         self._seen = dict(sorted({**self._seen, **retained}.items())[-CHECKPOINTS:])
         seen = [*self._seen.values()]
         state, verdict = self._verdict(history, seen, problem, now_ms)
         lags = [each.lag for each in partitions if each.lag is not None]
         figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": len(waiting)}
+        if self._letters:
+            counts = [_records_by_sink(each.manifest) for each in seen]
+            figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)
         if not problem:
             self._samples.append((now_ms, figures["records_per_s"], figures["lag"]))
         newest = history.newest_incarnation
@@ -89,6 +95,11 @@ class Watch:
             "graph": self._nodes(history.latest.parallelism if history.latest else 1),
             "checkpoints": [_bar(each) for each in seen],
             "partitions": [each._asdict() for each in partitions],
+            "watermarks": [
+                {"id": each.source, "at_ms": each.at_ms, "held_back_by": each.held_back_by, "late": None}
+                for each in source_watermarks(history.latest)
+            ] if history.latest else [],
+            "savepoints": [_savepoint(each) for each in reversed(history.savepoints.values())],
             "transactions": [_transaction(each, now_ms) for each in waiting],
             "notes": [*_story(history)],
         }  # fmt: skip
@@ -202,6 +213,10 @@ def _bar(view: CheckpointView) -> dict[str, Any]:
         "kind": manifest.kind, "duration_ms": view.duration_ms, "bytes": manifest.written_bytes,
         "state_bytes": manifest.state_bytes, "records_committed": manifest.records_committed,
     }  # fmt: skip
+
+
+def _savepoint(manifest: Manifest) -> dict[str, Any]:
+    return {"id": manifest.checkpoint, "at_ms": manifest.completed_at_ms, "state_bytes": manifest.state_bytes}
 
 
 def _transaction(waiting: WaitingOutput, now_ms: int) -> dict[str, Any]:

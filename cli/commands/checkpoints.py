@@ -10,7 +10,15 @@ import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import (
+    Commands,
+    add_cluster,
+    add_command,
+    add_pipeline_name,
+    at_least_one,
+    client,
+    pipeline_name,
+)
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.moments import shown_time
@@ -30,15 +38,18 @@ pipeline is not disturbed.
 examples:
   exactlyonce checkpoints order-totals
   exactlyonce checkpoints orders:pipeline --bootstrap-servers 127.0.0.1:9092
-  exactlyonce checkpoints order-totals --json
+  exactlyonce checkpoints order-totals --json --last 1
 """
+LAST = 60
+"""The most checkpoints, unless told: an index of each is read."""
 _COLUMNS = (">id", "kind", "state", "completed", ">took", ">written", ">state size")
 
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
     add_pipeline_name(parser)
-    parser.add_argument("--json", action="store_true", help="the whole list, as one JSON document")
+    parser.add_argument("--last", metavar="N", type=at_least_one, default=LAST, help=f"the last N (default: {LAST})")
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
     add_cluster(parser)
 
 
@@ -46,7 +57,7 @@ def checkpoints(args: argparse.Namespace) -> int:
     from exactlyonce.views import checkpoints as views
 
     config = client(args)
-    view = views.checkpoints(config, pipeline_name(args))
+    view = views.checkpoints(config, pipeline_name(args), args.last)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(as_json(view)), indent=2).decode())
     else:
@@ -61,6 +72,7 @@ def as_json(view: CheckpointsView) -> dict[str, Any]:
         "newest_incarnation": history.newest_incarnation,
         "storage": described(history.storage),
         "damaged": history.damaged,
+        "older": view.older,
         "checkpoints": [checkpoint_as_json(checkpoint) for checkpoint in view.checkpoints],
     }
 
@@ -99,7 +111,9 @@ def as_text(view: CheckpointsView, bootstrap_servers: str, width: int) -> Iterat
     """All checkpoints, for people, in lines of at most *width* columns unless a word is longer."""
     history, listed, newest = view.history, view.checkpoints, view.history.newest_incarnation
     title = f"{history.pipeline}, a Spark sink," if view.is_spark_sink else history.pipeline
-    yield f"{title} at {bootstrap_servers}: {counted(len(listed), 'checkpoint')}"
+    yield f"{title} at {bootstrap_servers}: {counted(len(listed) + view.older, 'checkpoint')}"
+    if view.older:
+        yield f"the last {len(listed)} are shown, and looked at for damage: --last {len(history.manifests)} shows all"
     if history.storage:
         yield f"blocks are kept in {history.storage}"
     for storage in sorted({manifest.storage for manifest in history.retained} - {history.storage}):
@@ -156,16 +170,13 @@ def _position(offset: SourceOffset) -> dict[str, Any]:
 
 def _watermarks(manifest: Manifest) -> Iterator[str]:
     """The watermark of each source with event time, and the split that holds it back."""
-    timed = {offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}
-    for source in sorted(timed):
-        splits = [offset for offset in manifest.offsets if offset.source == source and not offset.ended]
-        if splits:
-            last = min(splits, key=lambda offset: offset.floor)
-            place = f"{last.topic}[{last.partition}]"
-            if last.floor == NO_FLOOR:
-                yield f"{source} none yet: {place} has had no record"
-            else:
-                yield f"{source} {shown_time(last.floor)}" + (f", held back by {place}" if len(splits) > 1 else "")
+    from exactlyonce.views.checkpoints import source_watermarks
+
+    for source, at_ms, place, splits in source_watermarks(manifest):
+        if at_ms is None:
+            yield f"{source} none yet: {place} has had no record"
+        else:
+            yield f"{source} {shown_time(at_ms)}" + (f", held back by {place}" if splits > 1 else "")
 
 
 def _skipped(manifest: Manifest) -> Iterator[str]:

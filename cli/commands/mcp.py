@@ -84,8 +84,7 @@ class Questions:
 
     def checkpoints(self, pipeline: str = "", last: int = CHECKPOINTS) -> dict[str, Any]:
         """List the last checkpoints: times, sizes, offsets of the input, and what became of their output."""
-        answer: dict[str, Any] = self._json("checkpoints", self._named(pipeline))
-        answer["checkpoints"] = answer["checkpoints"][-last:] if last > 0 else []
+        answer: dict[str, Any] = self._json("checkpoints", self._named(pipeline), f"--last={last}")
         return answer
 
     def state(

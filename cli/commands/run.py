@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
     add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
     add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
     add_cluster(parser)
-    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"])
+    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"], settings["traces"])
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
     output.add_argument(

@@ -273,15 +273,16 @@ class KafkaReader:
             f"and goes on trying"
         )
 
-    def lag(self) -> int:
-        """The offsets up to the end, as far as it is known without a request; 0 at the end."""
+    def lags(self) -> dict[tuple[str, int], int]:
+        """The offsets up to the end of each partition, as far as it is known without a request; 0 at the end."""
         if self._consumer is None:
-            return 0
-        total = 0
+            return {}
+        lags = {}
         for split, offset in self.offsets.items():
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
-            total += max(0, end - offset, self.targets.get(split, 0) - offset)
-        return total
+            topic, partition = self.place_of(split)
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+            lags[self.name_of(topic), partition] = max(0, end - offset, self.targets.get(split, 0) - offset)
+        return lags
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -138,7 +138,8 @@ class RegistryClient:
                 raise UnknownSchema(text) from None
             if status in _INCOMPATIBLE:
                 raise SchemaRefused(text) from None
-            raise Unavailable(f"The schema registry at {self.url} {_how(status)}: {text}.") from None
+            advice = "" if status is not None else " Start it, or correct registry=."
+            raise Unavailable(f"The schema registry at {self.url} {_how(status)}: {text}.{advice}") from None
 
 
 def _how(status: int | None) -> str:

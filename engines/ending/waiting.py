@@ -96,9 +96,9 @@ def find_transactions(
     transactions: Transactions, listed: Sequence[ListedTransaction], history: History | None
 ) -> list[WaitingOutput]:
     """The transactions of *listed*, and those that are decided in *history* and not finalized."""
-    decided = _decided(history) if history is not None else {}
     unfinalized = unfinalized_committables(history) if history is not None else {}
     names = sorted({*(transaction.transactional_id for transaction in listed), *unfinalized})
+    decided = _decided(history) if history is not None and names else {}
     outputs = []
     for name, state in transactions.describe(names).items():
         known = decided.get((name, state.producer_id, state.epoch)) if state is not None else None

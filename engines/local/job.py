@@ -343,7 +343,7 @@ class Job:
 
     def _restart(self, effect: events.Restart) -> None:
         if effect.reason:
-            self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
+            self.report.restarting(effect.reason, f"restarting from the last completed checkpoint: {effect.reason}")
         self._agenda.drop("deploy")
         self._attempt.last_output = LastOutput(self.plan.graph)
         self._delay_ms = effect.delay_ms
@@ -472,6 +472,7 @@ def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCh
     """*deciding*: the checkpoint that was being committed."""
     begins = f"checkpoint {newest.checkpoint}" if newest is not None and newest.checkpoint else "the beginning"
     left = f", or from checkpoint {deciding.checkpoint}, whose commit it takes up" if deciding is not None else ""
+    why = why.removesuffix(".")
     return StoppedShort(
         f"Stopped, as asked for, without a last checkpoint: {why}. Nothing is lost: the next run goes on from {begins}"
         f"{left}."

@@ -105,6 +105,8 @@ class TerminalReporter(Reporter):
         )
         if figures.get("dead_letters"):
             line += f"   dead letters {figures['dead_letters']:,}"
+        if figures.get("late"):
+            line += f"   late {figures['late']:,}"
         if self._last:
             last = self._last
             line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {shown_bytes(last['bytes'])}"
@@ -160,6 +162,11 @@ class Report:
 
     def step(self, step: str, **fields: Any) -> None:
         self._event("step", step=step, **fields)
+
+    def restarting(self, reason: str, text: str) -> None:
+        """The workers, or the whole incarnation, begin again; *text* says so to a person."""
+        self.step("restarting", reason=self._redact(reason))
+        self.note(text)
 
     def recovered(self, manifest: Manifest, incarnation: int) -> None:
         self._event("started", incarnation=incarnation, checkpoint=manifest.checkpoint)
@@ -224,7 +231,8 @@ class Report:
             name: sum(getattr(worker, name) for worker in workers)
             for name in ("records_in", "records_out", "skipped", "going_round", "open_transactions")
         }
-        totals["lag"] = sum(sum(worker.lags.values()) for worker in workers)
+        totals["late"] = sum(sum(worker.late.values()) for worker in workers)
+        totals["lag"] = sum(worker.lag for worker in workers)
         return totals | ({"dead_letters": sum(self._letters.values())} if self._letters else {})
 
     def live(self, core: Coordinator) -> None:

@@ -19,7 +19,7 @@ docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -109,6 +109,8 @@ class Subtask:
     """The clock that operators may go by."""
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
+    least: int = 1
+    """`Pace.least`: the records that are taken at least, if the outputs have any room."""
     incremental: bool = True
     """Whether a snapshot holds only changes, unless it is a savepoint."""
     restored: RestoredInput | None = None
@@ -151,14 +153,17 @@ class Subtask:
     @property
     def room(self) -> int:
         """The number of records that may be taken; 0: the outputs must drain first."""
-        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in self._outlets]])
+        return self._room_at(self._outlets)
+
+    def _room_at(self, outlets: Iterable[Outlet]) -> int:
+        room = min([BATCH_RECORDS_MAX, *[outlet.room for outlet in outlets]])
+        return room and max(room, self.least)
 
     @property
     def _room_before_barrier(self) -> int:
         """The room for records before a barrier: a closed channel takes all of them."""
         closed = [channel.closed and not channel.full for channel in self.outputs]
-        needed = [outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed]
-        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in needed]])
+        return self._room_at(outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed)
 
     def step(self, *, hurried: bool = False) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any. *hurried*: a short batch,
@@ -169,8 +174,8 @@ class Subtask:
             if isinstance(source, ChannelInput):
                 source.close(closed)
         room = self.room
-        if self.operators.clocked and not self._is_over:
-            self.operators.tell_time(self.now_ms())
+        if self.operators.clocked and not self.operators.firings and not self._is_over:
+            self.operators.look_at_clock(self.now_ms())
         if self.operators.firings:
             return bool(room) and self._fire(room)
         room_of_new = self._room_before_barrier if closed and self._due else room
@@ -187,6 +192,7 @@ class Subtask:
             goes_round = isinstance(source, FeedbackInput)
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
+                self.alignment.take(source.name)
                 self.operators.advance(source, item)
                 if self.operators.firings:
                     return True
@@ -270,9 +276,14 @@ class Subtask:
             self._due.append(Due(frame, overtakes_s))
 
     def overtake(self) -> bool:
-        """Take the snapshots whose barriers overtake now; True if there was one."""
+        """Take the snapshots whose barriers overtake now; True if there was one. None is taken within a firing."""
         moved = False
-        while self._due and (at_s := self._due[0].overtakes_s) is not None and self.monotonic_s() >= at_s:
+        while (
+            not self.operators.firings
+            and self._due
+            and (at_s := self._due[0].overtakes_s) is not None
+            and self.monotonic_s() >= at_s
+        ):
             self._overtake(self._due[0].frame)
             moved = True
         return moved

@@ -7,50 +7,46 @@ leaves no state, and no word about it in a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.engines.runtime.operators import chunks
+from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.state.backend import TimedTable
 
 Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
 place_of = itemgetter(0, 1, 2)
+Over = tuple[int, list[Held]]
+"""A slot that is over, and the records to give."""
 
 
-def held_of(batch: Batch) -> list[Held]:
-    """The records of *batch* with their places."""
-    return [
+def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], Any]) -> None:
+    """Keep the records of *batch* in the slots of their times, each by *add* to what is kept there of its key."""
+    assert batch.times is not None
+    assert batch.keys is not None
+    held = [
         (origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record)
         for origin, record in zip(batch.origins, batch.records, strict=True)
     ]
+    for chunk in chunks(len(held)):
+        operator.table.update(add, batch.times[chunk], batch.keys[chunk], held[chunk])
+        operator.activity.breathe()
 
 
 @dataclass(slots=True)
-class Sorter(TimedOperator):
+class Sorter(TimedOperator[Over]):
     """`in_order`: an entry is a list of held records."""
-
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
-    _firing: Iterator[tuple[int, list[Held]]] | None = field(default=None, init=False)
-    _reaches: int = field(default=NO_WATERMARK, init=False)
-    """The last slot that the firing under way takes."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
-        return cls(parts.node.id, parts.table, parts.groups)
-
-    def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+        return cls(parts.node.id, parts.table, parts.groups, parts.max_parallelism)
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -58,46 +54,27 @@ class Sorter(TimedOperator):
         self.activity.leave(self.id, entered_s, len(batch.records))
 
     def _take(self, batch: Batch) -> None:
-        """Keep the records until no earlier one can come."""
-        assert batch.times is not None
-        assert batch.keys is not None
-        held = held_of(batch)
-        for chunk in chunks(len(held)):
-            self.table.update(self._with, batch.times[chunk], batch.keys[chunk], held[chunk])
-            self.activity.breathe()
+        hold(self, batch, self._with)
 
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._due()
-        times: list[int] = []
-        given: list[Held] = []
-        for slot, held in self._firing:
-            given += held
-            times += repeat(slot, len(held))
-            if len(given) >= room:
-                break
-        else:
-            self._firing = None
-            self.table.advance(self._reaches)
-        self.activity.leave(self.id, entered_s, 0)
-        if given:
-            origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in given]
-            self.push(Batch([held[3] for held in given], origins, times=times))
-        return self._firing is None
-
-    def _due(self) -> Iterator[tuple[int, list[Held]]]:
-        """The records of each slot and key group that is due."""
-        table, self._reaches = self.table, self.watermark
+    def _due(self) -> Iterator[Due[Over]]:
+        table = self.table
         slots = table.slots(self.watermark)
-        if self.watermark == END_OF_TIME:  # what was given before is remembered in the next run
+        if self.drains:  # what was given before is remembered in the next run
             while slots and not any(map(self._holds, table.groups(slots[-1]), repeat(slots[-1]))):
                 slots.pop()
-            self._reaches = max(slots, default=NO_WATERMARK)
         for slot in slots:
             for group in table.groups(slot):
-                yield slot, self._over(slot, *table.read(slot, group))
+                keys, entries = table.read(slot, group)
+                for some in slices(len(keys)):
+                    held = self._over(slot, keys[some], entries[some])
+                    yield Due(slot, len(held), (slot, held))
                 table.drop(slot, [group])
+
+    def _give(self, results: Sequence[Over]) -> None:
+        held = list(chain.from_iterable(held for _, held in results))
+        times = list(chain.from_iterable(repeat(slot, len(held)) for slot, held in results))
+        origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
+        self.push(Batch([record for *_, record in held], origins, times=times))
 
     @staticmethod
     def _with(entry: list[Held] | None, held: Held) -> Any:
@@ -126,7 +103,7 @@ class Deduplicator(Sorter):
         spec = parts.node.timed
         assert isinstance(spec, Deduplicate)
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
-        return class_(parts.node.id, parts.table, parts.groups, spec=spec)
+        return class_(parts.node.id, parts.table, parts.groups, parts.max_parallelism, spec=spec)
 
     @staticmethod
     def _with(entry: Any, held: Held) -> Any:

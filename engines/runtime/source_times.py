@@ -177,6 +177,12 @@ class SourceTimes:
         self._told = told
         return told
 
+    @property
+    def slowest(self) -> int | None:
+        """The split that holds the watermark back; None: none does."""
+        active = [split for split in self._splits if split not in self._resting]
+        return min(active, key=lambda split: self.floors.get(split, self._lowest), default=None)
+
     # --- along an order log ---------------------------------------------------------------------------------------
 
     def follow(self, watermark: Watermark, *, may_end: bool) -> bool:

@@ -7,7 +7,7 @@ function of the inputs. A window that is over leaves no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import compress, repeat
@@ -16,10 +16,10 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import KeyReader, TimedOperator, TimedParts, chunks
+from exactlyonce.engines.runtime.operators import chunks
+from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
@@ -27,38 +27,30 @@ from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
-SLICE_KEYS = 2_000
-"""The most results between two looks at the room."""
-
 W = TypeVar("W", Tumbling, Hopping, Session)
 
 
 class Over(NamedTuple):
-    """Some keys, of one key group, whose window is over."""
+    """Some keys, of one key group, whose windows are over."""
 
     group: int
-    start: int
     last: int
+    starts: Iterable[int]
+    """The start of each."""
     keys: Sequence[bytes]
     states: Sequence[Any]
 
 
 @dataclass(slots=True)
-class WindowOperator(TimedOperator, Generic[W]):
+class WindowOperator(TimedOperator[Over], Generic[W]):
     """The common part of the operators, one for each kind of window."""
 
     window: W
     accumulator: Accumulator
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
     read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""
-    _firing: Iterator[Over] | None = field(default=None, init=False)
-    _last: int = field(default=NO_WATERMARK, init=False)
-    """The end of the last window that was over. A later run goes on from there after a drain, which ends time."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> WindowOperator[W]:
@@ -67,16 +59,14 @@ class WindowOperator(TimedOperator, Generic[W]):
         accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
         return cls(
             node.id,
-            cast("W", node.timed),
-            node.accumulator,
             parts.table,
             parts.groups,
+            parts.max_parallelism,
+            cast("W", node.timed),
+            node.accumulator,
             parts.read_keys,
             accumulators.clone if accumulators.mutable else None,
         )
-
-    def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -85,26 +75,12 @@ class WindowOperator(TimedOperator, Generic[W]):
             self._add(batch, slots, self._given(batch))
         self.activity.leave(self.id, entered_s, len(batch.records))
 
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._over(self.watermark)
-        results = _Results()
-        for over in self._firing:
-            results.add(over)
-            if len(results.keys) >= room:
-                break
-        else:
-            self._firing = None
-        if results.keys:
-            self._last = max(self._last, results.lasts[-1])
-        if self._firing is None:
-            self.table.advance(self.watermark if self.watermark < END_OF_TIME else self._last)
-        self.activity.leave(self.id, entered_s, 0)
-        if results.keys:
-            origins = list(map(Coordinates, repeat(self.id), results.groups, results.lasts, repeat("")))
-            self.push(Batch(self._windowed(results), origins, times=results.lasts))
-        return self._firing is None
+    def _give(self, results: Sequence[Over]) -> None:
+        columns = _Columns()
+        for over in results:
+            columns.add(over)
+        origins = list(map(Coordinates, repeat(self.id), columns.groups, columns.lasts, repeat("")))
+        self.push(Batch(self._windowed(columns), origins, times=columns.lasts))
 
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
         """*batch* without the records that no window takes, and the slot of each that is left."""
@@ -121,10 +97,6 @@ class WindowOperator(TimedOperator, Generic[W]):
                 raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
             self.activity.breathe()
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        """The windows that are over at *watermark*, in order; their states go when the next is asked for."""
-        raise NotImplementedError
-
     def _given(self, batch: Batch) -> Sequence[Any]:
         """The records as the accumulator takes them."""
         if not self.accumulator.placed:
@@ -135,17 +107,17 @@ class WindowOperator(TimedOperator, Generic[W]):
             for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
         ]
 
-    def _windowed(self, results: _Results) -> list[Any]:
+    def _windowed(self, columns: _Columns) -> list[Any]:
         result = self.accumulator.result
-        values = results.states if result is None else map(result, results.states)
-        starts, ends = results.starts, [last + 1 for last in results.lasts]
+        values = columns.states if result is None else map(result, columns.states)
+        starts, ends = columns.starts, [last + 1 for last in columns.lasts]
         moments = {time: moment(time) for time in set(starts).union(ends)}
-        keys, at = self.read_keys(results.keys), moments.__getitem__
+        keys, at = self.read_keys(columns.keys), moments.__getitem__
         return [Windowed(*of) for of in zip(keys, map(at, starts), map(at, ends), values, strict=True)]
 
 
 @dataclass(slots=True)
-class _Results:
+class _Columns:
     """Windows that are over, by columns: a window of a key has a place in each."""
 
     groups: list[int] = field(default_factory=list)
@@ -157,7 +129,7 @@ class _Results:
     def add(self, over: Over) -> None:
         count = len(over.keys)
         self.groups += repeat(over.group, count)
-        self.starts += repeat(over.start, count)
+        self.starts += over.starts
         self.lasts += repeat(over.last, count)
         self.keys += over.keys
         self.states += over.states
@@ -182,10 +154,12 @@ class _Ended:
         self._groups, self._keys = set(), 0
 
 
-def _slices(group: int, start: int, last: int, keys: Sequence[bytes], states: Sequence[Any]) -> Iterator[Over]:
-    for first in range(0, len(keys), SLICE_KEYS):
-        some = slice(first, first + SLICE_KEYS)
-        yield Over(group, start, last, keys[some], states[some])
+def _slices(
+    last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
+) -> Iterator[Due[Over]]:
+    for some in slices(len(keys)):
+        over = Over(group, last, starts[some], keys[some], states[some])
+        yield Due(last, len(over.keys), over)
 
 
 @dataclass(slots=True)
@@ -195,19 +169,19 @@ class TumblingWindows(WindowOperator[Tumbling]):
     def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
         assert batch.times is not None
         lasts = self.window.lasts(batch.times)
-        if batch.floors is None and min(lasts, default=self.watermark + 1) > self.watermark:
+        if not lasts or self.are_in_time(batch, min(lasts)):
             return batch, lasts
         kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
         return self.without_late(batch, kept), list(compress(lasts, kept))
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        table, due = self.table, self.table.slots(watermark)
+    def _due(self) -> Iterator[Due[Over]]:
+        table, due = self.table, self.table.slots(self.watermark)
         ended = _Ended(table)
         for last in due:
             start = self.window.start(last)
             for group in table.groups(last):
                 keys, states = table.read(last, group)
-                yield from _slices(group, start, last, keys, states)
+                yield from _slices(last, group, [start] * len(keys), keys, states)
                 ended.add(last, group, len(keys))
         if due:
             ended.drop(due[-1])
@@ -225,7 +199,7 @@ class HoppingWindows(WindowOperator[Hopping]):
         assert batch.times is not None
         window, every = self.window, self.window.every_ms
         panes = window.lasts(batch.times)
-        if batch.floors is None and (not panes or window.first_window(min(panes)) > self.watermark):
+        if not panes or self.are_in_time(batch, window.first_window(min(panes))):
             return batch, panes
         floors = self.floors(batch)
         missed = [
@@ -235,8 +209,8 @@ class HoppingWindows(WindowOperator[Hopping]):
         slots = [pane - count for pane, count in zip(panes, missed, strict=True)]
         return self.without_late(batch, kept), list(compress(slots, kept))
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        window, table = self.window, self.table
+    def _due(self) -> Iterator[Due[Over]]:
+        window, table, watermark = self.window, self.table, self.watermark
         slots = table.slots(watermark)
         panes = dict(zip(slots, window.lasts(slots), strict=True))
         before = {group: table.watermark(group) for group in self.groups}
@@ -247,9 +221,8 @@ class HoppingWindows(WindowOperator[Hopping]):
             ended = [slot for slot, pane in panes.items() if window.last_window(pane) <= last]
             for group in sorted(groups):
                 if before[group] < last:
-                    merged = self._merged(group, groups[group])
-                    keys = sorted(merged)
-                    yield from _slices(group, window.start(last), last, keys, [merged[key] for key in keys])
+                    keys, states = self._merged(group, groups[group])
+                    yield from _slices(last, group, [window.start(last)] * len(keys), keys, states)
             if ended:
                 table.drop(ended[-1], groups)
 
@@ -263,20 +236,29 @@ class HoppingWindows(WindowOperator[Hopping]):
                     groups.setdefault(group, []).append(slot)
         return groups
 
-    def _merged(self, group: int, slots: Sequence[int]) -> dict[bytes, Any]:
-        """The states by key of all *slots* of *group*, merged."""
-        merge, clone = self.accumulator.merge, self.clone
+    def _merged(self, group: int, slots: Sequence[int]) -> tuple[list[bytes], list[Any]]:
+        """The keys of all *slots* of *group*, sorted, with their merged states."""
+        merge = self.accumulator.merge
         assert merge is not None
-        merged: dict[bytes, Any] = {}
-        for slot in slots:
-            keys, states = self.table.read(slot, group)
-            parts = states if clone is None else list(map(clone, states))
-            if not merged:
-                merged = dict(zip(keys, parts, strict=True))
-                continue
-            for key, part in zip(keys, parts, strict=True):
+        (keys, states), *others = [self._copied(*self.table.read(slot, group)) for slot in slots]
+        differing = []
+        for more, parts in others:
+            if more == keys:  # as in most panes: far cheaper than key by key
+                states = list(map(merge, states, parts))
+            else:
+                differing.append((more, parts))
+        if not differing:
+            return keys, states
+        merged = dict(zip(keys, states, strict=True))
+        for more, parts in differing:
+            for key, part in zip(more, parts, strict=True):
                 merged[key] = merge(merged[key], part) if key in merged else part
-        return merged
+        keys = sorted(merged)
+        return keys, [merged[key] for key in keys]
+
+    def _copied(self, keys: list[bytes], states: list[Any]) -> tuple[list[bytes], list[Any]]:
+        """*keys* with states that a merge may change."""
+        return keys, states if self.clone is None else list(map(self.clone, states))
 
 
 @dataclass(slots=True, eq=False)
@@ -371,8 +353,8 @@ class SessionWindows(WindowOperator[Session]):
             slots, keys, states = zip(*sessions, strict=True)
             self.table.update(_replaced, slots, keys, states)
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        table, gap = self.table, self.window.gap_ms
+    def _due(self) -> Iterator[Due[Over]]:
+        table, gap, watermark = self.table, self.window.gap_ms, self.watermark
         due, slot = table.slots(watermark), watermark
         ended, open_still = _Ended(table), list[tuple[int, bytes, Any]]()
         grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
@@ -393,8 +375,11 @@ class SessionWindows(WindowOperator[Session]):
                         if last not in grown:
                             heappush(due, last)
                         grown.setdefault(last, {}).setdefault(group, []).append((key, state))
-                for key, state in sorted(over, key=itemgetter(0)) if group in moved else over:
-                    yield Over(group, state[0], slot, [key], [state[2]])
+                if over:
+                    over = sorted(over, key=itemgetter(0)) if group in moved else over
+                    own, ended_states = zip(*over, strict=True)
+                    firsts, _, accumulators = zip(*ended_states, strict=True)
+                    yield from _slices(slot, group, firsts, own, accumulators)
                 ended.add(slot, group, len(keys))
             del grown[slot]
             if len(open_still) >= SLICE_KEYS:

@@ -11,12 +11,14 @@ from exactlyonce.pipeline.aggregates import (
     Max,
     Mean,
     Min,
+    Percentiles,
     Sum,
     TopN,
 )
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
+from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -57,6 +59,7 @@ __all__ = [
     "CountDistinct",
     "DeadLetters",
     "Emit",
+    "Enriched",
     "ExactlyOnceError",
     "Feedback",
     "Fenced",
@@ -76,6 +79,7 @@ __all__ = [
     "Min",
     "Operator",
     "Output",
+    "Percentiles",
     "Pipeline",
     "ProtobufCodec",
     "Record",

@@ -50,7 +50,7 @@ def history() -> History:
 
 
 def test_text(history: History) -> None:
-    head, incarnation, blank, header, *lines = as_text(CheckpointsView(history), "h:9092", 80)
+    head, incarnation, blank, header, *lines = as_text(CheckpointsView(history, 60), "h:9092", 80)
     assert head == "p at h:9092: 2 checkpoints"
     assert incarnation.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
     assert blank == ""
@@ -79,7 +79,7 @@ def test_a_sink_of_spark_is_called_one() -> None:
     taken = manifest(8, kind="spark")
     found.admit(INCARNATION)
     found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
-    head, _, _, _, line, *details = as_text(CheckpointsView(found), "h:9092", 80)
+    head, _, _, _, line, *details = as_text(CheckpointsView(found, 60), "h:9092", 80)
     assert head == "large-orders, a Spark sink, at h:9092: 1 checkpoint"
     assert line.split()[:3] == ["8", "spark", "decided"]
     assert [" ".join(each.split()) for each in details] == [
@@ -89,16 +89,26 @@ def test_a_sink_of_spark_is_called_one() -> None:
 
 def test_damage_is_shown(history: History) -> None:
     history.damaged["manifest/40"] = "it is finalized, but its manifest is gone"
-    lines = list(as_text(CheckpointsView(history), "h:9092", 80))
+    lines = list(as_text(CheckpointsView(history, 60), "h:9092", 80))
     assert "damaged: manifest/40: it is finalized, but its manifest is gone" in lines
-    assert as_json(CheckpointsView(history))["damaged"] == history.damaged
+    assert as_json(CheckpointsView(history, 60))["damaged"] == history.damaged
+
+
+def test_older_ones_are_counted(history: History) -> None:
+    head, hint, _, _, _, line, *_ = as_text(CheckpointsView(history, 1), "h:9092", 80)
+    assert (head, hint) == (
+        "p at h:9092: 2 checkpoints", "the last 1 are shown, and looked at for damage: --last 2 shows all",
+    )  # fmt: skip
+    assert line.split()[0] == "42"
+    found = as_json(CheckpointsView(history, 1))
+    assert (found["older"], [each["checkpoint"] for each in found["checkpoints"]]) == (1, [42])
 
 
 def test_a_damaged_checkpoint_is_shown(history: History) -> None:
-    lines = list(as_text(CheckpointsView(history, {41: "Block b is gone."}), "h:9092", 200))
+    lines = list(as_text(CheckpointsView(history, 60, damaged={41: "Block b is gone."}), "h:9092", 200))
     assert any(line.split()[:3] == ["41", "checkpoint", "damaged"] for line in lines)
     assert any(line.split() == ["damage", "Block", "b", "is", "gone."] for line in lines)
-    first, second = as_json(CheckpointsView(history, {41: "Block b is gone."}))["checkpoints"]
+    first, second = as_json(CheckpointsView(history, 60, damaged={41: "Block b is gone."}))["checkpoints"]
     assert (first["state"], first["damage"]) == ("damaged", "Block b is gone.")
     assert (second["state"], second["damage"]) == ("decided", None)
 
@@ -118,12 +128,12 @@ def test_the_watermark_and_the_split_that_holds_it_back(floors: tuple[int | None
         for offset, floor in zip(first.offsets, (*floors, None), strict=True)
     ]
     found.admit(msgspec.structs.replace(first, offsets=tuple(offsets)))
-    lines = as_text(CheckpointsView(found), "h:9092", 200)
+    lines = as_text(CheckpointsView(found, 60), "h:9092", 200)
     assert [" ".join(line.split()[1:]) for line in lines if line.split()[:1] == ["watermark"]] == [shown] * bool(shown)
 
 
 def test_json(history: History) -> None:
-    found = json.loads(msgspec.json.encode(as_json(CheckpointsView(history))))
+    found = json.loads(msgspec.json.encode(as_json(CheckpointsView(history, 60))))
     assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
     first, second = found["checkpoints"]
     assert (first["checkpoint"], first["state"], first["finalized_at_ms"]) == (41, "finalized", 1_000_200)
@@ -139,7 +149,7 @@ def test_json(history: History) -> None:
 def test_none_yet() -> None:
     found = History("p")
     found.admit(INCARNATION)
-    head, incarnation = as_text(CheckpointsView(found), "h:9092", 80)
+    head, incarnation = as_text(CheckpointsView(found, 60), "h:9092", 80)
     assert (head, incarnation[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
 
 

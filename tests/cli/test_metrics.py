@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from exactlyonce.connectors.embedded.broker import HOST, free_port
@@ -46,7 +54,29 @@ def a_worker(process: int) -> int:
     return int(children[0])
 
 
-def test_a_run_and_its_restart(orders: Orders) -> None:
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """Where a collector of OpenTelemetry listens, and the spans that it has got."""
+    spans: list[Any] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got = ExportTraceServiceRequest.FromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
+            spans.extend(span for of in got.resource_spans for scope in of.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{server.server_address[1]}", spans
+        server.shutdown()
+
+
+def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]]) -> None:
     address = f"{HOST}:{free_port()}"
     process = orders.command.start(
         *(
@@ -56,6 +86,8 @@ def test_a_run_and_its_restart(orders: Orders) -> None:
             address,
             "--ui",
             address,
+            "--traces",
+            collector[0],
             "--parallelism",
             "2",
             "--checkpoint-interval",
@@ -91,6 +123,8 @@ def test_a_run_and_its_restart(orders: Orders) -> None:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
+        names = Counter(span.name for span in collector[1])
+        assert (names["restart"], names["checkpoint"] >= len(complete)) == (1, True)
     finally:
         process.kill()
         process.communicate()

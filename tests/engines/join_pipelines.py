@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ def by_user(event: Event) -> str:
     return event.user
 
 
-def joined(name: str, join: str, keep: str = "0s") -> Pipeline:
+def joined(name: str, join: str, keep: str = "0s", pause_ms: int = 0) -> Pipeline:
     """The events of NAME-in with those of NAME-right, to NAME-out; late ones to NAME-late and NAME-late-right.
 
     *join* is the how= of an interval join, or self, as-of or lookup.
@@ -43,7 +44,8 @@ def joined(name: str, join: str, keep: str = "0s") -> Pipeline:
         late_right = Output("late-right", Event)
         results = lefts.join("joined", rights, within=("-1s", "3s"), how=how, late=late, late_right=late_right)
         results.side(late_right).sink("late-right", KafkaSink(f"{name}-late-right"))
-    results.sink("out", KafkaSink(f"{name}-out"))
+    slow = results.peek(lambda _: time.sleep(pause_ms / 1000), id="slow")  # a slow user function
+    slow.sink("out", KafkaSink(f"{name}-out"))
     results.side(late).sink("late", KafkaSink(f"{name}-late"))
     return pipeline
 

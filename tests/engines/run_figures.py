@@ -16,6 +16,7 @@ CHECKPOINT = {
 def progress(subtask: int, records_in: int, **others: Any) -> Progress:
     figures: dict[str, Any] = {
         "records_out": 0, "skipped": 0, "longest_gap_ms": 0.0, "open_transactions": 1, "first_record_ms": 0,
-        "lags": {"orders": 9}, "going_round": 0, "waiting": [], "full": [], "notes": [],
+        "lags": {"orders": [("orders", 0, 2), ("orders", 1, 7)]}, "going_round": 0,
+        "waiting": [], "full": [], "notes": [],
     }  # fmt: skip
     return Progress(subtask=subtask, records_in=records_in, **figures | others)

@@ -144,12 +144,6 @@ def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: Job
 @pytest.mark.parametrize(
     ("target", "arguments", "sentence"),
     [
-        (
-            "counts",
-            ["--unaligned"],
-            "Operator 'counts' keeps state by time, which does not go with unaligned checkpoints yet",
-        ),
-        ("counts", ["--mode", "at_least_once"], "does not go with mode at_least_once yet: use mode"),
         ("rejected", [], "does not go with loops yet"),
     ],
 )

@@ -156,6 +156,23 @@ def test_kills_and_other_parallelism_make_no_difference(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("join", ["full", "as-of"])
+def test_barriers_that_overtake_records_of_either_side_make_no_difference(
+    join: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    sides = Sides(job_of, join, "--unaligned", "--checkpoint-interval", "200ms")
+    for parallelism, name in ((3, "unaligned-captured"), (2, "timed-fired"), (3, "coordinator-decided")):
+        sides.feed("in", 150)
+        sides.feed("right", 60)
+        slow = ("--parallelism", str(parallelism), "--param", "pause_ms=8")
+        sides.job.start("--until", "latest", *slow, env=failpoint(name)).wait()
+        assert (tmp_path / "fired" / name).exists()
+    assert any(manifest.channel_logs for manifest in sides.job.history().manifests.values())
+    sides.job.finish("--parallelism", "2", "--drain")
+    sides.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_a_lookup_has_the_last_version_of_each_key_through_kills(
     backend: str, job_of: Callable[..., Job], failpoint: Any

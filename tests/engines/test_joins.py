@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from exactlyonce.engines.runtime import joins
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedParts
+from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin
-from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
@@ -25,6 +25,15 @@ from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
 Join = IntervalJoin | AsOf
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_memory() -> Iterator[None]:
+    """Records get into the table soon, and few are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joins, "UNWRITTEN_MAX", 12)
+        patch.setattr(joins, "_FEW", 1)
+        yield
 
 
 @dataclass(frozen=True)
@@ -81,22 +90,25 @@ def _number(record: Any) -> int | None:
     return record.offset if isinstance(record, Arrived) else record
 
 
-def operator_of(join: Join, seen: Seen, table: Any = None) -> joins.Joiner[Any]:
+def operator_of(
+    join: Join, seen: Seen, table: Any = None, watermarks: dict[int, int] | None = None
+) -> joins.Joiner[Any]:
     groups = range(MAX_PARALLELISM)
     if table is None:
         stored = StoredState[Any](
             operator="j", type=VersionedState(tuple[list[Any], list[Any]]), groups=groups,
-            max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+            max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
         )  # fmt: skip
         table = HashMapBackend().timed_table(stored, by_key=True)
     node = Node("j", Kind.JOIN, timed=join, key_type=str)
-    operator = joins.OPERATORS[type(join)].made(TimedParts(node=node, table=table, groups=groups, function=None))
+    parts = TimedParts(node=node, table=table, groups=groups, max_parallelism=MAX_PARALLELISM, function=None)
+    operator = joins.OPERATORS[type(join)].made(parts)
     operator.downstream, operator.sides = [seen.take], {"late": [seen.take_late]}
     operator.late_output = operator.late_right_output = "late"
     return operator
 
 
-def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: int) -> Seen:
+def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: int, *, restores: bool = True) -> Seen:
     """*arrivals* in batches that end at *cuts* or where the side changes; a watermark comes at each cut."""
     seen = Seen()
     operator = operator_of(join, seen)
@@ -115,9 +127,11 @@ def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: in
         if number in cuts:
             push()
             seen.watermark = advance(operator, watermark, room)
-            operator = operator_of(join, seen, operator.table)  # as after a restore
+            if restores:
+                operator.settle()
+                operator = operator_of(join, seen, operator.table)
     push()
-    advance(operator, 1_000_000, room)
+    advance(operator, END_OF_TIME if isinstance(join, IntervalJoin) else 1_000_000, room)
     for slot, _, (_, versions) in operator.table.items():
         assert slot == joins.VERSIONS, "what is over leaves no state"
         assert versions[-1][-1] is not None, "a deletion goes once no earlier version may come"
@@ -205,6 +219,40 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
     results, late = expected(join, [record for record, _ in arrived(arrivals, disorder)])
     assert sorted(seen.results, key=_order) == sorted(results, key=_order)
     assert sorted(seen.late) == late
+
+
+@pytest.mark.parametrize("join", JOINS, ids=str)
+def test_each_key_group_goes_on_at_its_own_watermark(join: Join) -> None:
+    seen, far = Seen(), key_group(canonical_key("b"), MAX_PARALLELISM)
+    watermarks = {group: 139 if group == far else 39 for group in range(MAX_PARALLELISM)}
+    operator = operator_of(join, seen, watermarks=watermarks)
+    sides = [(side, key, time) for side in "rl" for key in "ab" for time in range(0, 200, 7)]
+    records = [
+        Arrived(side, key, time, offset, offset, watermarks[key_group(canonical_key(key), MAX_PARALLELISM)])
+        for offset, (side, key, time) in enumerate(sides)
+    ]
+    for side, take in (("r", operator.right), ("l", operator.left)):
+        take(as_batch([replace(record, floor=NO_FLOOR) for record in records if record.side == side], join))
+    for watermark in (100, 10_000):
+        advance(operator, watermark, 1)
+    results, late = expected(join, records)
+    assert sorted(seen.results, key=_order) == sorted(results, key=_order)
+    assert sorted(seen.late) == late
+
+
+@settings(max_examples=100)
+@example(
+    arrivals=[(side, "a", time, False) for side, time in (("r", 13), ("r", 11), ("l", 12))], disorder=5, cuts={0, 1}
+)
+@given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)))
+def test_the_order_of_pairs_does_not_depend_on_what_is_in_the_table(
+    arrivals: Arrivals, disorder: int, cuts: set[int]
+) -> None:
+    one, other = (
+        play(IntervalJoin("-20ms", "40ms"), arrivals, disorder, cuts, 1, restores=restores)
+        for restores in (True, False)
+    )
+    assert one.results == other.results
 
 
 def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:

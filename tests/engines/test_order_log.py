@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 from blank_manifest import blank_manifest
@@ -22,6 +24,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.order_log import (
+    CLOCK,
     FLOOR,
     IDLE,
     NOT_A_SOURCE,
@@ -72,21 +75,23 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
         take_along([], {}, parts, TaskOperators("totals", 0))
 
 
-def test_an_interval_begins_with_the_watermarks_of_before() -> None:
+def test_an_interval_begins_with_the_times_of_before() -> None:
     order = OrderRuns(batches=True)
     order.watermark("by>n:0", Watermark(NO_WATERMARK, idle=True))
     order.note("by>n:1", NOT_A_SOURCE, 5)
     order.end_batch()
     order.watermark("by>n:1", Watermark(-70))
     order.floor("in", 3, END_OF_TIME)
+    order.clock(10**12)
     known = [(LoggedInput("by>n:0", kind=IDLE), NO_WATERMARK), (LoggedInput("by>n:1", kind=WATERMARK), -70)]
+    clock = (LoggedInput("", kind=CLOCK), 10**12)
     batch = [(LoggedInput("by>n:1"), 5), (LoggedInput("by>n:1"), 0)]
     floor = (LoggedInput("in", 3, FLOOR), END_OF_TIME)
-    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor]
+    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor, clock]
     assert order.empty
     order.watermark("by>n:1", Watermark(-69))
     assert not order.empty
-    assert list(runs_of(order.cut())) == [*known, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
+    assert list(runs_of(order.cut())) == [*known, clock, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
 
 
 class Events:
@@ -102,13 +107,23 @@ class Events:
         self.seen.append(Watermark(watermark, idle))
 
 
-def lane(events: Events, *items: Any) -> ChannelLane:
-    codec = BatchCodec(int)
-    frames = [
-        item if isinstance(item, Watermark) else codec.encode(Batch([item], [Coordinates("t", 0, item)], [b"k"]))
-        for item in items
-    ]
-    return ChannelLane("by>n:0", [], codec, events.push, frames, events)
+class Sent(NamedTuple):
+    """The file of a channel."""
+
+    items: Sequence[Any]
+
+    def timed(self) -> Iterator[tuple[int, Any]]:
+        for item in self.items:
+            yield 0, item if isinstance(item, Watermark) else partial(frame, item)
+
+
+def frame(record: int) -> bytes:
+    return BatchCodec(int).encode(Batch([record], [Coordinates("t", 0, record)], [b"k"]))
+
+
+def lane(events: Events, *items: Any, before: Sequence[int] = ()) -> ChannelLane:
+    files: Any = Sent(items)
+    return ChannelLane("by>n:0", [files], BatchCodec(int), events.push, list(map(frame, before)), events)
 
 
 def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
@@ -124,6 +139,19 @@ def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
     order.watermark("by>n:0", Watermark(9))
     with pytest.raises(Halt, match=r"channel by>n:0: the log has the watermark 1970-01-01T00:00:00\.009"):
         take_along([lane(Events(), 1)], {}, order.cut(), TaskOperators("n", 0))
+
+
+def test_watermarks_among_in_flight_records_are_those_of_the_log() -> None:
+    order, events = OrderRuns(), Events()
+    order.watermark("by>n:0", Watermark(4))
+    order.note("by>n:0", NOT_A_SOURCE, 1)
+    order.watermark("by>n:0", Watermark(5))
+    order.note("by>n:0", NOT_A_SOURCE, 2)
+    log = order.cut()
+    take_along([lane(events, 3, before=[1, 2])], {}, log, TaskOperators("n", 0))
+    assert events.seen == [Watermark(4), 1, Watermark(5), 2, 3]
+    with pytest.raises(Halt, match="the log has the watermark"):
+        take_along([lane(Events(), 1, 2, 3)], {}, log, TaskOperators("n", 0))
 
 
 @pytest.mark.exhaustive

@@ -51,6 +51,14 @@ def test_slices_of_slow_records_keep_to_the_time() -> None:
     assert steps(slice_pace(), lambda _: 0.001, 7)[-2:] == [75, 75]
 
 
+def test_slices_of_an_operator_that_asks_for_many_at_a_time_have_as_many() -> None:
+    """Such a slice takes as long as one record, also where the attempt is cautious or a barrier is under way."""
+    assert steps(slice_pace(least=200, cautious=True), lambda size: 1.0 / size, 3) == [200, 200, 200, 200]
+    pace = slice_pace(least=200)
+    pace.took(200, 1.0)
+    assert pace.within(hurried=True) == 200
+
+
 def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
     pace = Pace(ALIGNED.slice_s, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX)
     pace.took(2000, 100.0)

@@ -15,10 +15,13 @@ from run_figures import CHECKPOINT, progress
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
-from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, Page
+from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Asked, serving
+from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
 from exactlyonce.engines.plan import plan
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.sinks import KafkaSink
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -102,6 +105,20 @@ def test_the_bottleneck_is_named(page: Page) -> None:
     assert [read["shuffled"] for read in nodes["longest"]["reads"]] == [True]
     page.progress(progress(1, 0, waiting=["store 'shop' is away"]))
     assert page.state()["cause"] == "worker 1: store 'shop' is away", "a wait explains more than a cost"
+
+
+def test_who_holds_the_watermark_back(page: Page) -> None:
+    """The lowest of the workers that expect records."""
+    of_workers = [WatermarkOf(5, True), WatermarkOf(9, False), WatermarkOf(7, False, "words[1]")]
+    for worker, watermark in enumerate(of_workers):
+        page.progress(progress(worker, 1, watermarks={"words": watermark}, late={"words": worker}))
+    page.progress(progress(3, 1, watermarks={"by-length": WatermarkOf(NO_WATERMARK, False)}))
+    state = page.state()
+    assert state["watermarks"] == [
+        {"id": "words", "at_ms": 7, "held_back_by": "words[1]", "late": 3},
+        {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0},
+    ]
+    assert sum(each["lag"] for each in state["partitions"]) == 4 * 9
 
 
 def test_what_is_wrong_comes_first(page: Page) -> None:

@@ -10,11 +10,23 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, Arrivals, Arrived, as_batch, floors
+from test_windows import (
+    ARRIVALS,
+    MAX_PARALLELISM,
+    WATERMARKS,
+    Arrivals,
+    Arrived,
+    as_batch,
+    floors,
+    group_of,
+    in_batches,
+    play_restored,
+)
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import KeyReader
+from exactlyonce.engines.runtime.timed import KeyReader
 from exactlyonce.engines.runtime.timers import FOREVER, HandlerOperator
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.keys import canonical_key, key_group
@@ -109,16 +121,21 @@ class Gathered:
 
 
 def operator_of(
-    handler: Any, listen: Callable[[Batch], None], late: Callable[[Batch], None] = print, order: Order = "time"
+    handler: Any,
+    listen: Callable[[Batch], None],
+    late: Callable[[Batch], None] = print,
+    order: Order = "time",
+    watermarks: dict[int, int] | None = None,
 ) -> HandlerOperator:
     entry = kept_entry(State, Arrived, order)
     stored = StoredState[Any](
         operator="p", type=VersionedState(entry), groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM,
-        times=TableTimes(),
+        times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
     table, methods = HashMapBackend().timed_table(stored), dir(handler)
     return HandlerOperator(
-        "p", Handling(order, "on_time" in methods, "on_clock" in methods), handler, table, range(MAX_PARALLELISM),
+        "p", table, range(MAX_PARALLELISM), MAX_PARALLELISM,
+        Handling(order, "on_time" in methods, "on_clock" in methods), handler,
         KeyReader("p", str), StateType("p", State), downstream=[listen], sides={"late": [late]}, late_output="late",
     )  # fmt: skip
 
@@ -141,15 +158,11 @@ def play(arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) ->
         times.extend(batch.times)
 
     operator = operator_of(Gathers(), listen, lambda batch: late.extend(record.id for record in batch.records))
-    waiting: list[Arrived] = []
     stream = list(floors(arrivals, disorder))
-    for number, (record, watermark) in enumerate(stream):
-        waiting.append(record)
-        if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
-            waiting = []
-            operator.advance(watermark)
-            settle(operator, room)
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        operator.advance(watermark)
+        settle(operator, room)
     operator.advance(10_000)
     settle(operator, room)
     assert {slot for slot, _, _ in operator.table.items()} <= {FOREVER}, "no timer is left"
@@ -173,6 +186,18 @@ def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(
             keys = canonical_key(one[1]), canonical_key(other[1])
             groups = [key_group(key, MAX_PARALLELISM) for key in keys]
             assert (groups[0], keys[0]) < (groups[1], keys[1]) or "time" in (one[0], other[0])
+
+
+def test_each_key_group_goes_on_at_its_own_watermark() -> None:
+    out: list[Out] = []
+    late: list[Arrived] = []
+    operator = operator_of(
+        Gathers(), lambda batch: out.extend(batch.records), lambda batch: late.extend(batch.records),
+        watermarks=WATERMARKS,
+    )  # fmt: skip
+    records = play_restored(operator, operator)
+    assert [record.id for record in late] == [record.id for record in records if record.time <= record.floor]
+    assert sorted(out, key=lambda of: of[1]) == expected([record for record in records if record.time > record.floor])
 
 
 class Sets:
@@ -208,8 +233,11 @@ def arrived(key: str, time: int) -> Batch:
 
 def test_by_arrival_a_timer_that_has_passed_goes_off_after_its_record_and_others_at_the_watermark() -> None:
     out: list[Any] = []
-    operator = operator_of(Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival")
-    operator.advance(100)
+    further = {group: 100 if group == group_of("a") else 50 for group in range(MAX_PARALLELISM)}
+    operator = operator_of(
+        Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival", watermarks=further
+    )
+    operator.advance(70)
     settle(operator)
     operator(arrived("a", 101))
     assert out == [("record", "a"), ("time", "a", 60), ("time", "a", 90)]
@@ -234,6 +262,30 @@ def test_clock_timers_go_off_once_by_a_clock_that_never_falls() -> None:
         assert len(out) == count, now
     assert out[2:] == [("clock", "a", 1_000, 1_000), ("clock", "a", 2_000, 2_500)]
     assert list(operator.table.items()) == [], "no state and no timer is left"
+
+
+def test_batches_come_full_or_some_time_after_their_first_record() -> None:
+    out: list[list[int]] = []
+    batches = Batches("arrival", on_clock=True, count=3, timeout="1s")
+    operator = operator_of(
+        batches.function.call(), lambda batch: out.extend([one.id for one in some] for some in batch.records),
+        order="arrival",
+    )  # fmt: skip
+    steps: list[tuple[int, list[tuple[int, str]], list[list[int]]]] = [
+        (100, [(0, "a"), (1, "a"), (2, "a"), (3, "a"), (4, "b")], [[0, 1, 2]]),
+        (200, [(5, "a")], []),
+        (1_099, [], []),
+        (1_100, [(6, "b"), (7, "b")], [[3, 5], [4]]),
+        (2_050, [(8, "b")], [[6, 7, 8]]),
+        (9_000, [], []),
+    ]
+    for now, records, due in steps:
+        operator.tell_time(now)
+        settle(operator)
+        operator(as_batch([Arrived(id, key, 0, -1) for id, key in records]))
+        assert sorted(out) == sorted(due), now
+        out.clear()
+    assert list(operator.table.items()) == []
 
 
 def test_a_drain_ends_though_a_timer_sets_the_next() -> None:

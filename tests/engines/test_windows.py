@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import KeyReader
+from exactlyonce.engines.runtime.timed import KeyReader, TimedOperator
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, Windowed, kept_state, moment
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, Windowed, kept_state
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.state_type import StateType
@@ -61,21 +61,27 @@ def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
         yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
 
 
-def operator_of(window: Window, listen: Callable[[Batch], None], late: Callable[[Batch], None]) -> WindowOperator[Any]:
+def operator_of(
+    window: Window,
+    listen: Callable[[Batch], None],
+    late: Callable[[Batch], None],
+    watermarks: dict[int, int] | None = None,
+) -> WindowOperator[Any]:
     accumulator = folded(list, add, merge, list[int], {})
     groups = range(MAX_PARALLELISM)
     stored = StoredState[Any](
         operator="w", type=VersionedState(kept_state(window, accumulator.state)), groups=groups,
-        max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+        max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
     table = HashMapBackend().timed_table(stored, by_key=isinstance(window, Session))
     clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
     return OPERATORS[type(window)](
         "w",
-        window,
-        accumulator,
         table,
         groups,
+        MAX_PARALLELISM,
+        window,
+        accumulator,
         KeyReader("w", str),
         clone,
         downstream=[listen],
@@ -96,6 +102,13 @@ class Seen:
         self.results += batch.records
         self.times += batch.times
 
+    def counted(self) -> Counter[Any]:
+        """The results, as `expected` gives them."""
+        return Counter(
+            (one.key, *(round(at.timestamp() * 1000) for at in (one.start, one.end)), tuple(sorted(one.value)))
+            for one in self.results
+        )
+
     def take_late(self, batch: Batch) -> None:
         self.late += batch.records
 
@@ -104,16 +117,23 @@ def play(window: Window, arrivals: Arrivals, disorder: int, cuts: Collection[int
     """*arrivals* in batches that end at *cuts*, each followed by its watermark."""
     seen = Seen()
     operator = operator_of(window, seen.take, seen.take_late)
-    waiting: list[Arrived] = []
     stream = list(floors(arrivals, disorder))
+    stream[-1:] = [(record, END_OF_TIME) for record, _ in stream[-1:]]
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        advance(operator, watermark, room)
+    assert list(operator.table.items()) == [], "what is over leaves no state"
+    return seen
+
+
+def in_batches(stream: Sequence[tuple[Arrived, int]], cuts: Collection[int]) -> Iterator[tuple[Batch, int]]:
+    """The records of *stream* in batches that end at *cuts*, and with it, each with the watermark after it."""
+    waiting: list[Arrived] = []
     for number, (record, watermark) in enumerate(stream):
         waiting.append(record)
         if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
+            yield as_batch(waiting), watermark
             waiting = []
-            advance(operator, END_OF_TIME if number == len(stream) - 1 else watermark, room)
-    assert list(operator.table.items()) == [], "what is over leaves no state"
-    return seen
 
 
 def as_batch(records: list[Arrived]) -> Batch:
@@ -127,7 +147,7 @@ def as_batch(records: list[Arrived]) -> Batch:
     )
 
 
-def advance(operator: WindowOperator[Any], watermark: int, room: int) -> None:
+def advance(operator: TimedOperator[Any], watermark: int, room: int) -> None:
     operator.advance(watermark)
     while not operator.fire(room):
         pass
@@ -175,10 +195,9 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 ) -> None:
     seen = play(window, arrivals, disorder, cuts, room)
     results, late = expected(window, [record for record, _ in floors(arrivals, disorder)])
-    ms = [(result.key, *(round(at.timestamp() * 1000) for at in (result.start, result.end))) for result in seen.results]
-    assert Counter((*named, tuple(sorted(r.value))) for named, r in zip(ms, seen.results, strict=True)) == results
+    assert seen.counted() == results
     assert Counter(record.id for record in seen.late) == late
-    assert seen.times == [end - 1 for _, _, end in ms]
+    assert seen.times == [round(result.end.timestamp() * 1000) - 1 for result in seen.results]
 
 
 def order(result: Windowed[Any, Any]) -> tuple[Any, ...]:
@@ -194,14 +213,40 @@ def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(w
         assert seen.results == sorted(seen.results, key=order)
 
 
-def test_an_operator_goes_on_at_the_watermark_of_its_table() -> None:
+def group_of(key: str) -> int:
+    return key_group(canonical_key(key), MAX_PARALLELISM)
+
+
+WATERMARKS = {group: 139 if group == group_of("b") else 39 for group in range(MAX_PARALLELISM)}
+"""Those of key groups that subtasks at different ones had before a restore."""
+
+
+def play_restored(operator: TimedOperator[Any], push: Callable[[Batch], None]) -> list[Arrived]:
+    """The records that *push* gets, each with the one of `WATERMARKS` as its floor by which *operator* must go."""
+    records = [(key, time) for time in range(0, 200, 7) for key in "abcd"]
+    floored = [Arrived(number, key, time, WATERMARKS[group_of(key)]) for number, (key, time) in enumerate(records)]
+    floored.append(Arrived(len(floored), "b", 135, 139))
+    for batch, watermark in ((floored[:-1], 100), (floored[-1:], 10_000)):
+        push(as_batch([replace(record, floor=NO_FLOOR) for record in batch]))
+        advance(operator, watermark, 1)
+    return floored
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_each_key_group_goes_on_at_its_own_watermark(window: Window) -> None:
+    """No window of it is lost, fires again, or takes a record; others are not held back."""
     seen = Seen()
-    before = operator_of(Tumbling("20ms"), seen.take, seen.take_late)
-    advance(before, 39, 1)
-    after = OPERATORS[Tumbling](
-        "w", before.window, before.accumulator, before.table, before.groups, before.read_keys, downstream=[seen.take],
-        sides={"late": [seen.take_late]}, late_output="late",
-    )  # fmt: skip
-    after(as_batch([Arrived(1, "a", 39, NO_FLOOR), Arrived(2, "a", 40, NO_FLOOR)]))
-    advance(after, 59, 1)
-    assert ([late.id for late in seen.late], seen.results) == ([1], [Windowed("a", moment(40), moment(60), [2])])
+    operator = operator_of(window, seen.take, seen.take_late, WATERMARKS)
+    results, late = expected(window, play_restored(operator, operator))
+    assert (seen.counted(), Counter(record.id for record in seen.late)) == (results, late)
+    assert late
+
+
+def test_a_session_that_grows_leaves_the_state_as_it_is_that_a_snapshot_may_have() -> None:
+    seen = Seen()
+    operator = operator_of(Session("20ms"), seen.take, seen.take_late)
+    operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 30, NO_FLOOR)]))
+    before = [state for _, _, state in operator.table.items()]
+    operator(as_batch([Arrived(2, "a", 15, NO_FLOOR)]))
+    assert sorted(before) == [(0, 0, [0]), (30, 30, [1])]
+    assert [state for _, _, state in operator.table.items()] == [(0, 30, [0, 2, 1])]

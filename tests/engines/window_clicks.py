@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import duckdb
+import pytest
 from running import Job, visible
 
 from exactlyonce.testing.cluster import KafkaCluster
@@ -126,8 +127,8 @@ class Clicks:
         results, late = self.by_sql()
         assert len(results) > 5
         assert len(late) > 5
-        assert sorted(self._result(record.value) for record in visible(*self._out("out", len(results)))) == results
-        left_out = [json.loads(record.value or b"")["id"] for record in visible(*self._out("late", len(late)))]
+        assert sorted(self.result(record.value) for record in visible(*self.out("out", len(results)))) == results
+        left_out = [json.loads(record.value or b"")["id"] for record in visible(*self.out("late", len(late)))]
         assert sorted(left_out) == late
 
     def assert_open(self, states: list[dict[str, Any]]) -> None:
@@ -142,21 +143,24 @@ class Clicks:
         counts = [len(state["state"]) if self.window == "folded" else state["state"][0] for state in states]
         assert sum(counts) > 5
         if self.window != "hopping":  # whose panes also have records of results
-            results = sum(self._result(json.dumps(result).encode())[3] for result in taken["out"])
+            results = sum(self.result(json.dumps(result).encode())[3] for result in taken["out"])
             assert sum(counts) == len(given) - len(taken["late"]) - results
         for state in states:
             start, end = (datetime.fromisoformat(state[at]) for at in ("start", "end"))
             times = [click["at"] for click in given if click["user"] == state["key"]]
             assert any(start.timestamp() * 1000 <= time < end.timestamp() * 1000 for time in times)
 
-    def _out(self, topic: str, count: int) -> tuple[KafkaCluster, str, int]:
+    def out(self, topic: str, count: int) -> tuple[KafkaCluster, str, int]:
         return self.job.kafka, f"{self.job.name}-{topic}", count
 
-    def _result(self, value: bytes | None) -> tuple[Any, ...]:
+    def result(self, value: bytes | None) -> tuple[Any, ...]:
         result = json.loads(value or b"")
         start, end = (round(datetime.fromisoformat(result[at]).timestamp() * 1000) for at in ("start", "end"))
         of = result["value"]
         if self.window == "folded":
             of = of["amounts"] if isinstance(of, dict) else of
             of = {"n": len(of), "spent": sum(of), "most": max(of)}
+        else:
+            assert of["ids"] == pytest.approx(of["n"], rel=0.3)
+            assert of["percentiles"][1] == pytest.approx(of["most"], rel=0.011)
         return (result["key"], start, end, of["n"], of["spent"], of["most"])

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from exactlyonce import Count, Hopping, Max, Output, Pipeline, Session, Sum, Tumbling
+from exactlyonce import (
+    Aggregate,
+    Count,
+    CountDistinct,
+    Hopping,
+    Max,
+    Output,
+    Percentiles,
+    Pipeline,
+    Session,
+    Sum,
+    Tumbling,
+)
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -28,9 +42,22 @@ WINDOWS: dict[str, Any] = {
 }
 
 
-def added(amounts: list[int], click: Click) -> list[int]:
-    amounts.append(click.amount)
-    return amounts
+AGGREGATES: dict[str, Aggregate[Click, Any]] = {
+    "n": Count(),
+    "spent": Sum("amount"),
+    "most": Max("amount"),
+    "ids": CountDistinct("id", error=0.05),
+    "percentiles": Percentiles("amount", [50, 100]),
+}
+
+
+def adding(pause_s: float) -> Callable[[list[int], Click], list[int]]:
+    def added(amounts: list[int], click: Click) -> list[int]:
+        time.sleep(pause_s)  # a slow user function
+        amounts.append(click.amount)
+        return amounts
+
+    return added
 
 
 class Amounts(msgspec.Struct):
@@ -52,7 +79,7 @@ def migrated(amounts: list[int]) -> Amounts:
     return Amounts(amounts)
 
 
-def windowed(name: str, window: str, version: int = 1) -> Pipeline:
+def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0) -> Pipeline:
     """The clicks of NAME-in, or of all topics NAME-in-..., by user in windows, to NAME-out; the late ones to
     NAME-late."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
@@ -65,9 +92,9 @@ def windowed(name: str, window: str, version: int = 1) -> Pipeline:
             "counts", lambda: Amounts([]), added_to, united, late=late, state_version=2, migrations=migrations
         )
     elif window == "folded":  # with states that change in place
-        results = windows.fold("counts", list, added, list.__add__, state=list[int], late=late)
+        results = windows.fold("counts", list, adding(pause_ms / 1000), list.__add__, state=list[int], late=late)
     else:
-        results = windows.aggregate("counts", {"n": Count(), "spent": Sum("amount"), "most": Max("amount")}, late=late)
+        results = windows.aggregate("counts", AGGREGATES, late=late)
     results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     results.side(late).sink("late", KafkaSink(f"{name}-late", key=lambda click: click.user))
     return pipeline

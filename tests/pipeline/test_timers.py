@@ -109,11 +109,26 @@ def test_a_mistake_is_named_with_its_remedy(handler: Any, options: dict[str, Any
         ({"within": "soon"}, "within is 'soon'"),
         ({"within": "1h", "order": "none"}, "order='none' must be one of 'time', 'arrival'"),
         ({"within": "1h", "late": Output("late", int)}, "late records are Click, and 'late' is declared with int"),
+        ({"ttl": "0s"}, "ttl= must be above 0"),
+        (
+            {"ttl": "1s"},
+            r"ttl='1s' is shorter than disorder='2s' of source 'clicks': .* Raise ttl=, or lower disorder=",
+        ),
+        ({"ttl": "9s", "source": {"time": None}}, "reduce goes by event time, .* 'clicks' have none: give the source"),
+        ({"count": 0}, "a batch of 0 records: give a whole number above 0"),
+        ({"count": 5, "timeout": "0s"}, "timeout= must be above 0"),
+        ({"count": 5, "timeout": "soon"}, "timeout is 'soon'"),
     ],
 )
-def test_a_deduplication_that_makes_no_sense_is_a_mistake(options: dict[str, Any], problem: str) -> None:
+def test_other_options_that_make_no_sense_are_mistakes(options: dict[str, Any], problem: str) -> None:
     pipeline = Pipeline("timed")
-    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time="at")).key_by(lambda click: click.user)
-    clicks.deduplicate("once", **options).sink("out", KafkaSink("out"))
+    source = KafkaSource("clicks", value=Click, **({"time": "at", "disorder": "2s"} | options.pop("source", {})))
+    clicks = pipeline.source("clicks", source).key_by(lambda click: click.user)
+    if "ttl" in options:
+        clicks.reduce("last", lambda one, other: other, **options).sink("out", KafkaSink("last"))
+    elif "count" in options:
+        clicks.batches("batches", **options).sink("out", KafkaSink("batches"))
+    else:
+        clicks.deduplicate("once", **options).sink("out", KafkaSink("out"))
     with pytest.raises(GraphError, match=problem):
         pipeline.build()

@@ -14,6 +14,7 @@ from exactlyonce import (
     AvroCodec,
     Context,
     Emit,
+    Enriched,
     Feedback,
     Joined,
     Operator,
@@ -182,6 +183,8 @@ assert_type(by_customer.process("handled", Remembers, late=late), Stream[Total])
 assert_type(by_customer.process("arrived", functools.partial(Remembers), order="arrival"), Stream[Total])
 assert_type(by_customer.in_order("in-order", late=late), Stream[Order])
 assert_type(by_customer.deduplicate("once", within="1h", order="arrival"), Stream[Order])
+assert_type(by_customer.batches("batches", 100, timeout="5s"), Stream[list[Order]])
+assert_type(by_customer.reduce("last", lambda one, other: other, ttl="7d"), Stream[Order])
 
 # joins
 late_totals = Output("late-totals", Total)
@@ -199,3 +202,19 @@ assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str,
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
 assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner"), Stream[Joined[str, Order, Total]])
+
+# enrich
+
+
+async def fetch(some: list[Order]) -> list[Total]:
+    return [Total(order.customer, 1) for order in some]
+
+
+class Client:
+    async def __call__(self, some: list[Order]) -> tuple[int, ...]:
+        return tuple(order.id for order in some)
+
+
+assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"), Stream[Enriched[Order, Total]])
+assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
+assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])

@@ -76,3 +76,15 @@ by_id.join("how", by_id, within=("0s", "1s"), how="outer")  # type: ignore[call-
 by_id.as_of("unkeyed", orders)  # type: ignore[call-overload]
 by_id.join("table", pipeline.table("t", KafkaSource("t", value=Order, metadata=True)), within=("0s", "1s"))  # type: ignore[call-overload]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]
+
+
+async def of_totals(some: list[Total]) -> list[int]:
+    return []
+
+
+def at_once(some: list[Order]) -> list[int]:
+    return []
+
+
+orders.enrich("others", of_totals)  # type: ignore[arg-type]
+orders.enrich("plain", at_once)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ class OracleUnaligned(Oracle):
             name, size = int.from_bytes(log[:2], "big"), int.from_bytes(log[2:6], "big")
             channel, frame, log = log[6 : 6 + name].decode(), log[6 + name : 6 + name + size], log[6 + name + size :]
             demand(len(frame) == size, f"a log of what was on its way on {channel} is cut off")
-            found += [(channel, event) for event in _decoder.decode(frame)[0]]
+            found += [(channel, event) for event in _decoder.decode(frame).events]
         return found
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
@@ -99,11 +99,17 @@ class OracleUnaligned(Oracle):
         demand(not newest.channel_logs, "the last checkpoint before a clean end is aligned, and no record goes round")
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes] | None, list[str], bytes, bytes, bytes])
+class _Frame(msgspec.Struct, array_like=True):
+    """The first of its columns."""
+
+    events: list[Event]
+
+
+_decoder = msgspec.msgpack.Decoder(_Frame)
 
 
 class OracleWindows(OracleUnaligned):
-    """In-flight records are those in windows that are not over: they are in a state, before they go on."""
+    """Records in windows that are not over are in flight, too: they are in a state, before they go on."""
 
     def _advance(self, manifest: Manifest) -> None:
         super()._advance(manifest)
@@ -121,6 +127,10 @@ class OracleWindows(OracleUnaligned):
         times = [times for body in stored.indexes if (times := decode_index(body).head.times) is not None]
         table = stored.timed_table(HashMapBackend(), meaning="".join({written.meaning for written in times}))
         return [event for _, _, events in table.items() for event in events]
+
+
+class OracleAlignedWindows(OracleWindows):
+    """No record is in flight between operators."""
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
         return Oracle._on_their_way(self, manifest)

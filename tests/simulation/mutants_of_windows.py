@@ -8,6 +8,7 @@ from typing import Any
 from planting import WRONG, in_place_of, mutant, replaced, unfitting
 
 from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
+from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
@@ -76,6 +77,15 @@ def _overtaking() -> Iterable[Any]:
     yield replaced(SocketChannel, "send_signal", over_socket)
 
 
+@mutant("restored records wait for others", ELSEWHERE, luck="unaligned windows", shape="windows-of-two", first=3)
+@in_place_of(Subtask, "step")
+def _fires_before_captured(real: Any, self: Subtask, **hurried: bool) -> bool:
+    restored, self.restored = self.restored, None
+    moved: bool = real(self, **hurried)
+    self.restored = restored
+    return moved or real(self, **hurried)
+
+
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 OTHERWISE = "Nor can it be made again by a replay: a replay gives"
@@ -96,8 +106,8 @@ def _no_clock(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> No
 
 @mutant("a replay takes watermarks first", OTHERWISE, luck="window replays", shape="windows-twice", first=2)
 @in_place_of(OrderRuns, "cut", unfitting())
-def _sooner(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
+def _sooner(real: Any, self: OrderRuns, **given: Any) -> Any:
     kinds = [each.kind for each in self.inputs]
     pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True), key=lambda pair: kinds[pair[0]] == RECORDS)
     self.runs = [each for pair in pairs for each in pair]
-    return real(self, exact=exact)
+    return real(self, **given)

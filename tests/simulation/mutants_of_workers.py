@@ -306,12 +306,12 @@ def _lost_batch() -> Iterable[Any]:
     yield unfitting()
 
 
-@mutant("the order log tells how much was taken, not in which order", REPEATED, shape="sinks", luck="replays", first=14)
+@mutant("the order log tells how much was taken, not in which order", REPEATED, shape="stores", luck="replays")
 @in_place_of(OrderRuns, "cut", unfitting())
-def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
+def _sorted_log(real: Any, self: OrderRuns, **given: Any) -> Any:
     pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True))
     self.runs = [each for pair in pairs for each in pair]
-    return real(self, exact=exact)
+    return real(self, **given)
 
 
 # --- replay repair --------------------------------------------------------------------------------------------------
@@ -325,9 +325,7 @@ def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made:
     real(self, task, ends, made)
 
 
-@mutant(
-    "a replay takes its inputs by time, not along the order logs", REPEATED, shape="sinks", luck="replays", first=14
-)
+@mutant("a replay takes its inputs by time, not along the order logs", REPEATED, shape="stores", luck="replays")
 @in_place_of(ordering, "take_along")
 def _replay_by_time(real: Any, lanes: Any, sources: Any, logs: Any, operators: Any, left: Any = None) -> None:
     ordering.take_by_time(lanes, sources, operators, ordering.BatchTime())

@@ -16,7 +16,7 @@ import msgspec
 from bounds import bounds
 from coordinator import SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
-from judges import OracleAtLeastOnce, OracleUnaligned, OracleWindows
+from judges import OracleAlignedWindows, OracleAtLeastOnce, OracleUnaligned, OracleWindows
 from load import Load
 from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
@@ -130,7 +130,7 @@ class World(SimulatedWorld):
         if self.settings.unaligned or (self.topology.loops and self.settings.mode == EXACTLY_ONCE):
             judge = OracleUnaligned
         if self.topology.of("window"):
-            judge = OracleWindows
+            judge = OracleWindows if self.settings.unaligned else OracleAlignedWindows
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,

@@ -13,6 +13,7 @@ from bounded import HERE, Fed, Silent, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 from golden import compute_again, states_of
 from losing import QUICK_ABORTS, Lossy
+from running import assert_copies, assert_totals, orders
 from settled import await_readable
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -149,3 +150,25 @@ def test_a_lost_transaction_is_computed_again_on_spark(spark: SparkSession, loss
     assert summary.manifest.parallelism == 3
     lossy.assert_exact()
     assert list((tmp_path / "staged").iterdir()) == []
+
+
+@pytest.mark.exhaustive
+def test_topics_of_a_pattern(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """Executors read the topics of a pattern, and a catch-up those that came since; each record counts once."""
+    loaded = load_pipeline("source_pipelines", "patterned", fed.name)
+    for name, partitions, count in (("a", 2, 300), ("b.c", 3, 300), ("0", 1, 200)):
+        topic = fed.kafka.create_topic(f"{fed.name}-in-{name}", partitions)
+        more = orders(count, first=len(fed.left))
+        fed.kafka.produce(topic, more)
+        fed.left += more
+        if name != "a":
+            summary = catch_up(
+                fed, loaded, 3, tmp_path, from_nothing=name == "b.c", chunk_records=200, submit=submit_to(spark)
+            )
+    assert (summary.records, len({at.topic for at in summary.manifest.in_cluster})) == (200, 3)
+    assert_copies(fed.kafka, f"{fed.name}-copies", fed.left)
+    assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
+    fed.assert_nothing_left()
+    for submit in (submit_to(spark), in_process):
+        report = audited(loaded, fed.config, tmp_path, submit=submit)
+        assert (report.findings, report.records_in > 0) == ([], True)

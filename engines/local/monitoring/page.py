@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import copy
-import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,17 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.engines.local.messages import Progress
+from exactlyonce.engines.local.messages import Progress, WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
+from exactlyonce.engines.local.monitoring.triggered import TriggeredCheckpoint, TriggeredCheckpoints
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 
-CHECKPOINTS, SAMPLES, NOTES = 60, 240, 100
+SAMPLES, NOTES = 240, 100
 """How many of each are kept."""
 WINDOW_S = 5.0
 """The time over which rates of operators are taken."""
@@ -32,24 +33,6 @@ RECENT_MS = 120_000
 """A note of the last minutes may be the reason of what is wrong."""
 BUSY_SHARE = 0.8
 """An operator with this share of a worker's time is named."""
-_CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
-
-
-class Attempted(msgspec.Struct, omit_defaults=True):
-    """A checkpoint that was triggered in this run. Times are in milliseconds since 1970."""
-
-    id: int
-    triggered_ms: int
-    outcome: str = "running"
-    """running, completed or aborted"""
-    acknowledged: list[tuple[str, int, int, float, float]] = []
-    """Task, subtask, time, and the milliseconds of the synchronous and the asynchronous part, by subtask."""
-    visible_ms: int = 0
-    finalized_ms: int = 0
-    event: Mapping[str, Any] = {}
-    """Its event, once it is completed."""
-    notes: list[str] = []
-    """What was said about it."""
 
 
 class WorkerFigures:
@@ -89,7 +72,7 @@ class Page(Reporter):
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
         """The wall clock in milliseconds, records a second, lag."""
-        self._checkpoints: dict[int, Attempted] = {}
+        self._checkpoints = TriggeredCheckpoints()
         self._workers: dict[int, WorkerFigures] = {}
         self._notes = deque[tuple[int, str]](maxlen=NOTES)
 
@@ -97,48 +80,15 @@ class Page(Reporter):
 
     def event(self, event: Mapping[str, Any]) -> None:
         with self._lock:
+            self._checkpoints.event(event)
             match event["event"], event.get("step"):
                 case "started", _:
                     self._incarnation = event["incarnation"]
                 case (("note" | "standby"), _):
-                    self._noted(event["at_ms"], event["text"])
-                case "checkpoint", _:
-                    self._completed(event)
+                    self._notes.append((event["at_ms"], event["text"]))
                 case "step", "deployed":
                     self._workers.clear()
-                    self._abort()
                     self._deployments += 1
-                case "step", "triggered":
-                    self._triggered(event["checkpoint"], event["at_ms"])
-                case "step", "acknowledged" if known := self._checkpoints.get(event["checkpoint"]):
-                    row = (event["task"], event["worker"], event["at_ms"], event["sync_ms"], event["async_ms"])
-                    known.acknowledged.append(row)
-                case "step", "requests until visible" if known := self._checkpoints.get(event["checkpoint"]):
-                    known.visible_ms = event["at_ms"]
-
-    def _noted(self, at_ms: int, text: str) -> None:
-        self._notes.append((at_ms, text))
-        for number in {int(match) for match in _CHECKPOINT.findall(text)}:
-            if (known := self._checkpoints.get(number)) is not None:
-                known.notes.append(text)
-                if "aborted" in text and known.outcome == "running":
-                    known.outcome = "aborted"
-
-    def _triggered(self, number: int, at_ms: int) -> None:
-        self._checkpoints[number] = Attempted(number, at_ms)
-        while len(self._checkpoints) > CHECKPOINTS:
-            del self._checkpoints[min(self._checkpoints)]
-
-    def _completed(self, event: Mapping[str, Any]) -> None:
-        known = self._checkpoints.get(event["checkpoint"])
-        if known is not None:
-            known.outcome, known.finalized_ms, known.event = "completed", event["at_ms"], dict(event)
-
-    def _abort(self) -> None:
-        """What the last workers were at will never be complete."""
-        for known in self._checkpoints.values():
-            if known.outcome == "running":
-                known.outcome = "aborted"
 
     def live(self, figures: Mapping[str, Any]) -> None:
         with self._lock:
@@ -158,9 +108,9 @@ class Page(Reporter):
     def paths(self) -> Paths:
         return paths_of(self.state, self._checkpoint)
 
-    def _checkpoint(self, number: int) -> Attempted | None:
+    def _checkpoint(self, number: int) -> TriggeredCheckpoint | None:
         with self._lock:
-            return copy.copy(self._checkpoints.get(number))
+            return copy.copy(self._checkpoints.by_number.get(number))
 
     def state(self) -> dict[str, Any]:
         """All but the details of checkpoints, for JSON."""
@@ -174,7 +124,8 @@ class Page(Reporter):
                 "restarts": max(0, self._deployments - 1), "figures": self._figures, "samples": list(self._samples),
                 "graph": [node | operators.get(node["id"], {}) for node in self._graph],
                 "workers": [_worker(figures.newest) for _, figures in sorted(self._workers.items())],
-                "checkpoints": [_bar(known) for _, known in sorted(self._checkpoints.items())],
+                "partitions": [*self._partitions()], "watermarks": [*self._watermarks()],
+                "checkpoints": [_bar(known) for _, known in sorted(self._checkpoints.by_number.items())],
                 "notes": list(reversed(self._notes)),
             }  # fmt: skip
 
@@ -186,10 +137,28 @@ class Page(Reporter):
                 of = shown.setdefault(operator, {"rate": 0.0, "busy": 0.0})
                 of["rate"] += rate
                 of["busy"] = max(of["busy"], share)
-            for source, lag in figures.newest.lags.items():
+            for source, lag in figures.newest.lag_by_source.items():
                 of = shown.setdefault(source, {})
                 of["lag"] = of.get("lag", 0) + lag
         return shown
+
+    def _watermarks(self) -> Iterator[dict[str, Any]]:
+        """By source and operator, the lowest of its subtasks that expect records."""
+        lowest: dict[str, WatermarkOf] = {}
+        late = Counter[str]()
+        for figures in self._workers.values():
+            late.update(figures.newest.late)
+            for id, watermark in figures.newest.watermarks.items():
+                lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda each: (each.idle, each.time_ms))
+        for id, watermark in lowest.items():
+            at_ms = watermark.time_ms if NO_WATERMARK < watermark.time_ms < END_OF_TIME else None
+            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id]}
+
+    def _partitions(self) -> Iterator[dict[str, Any]]:
+        for figures in self._workers.values():
+            for source, places in figures.newest.lags.items():
+                for topic, partition, lag in places:
+                    yield {"source": source, "topic": topic, "partition": partition, "lag": lag}
 
     def _cause(self, operators: Mapping[str, Mapping[str, Any]], *, well: bool) -> str:
         """What to look at first; empty if there is nothing."""
@@ -260,10 +229,10 @@ def _waits(progress: Progress) -> list[str]:
 
 def _worker(progress: Progress) -> dict[str, Any]:
     figures = {name: getattr(progress, name) for name in _OF_WORKER}
-    return {**figures, "lag": sum(progress.lags.values()), "waits": _waits(progress), "unwritten": progress.unwritten}
+    return {**figures, "lag": progress.lag, "waits": _waits(progress), "unwritten": progress.unwritten}
 
 
-def _bar(known: Attempted) -> dict[str, Any]:
+def _bar(known: TriggeredCheckpoint) -> dict[str, Any]:
     names = ("kind", "duration_ms", "bytes", "state_bytes", "records_committed", "sync_ms", "async_ms")
     figures = {name: known.event[name] for name in names if name in known.event}
     return {"id": known.id, "triggered_ms": known.triggered_ms, "outcome": known.outcome, **figures}

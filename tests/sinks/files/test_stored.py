@@ -6,6 +6,7 @@ import io
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import fastavro
@@ -322,6 +323,39 @@ def test_a_writer_gives_up_in_the_end(files: Files, at: Callable[..., Target], m
     opened = target.open()
     with files.server.away(), pytest.raises(SinkFailed, match=r"cannot write files: The folder s3://.*Nothing is lost"):
         stage(opened, 1, totals(1))
+
+
+RIGHTS = {
+    "s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket", "s3:ListMultipartUploadParts",
+    "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads",
+}  # fmt: skip
+
+
+@on_s3
+@pytest.mark.exhaustive(but=["s3:PutObject-s3"])
+@pytest.mark.parametrize("right", sorted(RIGHTS))
+def test_a_right_that_is_refused(right: str, files: Files, at: Callable[..., Target], s3_user: Any) -> None:
+    """A start names it. If it is taken away later, what a commit has not done is done once it is given back."""
+    target = at()
+    with s3_user(*RIGHTS):
+        committer = target.led()
+        committable = target.staged(1, totals(1))
+    with s3_user(*RIGHTS - {right}):
+        said = rf"The folder {files.url}.* refuses \(.*\): give the user the right {right} there"
+        with pytest.raises(StoreError, match=said):
+            target.committer().check()
+        if right == "s3:PutObject":
+            with pytest.raises(SinkFailed, match=f"cannot write files: {said}"):
+                target.staged(2, totals(2))
+            with pytest.raises(StoreError, match=said):
+                committer.commit([committable], 1, ORIGIN)
+        else:
+            with suppress(StoreError):
+                committer.commit([committable], 1, ORIGIN)
+    with s3_user(*RIGHTS):
+        committer.commit([committable], 1, ORIGIN)
+        committer.commit([target.staged(2, totals(2), previous=1)], 1, ORIGIN)
+    assert files.cents() == [1, 2]
 
 
 def flushed_of(writer: SinkWriter, checkpoint: int) -> FlushedInterval:

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from iceberg_rest import RestCatalog
+from table_contract import killed
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
@@ -156,13 +157,8 @@ class TestOnREST(IcebergContract):
     def properties(self) -> dict[str, str]:
         return {"type": "rest", "uri": self.rest.uri, "token": "env:CATALOG_TOKEN"}
 
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.rest.kill()
-        try:
-            yield
-        finally:
-            self.rest.start()
+    def unavailable(self) -> Any:
+        return killed(self.rest)
 
 
 class TestOnS3(IcebergContract):
@@ -218,10 +214,5 @@ class TestOnPostgres(IcebergContract):
     def properties(self) -> dict[str, str]:
         return {"type": "sql", "uri": self.uri, "warehouse": f"file://{self.folder}"}
 
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.server.kill()
-        try:
-            yield
-        finally:
-            self.server.start()
+    def unavailable(self) -> Any:
+        return killed(self.server)

@@ -33,7 +33,16 @@ STEPS = [
     "worker-barrier", "worker-flushed", "worker-acknowledged", "coordinator-checked", "coordinator-decided",
     "store-committing", "store-committed", "coordinator-finalized",
 ]  # fmt: skip
-BOUNDED_STEPS = ["unit-computed", "coordinator-decided", "store-committing", "store-committed"]
+BOUNDED = [
+    *(
+        (step, ("--on", "driver"))
+        for step in ("unit-computed", "coordinator-decided", "store-committing", "store-committed")
+    ),
+    *(
+        pytest.param(step, ("--on", "spark", "--master", "local[2]"), id=f"{step}-on-spark", marks=pytest.mark.spark)
+        for step in ("unit-computed", "store-committing")
+    ),
+]
 ENGINES = HERE.parents[1] / "engines"
 
 
@@ -85,7 +94,7 @@ def job(
     folder = tmp_path / "lake"
     folder.mkdir()
     monkeypatch.setenv(LAKE, str(folder))
-    path = [str(HERE.parent / "rig"), os.environ.get("PYTHONPATH", "")]
+    path = [str(HERE.parent / "rig"), str(ENGINES), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     job = LakeJob(run, kafka, topic_name, "lake_pipelines:into", "--param", f"lake={lake}")
     job.folder, job.lake = folder, lake
@@ -162,11 +171,11 @@ def test_many_rows_through_kills(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("step", BOUNDED_STEPS)
-def test_bounded_work_that_is_killed(job: LakeJob, step: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "on"), BOUNDED)
+def test_bounded_work_that_is_killed(job: LakeJob, step: str, on: tuple[str, ...], tmp_path: Path) -> None:
     """A backfill in chunks dies in its second checkpoint, and a catch-up; others go on, and a run from there."""
     arguments = ["--param", f"name={job.name}", "--param", f"lake={job.lake}", "--chunk-records", "1000"]
-    arguments += ["--bootstrap-servers", job.kafka.bootstrap_servers, "--on", "driver", "--parallelism", "2"]
+    arguments += ["--bootstrap-servers", job.kafka.bootstrap_servers, "--parallelism", "2", *on]
 
     def work(command: str, **env: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "exactlyonce.cli.main", command, "lake_pipelines:into", *arguments]

@@ -287,6 +287,8 @@ WRONG: list[tuple[Any, str]] = [
     (iceberg("totals"), "must be a namespace and a name"),
     (iceberg(catalog={}), "catalog= must be the properties"),
     (iceberg(catalog={"warehouse": "/lake"}), 'catalog= has no "type"'),
+    (iceberg(catalog={"type": "sql", "warehouse": "lake"}), r"catalog\['warehouse'\] must be a path from / on"),
+    (iceberg(catalog={"type": "sql", "uri": "sqlite:///catalog.db"}), r"catalog\['uri'\] must name its file from / on"),
     (iceberg(catalog={**CATALOG, "echo": True}), r"catalog\['echo'\] must be text"),
     (iceberg(catalog={**CATALOG, "uri": "postgresql://a:abc@c/d"}), "a secret written out"),
     (iceberg(catalog={**CATALOG, "token": "abc"}), r"catalog\['token'\] has a secret written out"),

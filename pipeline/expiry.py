@@ -1,0 +1,77 @@
+"""Expiry: how long a key's state is kept after its last record; what `ttl=` of an operator with state makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, get_args
+
+from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.versions import VersionedState, parameter_type
+
+SLOTS = 16
+"""The slots of a time to live: a state moves to a later one so often at most."""
+
+
+@dataclass(frozen=True)
+class Expiry(Timed):
+    """A state has expired for a record *ttl* or more after the last record of its key.
+
+    What is kept of a key is (the time of its last record in ms, its state). Its slot ends at or after the moment from
+    which no record finds it.
+    """
+
+    ttl: str | Any
+    by_key = True
+
+    @property
+    def problems(self) -> list[str]:
+        try:
+            return [] if self.ttl_ms else ["ttl= must be above 0"]
+        except ConfigError as error:
+            return [str(error).removesuffix(".")]
+
+    @cached_property
+    def ttl_ms(self) -> int:
+        return duration_ms(self.ttl, "ttl")
+
+    def slot(self, last_ms: int) -> int:
+        """The slot of a state whose last record was at *last_ms*."""
+        end_ms = last_ms + self.ttl_ms
+        return end_ms + -end_ms % max(1, self.ttl_ms // SLOTS)
+
+    @staticmethod
+    def state_of(entry: Any) -> Any:
+        """The type of the state in entries of type *entry*."""
+        return get_args(entry)[1]
+
+    def describe(self) -> dict[str, Any]:
+        return {"ttl": self.ttl_ms}
+
+    def __str__(self) -> str:
+        return f"ttl {self.ttl}"
+
+
+def kept_until(kept: VersionedState) -> VersionedState:
+    """What is kept of a key whose state is *kept*: the time of its last record, too."""
+    return replace(
+        kept,
+        type=_entry(kept.type),
+        migrations={version: _migrated(migrate) for version, migrate in kept.migrations.items()},
+    )
+
+
+def _entry(state: Any) -> Any:
+    return UNKNOWN if state is UNKNOWN else tuple[int, state]
+
+
+def _migrated(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def migrated(entry: Any) -> Any:
+        return (entry[0], migrate(entry[1]))
+
+    migrated.__annotations__ = {"entry": _entry(parameter_type(migrate))}
+    return migrated
