@@ -144,9 +144,13 @@ class _Ended:
     _keys: int = 0
 
     def add(self, slot: int, group: int, keys: int) -> None:
+        """Nothing is left of *group* up to *slot*; the groups after it may still have that slot."""
         self._groups.add(group)
         self._keys += keys
         if self._keys >= SLICE_KEYS:
+            later = {other for other in self._groups if other > group}
+            self.table.drop(slot - 1, later)
+            self._groups -= later
             self.drop(slot)
 
     def drop(self, slot: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from exactlyonce.engines.runtime import windows
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.timed import KeyReader, TimedOperator
@@ -26,6 +27,14 @@ from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_keys_are_many() -> Iterator[None]:
+    """A firing drops what is over after a few keys, in the middle of a slot."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "SLICE_KEYS", 3)
+        yield
 
 
 Arrivals = Sequence[tuple[int, str, int]]
