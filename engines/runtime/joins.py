@@ -33,8 +33,8 @@ LEFT, RIGHT = 0, 1
 VERSIONS = END_OF_TIME
 """The slot of a key's versions, which is never due."""
 
-UNWRITTEN_MAX = 20_000
-"""The most records that are in memory alone, and not in the table, but for those of a batch."""
+UNWRITTEN_MAX = 100_000
+"""The most records of an interval join that are in memory alone, and not in the table, but for those of a batch."""
 
 State = tuple[list[Any], list[Any]]
 """The entries of the left side and of the right side, in one slot of one key; see `kept_state` of the joins."""
@@ -315,9 +315,9 @@ class AsOfJoiner(Joiner[AsOf]):
     """
 
     _waiting: defaultdict[int, list[Waiting]] = field(default_factory=partial(defaultdict, list), init=False)
-    """By bucket."""
-    _unwritten: list[Waiting] = field(default_factory=list, init=False)
-    """Those that the table does not have, and some that are over."""
+    """By bucket, in order of arrival."""
+    _written: dict[int, int] = field(default_factory=dict, init=False)
+    """By bucket, how many of them, from the first on, the table has."""
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
@@ -329,6 +329,7 @@ class AsOfJoiner(Joiner[AsOf]):
                     for time, *rest in lefts:
                         if time > over:
                             self._waiting[time >> _BUCKET_BITS].append(cast("Waiting", (time, key, *rest)))
+        self._written = {bucket: len(waiting) for bucket, waiting in self._waiting.items()}
 
     def left(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -350,24 +351,17 @@ class AsOfJoiner(Joiner[AsOf]):
     def _wait(self, batch: Batch, floors: Sequence[int]) -> None:
         assert batch.times is not None
         assert batch.keys is not None
-        waiting: list[Waiting] = [
-            (time, key, origin.topic() or "", origin.partition() or 0, origin.offset() or 0, floor, record)
-            for time, key, origin, floor, record in zip(
-                batch.times, batch.keys, batch.origins, floors, batch.records, strict=True
-            )
-        ]
         buckets = self._waiting
-        for one in waiting:
-            buckets[one[0] >> _BUCKET_BITS].append(one)
-        self._unwritten += waiting
-        if len(self._unwritten) > UNWRITTEN_MAX:
-            self._unwritten = [one for one in self._unwritten if one[0] > self.watermark]
-            if len(self._unwritten) > UNWRITTEN_MAX // 2:
-                self.settle()
+        for time, key, origin, floor, record in zip(
+            batch.times, batch.keys, batch.origins, floors, batch.records, strict=True
+        ):
+            place = origin.topic() or "", origin.partition() or 0, origin.offset() or 0
+            buckets[time >> _BUCKET_BITS].append((time, key, *place, floor, record))
 
     def settle(self) -> None:
-        rest = [one for one in self._unwritten if one[0] > self.watermark]
-        self._unwritten.clear()
+        waiting, written = self._waiting, self._written
+        rest = [one for bucket, some in waiting.items() for one in some[written.get(bucket, 0) :]]
+        self._written = {bucket: len(some) for bucket, some in waiting.items()}
         slots, keys = [one[0] | _SLOT_MS for one in rest], [one[1] for one in rest]
         self.table.update(_waits, slots, keys, [(time, *entry) for time, _, *entry in rest])
 
@@ -426,9 +420,10 @@ class AsOfJoiner(Joiner[AsOf]):
         watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
         last = watermark >> _BUCKET_BITS
         for bucket in sorted(bucket for bucket in self._waiting if bucket <= last):
-            due = self._waiting.pop(bucket)
+            due, written = self._waiting.pop(bucket), self._written.pop(bucket, 0)
             if bucket == last and (rest := [one for one in due if one[0] > watermark]):
                 self._waiting[bucket] = rest
+                self._written[bucket] = sum(one[0] > watermark for one in due[:written])
                 due = [one for one in due if one[0] <= watermark]
             due.sort(key=_turn)
             for some in slices(len(due)):
