@@ -14,7 +14,7 @@ import pytest
 from bounded import HERE, Fed
 
 from exactlyonce.cli.main import main
-from exactlyonce.engines.spark.session import runs_here, session
+from exactlyonce.engines.spark.session import require_master, runs_here, session
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -75,6 +75,22 @@ def test_the_users_traceback_comes_first(
     assert main([*line, "--json"]) == RecordError.exit_code
     failed = json.loads(capsys.readouterr().err.splitlines()[-1])
     assert failed["traceback"].splitlines() == shown
+
+
+@pytest.mark.parametrize("master", ["spork://h:7077", "local[", "yarn-client", ""])
+def test_a_master_that_spark_does_not_know(master: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no URL of a Spark: write local\[4\], spark://host:7077"):
+        require_master(master)
+    for known in (
+        "local",
+        "local[*,4]",
+        "local-cluster[2,1,1024]",
+        "spark://h:7077",
+        "yarn",
+        "k8s://https://h",
+        "sc://h",
+    ):
+        require_master(known)
 
 
 @pytest.mark.parametrize(

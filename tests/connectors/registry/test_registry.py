@@ -328,7 +328,7 @@ def test_a_registry_that_is_away_is_an_outage(registry: RegistryServer, topic_na
     wrong = AvroCodec(Total, registry=registry.url.replace("/apis/ccompat/v7", "/nothing"))
     for codec, why in (
         (nowhere, r"does not answer: .*\. Start it, or correct registry=\.$"),
-        (wrong, "is the URL that of its API"),
+        (wrong, r"has no such page: .*\. Correct registry=: it takes the URL of the registry's API"),
     ):
         codec_of_values = opened(codec, topic_name, "value")
         calls: list[Callable[[], object]] = [

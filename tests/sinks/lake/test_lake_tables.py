@@ -295,6 +295,7 @@ WRONG: list[tuple[Any, str]] = [
     (iceberg(catalog={**CATALOG, "uri": "env:"}), "names no variable"),
     (delta("s3://key:abc@lake/totals"), "its address holds a user and a password"),
     (delta("lake/totals"), "must be the table's path from / on"),
+    (delta("http://h:9000/lake"), "is a web address, .*give the address of the store, as s3://bucket/table"),
     (delta(storage_options="x"), "storage_options= must be options"),
     (delta("s3://t", storage_options={"AWS_SECRET_ACCESS_KEY": "abc"}), "has a secret written out"),
     *((sink(**options), said) for sink in (iceberg, delta) for options, said in (
