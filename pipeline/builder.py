@@ -13,6 +13,7 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.expiry import Expiry, entry_type
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -238,9 +239,9 @@ class Builder:
 
     def join(
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
-        late_right: Output[Any] | None,
+        late_right: Output[Any] | None, ttl: str | None = None,
     ) -> Input:  # fmt: skip
-        """Add the operator of *join*; *right* is a keyed stream or a table."""
+        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
         other = self._keyed(right, f"{kind.value}() of")
         inputs = (left, left) if other is None else (left, other)
         records = [self.type_of(origin) for origin in inputs]
@@ -257,12 +258,15 @@ class Builder:
                 self._late(output, record)
         key, version = known[0] if known else UNKNOWN, join.right(records[1])
         is_known = UNKNOWN not in (records[0], version)
-        kept = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
+        state_type = join.kept_state(records[0], version) if is_known else UNKNOWN
+        kept: dict[str, Any] = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
+        if ttl is not None:
+            state_type, kept = entry_type(state_type), kept | {"timed": Expiry(ttl)}
         return self.add(
-            kind, id, inputs, None, None, **kept, key_type=key,
+            kind, id, inputs, None, None, **kept, key_type=key, state_type=state_type,
             type=joined_type(join.how, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
-            state_type=join.kept_state(records[0], version) if is_known else UNKNOWN, outputs=self.sides(outputs),
-            late=getattr(late, "name", None), late_right=getattr(late_right, "name", None),
+            outputs=self.sides(outputs), late=getattr(late, "name", None),
+            late_right=getattr(late_right, "name", None),
         )  # fmt: skip
 
     def _late(self, late: Output[Any], record: Any) -> None:

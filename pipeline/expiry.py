@@ -60,12 +60,13 @@ def kept_until(kept: VersionedState) -> VersionedState:
     """What is kept of a key whose state is *kept*: the time of its last record, too."""
     return replace(
         kept,
-        type=_entry(kept.type),
+        type=entry_type(kept.type),
         migrations={version: _migrated(migrate) for version, migrate in kept.migrations.items()},
     )
 
 
-def _entry(state: Any) -> Any:
+def entry_type(state: Any) -> Any:
+    """The type of what is kept of a key with *state*."""
     return UNKNOWN if state is UNKNOWN else tuple[int, state]
 
 
@@ -73,5 +74,5 @@ def _migrated(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def migrated(entry: Any) -> Any:
         return (entry[0], migrate(entry[1]))
 
-    migrated.__annotations__ = {"entry": _entry(parameter_type(migrate))}
+    migrated.__annotations__ = {"entry": entry_type(parameter_type(migrate))}
     return migrated

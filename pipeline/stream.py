@@ -707,23 +707,29 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ...
+        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ..., ttl: str | None = ...
     ) -> Stream[Joined[K, T, V | None]]: ...
     @overload
-    def lookup(self, id: str, versions: Versions[K, V], *, how: Literal["inner"]) -> Stream[Joined[K, T, V]]: ...
-    def lookup(self, id: str, versions: Versions[K, V], *, how: Enrichment = "left") -> Stream[Any]:
+    def lookup(
+        self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: str | None = ...
+    ) -> Stream[Joined[K, T, V]]: ...
+    def lookup(
+        self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: str | None = None
+    ) -> Stream[Any]:
         """Each record with the version of its key that came last: at once, in the order of arrival.
 
         Which version that is depends on the run: on how fast either side is read. `as_of` goes by event time instead.
-        *how* "inner" leaves out records without a version.
+        *how* "inner" leaves out records without a version. With *ttl*, as "7d", the version of a key is forgotten *ttl*
+        after it, by event time: a record so long after it, or later, finds none. Both sources then need ``time=``.
         """
-        return self._join(Kind.LOOKUP, id, versions, Lookup(how, changelog=isinstance(versions, Table)))
+        lookup = Lookup(how, changelog=isinstance(versions, Table))
+        return self._join(Kind.LOOKUP, id, versions, lookup, ttl=ttl)
 
     def _join(
         self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,
-        late_right: Output[Any] | None = None,
+        late_right: Output[Any] | None = None, ttl: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
-        return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right))
+        return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right, ttl))
 
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,

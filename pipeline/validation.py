@@ -132,7 +132,8 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
 
 
 def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
-    above, timing = graph.above(node.id), graph.above(node.id, timing=True)
+    above, sides = graph.above(node.id), [read.node for read in node.inputs]
+    timing = graph.above(*sides, timing=True).union(sides)
     yield from timed.problems
     timeless = [source.id for source in graph.sources if source.id in timing and source.source is not None
                 and source.source.event_time is None]  # fmt: skip

@@ -479,9 +479,38 @@ def _values(batch: Batch, *, changelog: bool) -> list[Any]:
     return [record.value for record in batch.records] if changelog else batch.records
 
 
-@dataclass(slots=True)
-class LookupJoiner(Sides, BatchOperator):
+class Lookups(Sides, BatchOperator):
     """`lookup`: the last version of each key."""
+
+    __slots__ = ()
+    join: Lookup
+    read_keys: KeyReader
+
+    def left(self, batch: Batch) -> None:
+        assert batch.keys is not None
+        entered_s = self.activity.enter(self.id)
+        values = self._found(batch)
+        joined = batch.unkeyed(list(map(Joined, self.read_keys(batch.keys), batch.records, values)))
+        self.activity.leave(self.id, entered_s, len(values))
+        self.push(joined if self.join.how == "left" else joined.where([value is not None for value in values]))
+
+    def right(self, batch: Batch) -> None:
+        entered_s = self.activity.enter(self.id)
+        self._keep(batch, _values(batch, changelog=self.join.changelog))
+        self.activity.leave(self.id, entered_s, 0)
+
+    def _found(self, batch: Batch) -> Sequence[Any]:
+        """The version of the key of each left record."""
+        raise NotImplementedError
+
+    def _keep(self, batch: Batch, values: Sequence[Any]) -> None:
+        """Keep *values*, the versions that the right records of *batch* bring."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class LookupJoiner(Lookups):
+    """`lookup` without ``ttl=``."""
 
     join: Lookup
     table: Table[Any]
@@ -491,22 +520,17 @@ class LookupJoiner(Sides, BatchOperator):
     def made(cls, node: Node, join: Lookup, table: Table[Any]) -> LookupJoiner:
         return cls(node.id, join, table, KeyReader(node.id, node.key_type))
 
-    def left(self, batch: Batch) -> None:
+    def _found(self, batch: Batch) -> Sequence[Any]:
         assert batch.keys is not None
-        entered_s = self.activity.enter(self.id)
-        values = list(map(self.table.get, batch.keys))
-        joined = batch.unkeyed(list(map(Joined, self.read_keys(batch.keys), batch.records, values)))
-        self.activity.leave(self.id, entered_s, len(values))
-        self.push(joined if self.join.how == "left" else joined.where([value is not None for value in values]))
+        return list(map(self.table.get, batch.keys))
 
-    def right(self, batch: Batch) -> None:
+    def _keep(self, batch: Batch, values: Sequence[Any]) -> None:
         assert batch.keys is not None
-        entered_s = self.activity.enter(self.id)
-        self.table.apply(_replaced, batch.keys, _values(batch, changelog=self.join.changelog))
-        self.activity.leave(self.id, entered_s, 0)
+        self.table.apply(replaced, batch.keys, values)
 
 
-def _replaced(_: Any, value: Any) -> tuple[Any, None]:
+def replaced(_: Any, value: Any) -> tuple[Any, None]:
+    """*value* in place of what was there, without an output."""
     return value, None
 
 

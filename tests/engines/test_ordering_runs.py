@@ -12,6 +12,8 @@ import pytest
 from running import Job, visible
 from window_clicks import DISORDER_MS, Clicks
 
+from exactlyonce.cli.main import main
+
 pytestmark = pytest.mark.broker
 
 
@@ -39,8 +41,8 @@ def deduplicated(clicks: list[Any]) -> list[Any]:
     return given
 
 
-def finish_killed(job: Job, clicks: Clicks, failpoint: Any, tmp_path: Path) -> None:
-    """Kill three runs while there is something to read, at another parallelism each, and let the next one end."""
+def run_killed(job: Job, clicks: Clicks, failpoint: Any, tmp_path: Path) -> None:
+    """Kill three runs while there is something to read, at another parallelism each."""
     for number, (parallelism, armed) in enumerate((
         (2, failpoint("timed-fired", nth=2)),
         (3, failpoint("worker-frozen", nth=2)),
@@ -50,8 +52,6 @@ def finish_killed(job: Job, clicks: Clicks, failpoint: Any, tmp_path: Path) -> N
         run = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
         run.wait()
         assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
-    clicks.end()
-    job.finish("--parallelism", "2")
 
 
 @pytest.mark.exhaustive(but=["once-hashmap"])
@@ -63,7 +63,9 @@ def test_kills_and_other_parallelism_make_no_difference(
     options = ["--unaligned", "--checkpoint-interval", "100ms"] if how == "unaligned" else ["--state-backend", how]
     job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", *options)
     clicks = Clicks(job, what)
-    finish_killed(job, clicks, failpoint, tmp_path)
+    run_killed(job, clicks, failpoint, tmp_path)
+    clicks.end()
+    job.finish("--parallelism", "2")
     taken, late = accepted(job)
     wanted = {user: deduplicated(of) if what == "once" else of for user, of in taken.items()}
     given: dict[str, list[Any]] = defaultdict(list)
@@ -93,15 +95,29 @@ def counts_since_pauses(job: Job) -> list[tuple[int, int]]:
 
 @pytest.mark.exhaustive(but=["hashmap"])
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-def test_states_expire_alike_whatever_is_killed(
-    backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+def test_states_expire_alike_whatever_is_killed_also_from_a_savepoint(
+    backend: str,
+    job_of: Callable[..., Job],
+    failpoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = job_of("ordering_pipelines:expiring", "--state-backend", backend)
     clicks = Clicks(job, "expiring")
-    finish_killed(job, clicks, failpoint, tmp_path)
+    run_killed(job, clicks, failpoint, tmp_path)
+    job.finish("--parallelism", "3")
+    at = ("--bootstrap-servers", job.kafka.bootstrap_servers)
+    assert main(["savepoint", job.name, "--to", f"file://{tmp_path}", "--json", *at]) == 0
+    url = json.loads(capsys.readouterr().out.splitlines()[-1])["url"]
+    assert main(["reset", job.name, "--yes", "--force", *at]) == 0
+    clicks.feed(300)
+    clicks.end()
+    job.finish("--parallelism", "2", "--from-savepoint", url)
     wanted = counts_since_pauses(job)
     assert len({count for _, count in wanted}) > 5
     given = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(wanted))]
     assert sorted((of["id"], of["count"]) for of in given) == wanted
-    (snapshot,) = job.history().retained[-1].operators
-    assert snapshot.state_bytes < 500, "of all keys those of the last clicks alone are left"
+    capsys.readouterr()
+    assert main(["state", job.name, "counts", "--json", *at]) == 0
+    keys = [json.loads(line)["key"] for line in capsys.readouterr().out.splitlines()]
+    assert {key.split()[0] for key in keys} == {"end"}, "those of the last clicks alone are left"

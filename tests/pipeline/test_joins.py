@@ -37,6 +37,7 @@ def of_id(order: Order) -> int:
 orders = KafkaSource("orders", value=Order, time="at")
 timeless = KafkaSource("timeless", value=Order)
 customers = KafkaSource("customers", key=str, value=Customer, metadata=True, time="at")
+unstamped = KafkaSource("table", key=str, value=Customer, metadata=True)
 late = Output("late", Customer)
 OUT: KafkaSink[Any] = KafkaSink("out")
 
@@ -89,7 +90,7 @@ def _enriched(pipeline: Pipeline, kind: str, source: Any = orders, key: Any = of
 
 def test_windows_behind_a_lookup_need_no_times_in_its_table() -> None:
     def write(pipeline: Pipeline) -> Any:
-        table = pipeline.table("table", KafkaSource("table", key=str, value=Customer, metadata=True))
+        table = pipeline.table("table", unstamped)
         named = pipeline.source("orders", orders).key_by(of_customer).lookup("named", table)
         return named.key_by(lambda joined: joined.key).window(Tumbling("1s")).fold("n", int, lambda n, joined: n + 1)
 
@@ -131,6 +132,10 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
             "joined", Pipeline("q").source("t", timeless).key_by(of_id), within=("0s", "1s")
         )
     ),
+    "lookup goes by event time, and the records of 'table' have none": lambda p: (
+        p.source("orders", orders).key_by(of_customer).lookup("joined", p.table("table", unstamped), ttl="7d")
+    ),
+    "ttl is 'soon'": lambda p: _enriched(p, "lookup", ttl="soon"),
     "a table needs a source of messages with their keys": lambda p: (
         p.source("orders", orders).key_by(of_id).lookup("joined", p.table("t", timeless))  # type: ignore[arg-type]  # a mistake
     ),

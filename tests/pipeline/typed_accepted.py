@@ -201,7 +201,7 @@ assert_type(totals_of, Table[Any, Total])
 assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
 assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
-assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner"), Stream[Joined[str, Order, Total]])
+assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner", ttl="7d"), Stream[Joined[str, Order, Total]])
 
 # enrich
 
