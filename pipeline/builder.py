@@ -17,14 +17,14 @@ from exactlyonce.pipeline.expiry import Expiry, entry_type
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.joins import Join, Lookup, joined_type
+from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.output import Output
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.validation import Problem, check
-from exactlyonce.pipeline.windows import Window, Windowed, kept_state
+from exactlyonce.pipeline.windows import Window, Windowed, kept_state, window_problems
 
 
 class Builder:
@@ -220,7 +220,8 @@ class Builder:
     ) -> Input:  # fmt: skip
         """Add a window operator; *accumulate* takes the type of records and the names at the user's line."""
         if not isinstance(window, Window):
-            self.problem(f'expected a window, as Tumbling("10s"), got {window!r}')
+            for problem in window_problems(window):
+                self.problem(problem)
             window = None
         record, accumulator = self.type_of(origin), None
         try:
@@ -264,7 +265,7 @@ class Builder:
             state_type, kept = entry_type(state_type), kept | {"timed": Expiry(ttl)}
         return self.add(
             kind, id, inputs, None, None, **kept, key_type=key, state_type=state_type,
-            type=joined_type(join.how, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
+            type=result_type(join, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
             outputs=self.sides(outputs), late=getattr(late, "name", None),
             late_right=getattr(late_right, "name", None),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.windows import Window, Windowed, kept_state, window_problems
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -34,10 +35,19 @@ class Joined(msgspec.Struct, Generic[K, L, R], frozen=True):
     right: R
 
 
-def joined_type(how: str, key: Any, left: Any, right: Any) -> Any:
-    """The type of what a join *how* gives, from those of keys and records."""
-    left = hints.union([*hints.members(left), type(None)]) if how in ("right", "full") else left
-    right = hints.union([*hints.members(right), type(None)]) if how in ("left", "full") else right
+class Pair(msgspec.Struct, Generic[L, R], frozen=True):
+    """A record of each side of a join in a window; None stands for a missing one."""
+
+    left: L
+    right: R
+
+
+def result_type(join: Join, key: Any, left: Any, right: Any) -> Any:
+    """The type of what *join* gives, from those of keys and records."""
+    left = hints.union([*hints.members(left), type(None)]) if join.how in ("right", "full") else left
+    right = hints.union([*hints.members(right), type(None)]) if join.how in ("left", "full") else right
+    if isinstance(join, WindowJoin):
+        return Windowed[key, Pair[left, right]]
     return Joined[key, left, right]
 
 
@@ -63,7 +73,7 @@ class IntervalJoin(Timed):
     earliest: str
     latest: str
     how: str = "inner"
-    by_key: ClassVar[bool] = True
+    by_key = True
 
     @property
     def problems(self) -> list[str]:
@@ -110,6 +120,38 @@ class IntervalJoin(Timed):
 
     def __str__(self) -> str:
         return f"{self.how} within {self.earliest} to {self.latest}"
+
+
+@dataclass(frozen=True)
+class WindowJoin(Timed):
+    """A left record belongs to all right ones of its window."""
+
+    window: Window
+    how: str = "inner"
+
+    @property
+    def by_key(self) -> bool:
+        return self.window.by_key
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        return [*_how_problems(self.how, How), *window_problems(self.window)]
+
+    def right(self, record: Any) -> Any:
+        """The type of right sides, from that of the right records."""
+        return record
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.window.describe(), "how": self.how}
+
+    def kept_state(self, left: Any, right: Any) -> Any:
+        """The type of a state: (time, topic, partition, offset, record) of each left and each right record."""
+        lefts, rights = (list[tuple[int, str, int, int, of]] for of in (left, right))  # type: ignore[valid-type]  # made here
+        return kept_state(self.window, tuple[lefts, rights])  # type: ignore[valid-type]  # likewise
+
+    def __str__(self) -> str:
+        return f"{self.how} in {self.window}"
 
 
 @dataclass(frozen=True)
@@ -180,4 +222,4 @@ class Lookup:
         return f"{self.how} by arrival"
 
 
-Join = IntervalJoin | AsOf | Lookup
+Join = IntervalJoin | WindowJoin | AsOf | Lookup

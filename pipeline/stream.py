@@ -22,7 +22,7 @@ from exactlyonce.pipeline.expiry import Expiry, kept_until
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup
+from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
@@ -661,9 +661,30 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["full"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T | None, V | None]]: ...  # fmt: skip
+    @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: How = "inner",
-        late: Output[T] | None = None, late_right: Output[V] | None = None,
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["inner"] = ...,
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T, V]]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["left"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T, V | None]]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["right"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T | None, V]]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["full"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T | None, V | None]]]: ...  # fmt: skip
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str] | None = None,
+        window: Window | None = None, how: How = "inner", late: Output[T] | None = None,
+        late_right: Output[V] | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Each pair of a record here and one of *right*, of the same key, whose times lie close together.
 
@@ -673,9 +694,24 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         records of that side, or of both, that have no partner: once none can come any more, which is the time of the
         result. *late* and *late_right* get the late records of either side, at or below the floor of their partition,
         which are not joined; without them they are left out and counted. Both sources need ``time=``.
+
+        With *window* instead, as ``window=Tumbling("10s")``, a pair are two records of one window. Its pairs come once
+        it is over, in the order of the left records, then of the right ones: each by time, topic, partition and offset.
+        A record without a partner is one whose window has none of the other side. Late are the records that `window`
+        would not take.
         """
-        earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
-        return self._join(Kind.JOIN, id, right, IntervalJoin(earliest, latest, how), late, late_right)
+        if (within is None) == (window is None):
+            self._builder.problem(
+                'join() needs within=, as within=("-5m", "1h"), or window=, as window=Tumbling("10s"), and not both'
+            )
+        join: IntervalJoin | WindowJoin
+        if window is not None:
+            join = WindowJoin(window, how)
+        else:
+            within = ("0s", "0s") if within is None else within
+            earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
+            join = IntervalJoin(earliest, latest, how)
+        return self._join(Kind.JOIN, id, right, join, late, late_right)
 
     @overload
     def as_of(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from math import gcd
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -290,8 +290,8 @@ class Session(Timed):
     A session ends *gap* after its last record. ``Session("30m")``.
     """
 
-    by_key: ClassVar[bool] = True
     gap: str
+    by_key = True
 
     @property
     def problems(self) -> list[str]:
@@ -313,6 +313,11 @@ class Session(Timed):
 
 
 Window = Tumbling | Hopping | Session
+
+
+def window_problems(window: Any) -> list[str]:
+    """The mistakes in *window* as an argument, each with its remedy."""
+    return window.problems if isinstance(window, Window) else [f'expected a window, as Tumbling("10s"), got {window!r}']
 
 
 def window_of(meaning: str) -> Window | None:

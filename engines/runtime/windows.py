@@ -68,11 +68,12 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
             accumulators.clone if accumulators.mutable else None,
         )
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, *, right: bool = False) -> None:
+        """Take *batch*, of the first or *right* input."""
         entered_s = self.activity.enter(self.id)
-        batch, slots = self._accept(batch)
+        batch, slots = self._accept(batch, right=right)
         if batch.records:
-            self._add(batch, slots, self._given(batch))
+            self._add(batch, slots, self._given(batch, right=right))
         self.activity.leave(self.id, entered_s, len(batch.records))
 
     def _give(self, results: Sequence[Over]) -> None:
@@ -82,7 +83,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
         origins = list(map(Coordinates, repeat(self.id), columns.groups, columns.lasts, repeat("")))
         self.push(Batch(self._windowed(columns), origins, times=columns.lasts))
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         """*batch* without the records that no window takes, and the slot of each that is left."""
         raise NotImplementedError
 
@@ -97,7 +98,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
                 raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
             self.activity.breathe()
 
-    def _given(self, batch: Batch) -> Sequence[Any]:
+    def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
         """The records as the accumulator takes them."""
         if not self.accumulator.placed:
             return batch.records
@@ -106,6 +107,14 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
             Placed(Place(time, origin.topic() or "", origin.partition() or 0, origin.offset() or 0), record)
             for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
         ]
+
+    def _slices(
+        self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
+    ) -> Iterator[Due[Over]]:
+        """The results of *keys*, whose windows are over."""
+        for some in slices(len(keys)):
+            over = Over(group, last, starts[some], keys[some], states[some])
+            yield Due(last, len(over.keys), over)
 
     def _windowed(self, columns: _Columns) -> list[Any]:
         result = self.accumulator.result
@@ -158,25 +167,17 @@ class _Ended:
         self._groups, self._keys = set(), 0
 
 
-def _slices(
-    last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
-) -> Iterator[Due[Over]]:
-    for some in slices(len(keys)):
-        over = Over(group, last, starts[some], keys[some], states[some])
-        yield Due(last, len(over.keys), over)
-
-
 @dataclass(slots=True)
 class TumblingWindows(WindowOperator[Tumbling]):
     """A slot is the last millisecond of a window."""
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         assert batch.times is not None
         lasts = self.window.lasts(batch.times)
         if not lasts or self.are_in_time(batch, min(lasts)):
             return batch, lasts
         kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
-        return self.without_late(batch, kept), list(compress(lasts, kept))
+        return self.without_late(batch, kept, right=right), list(compress(lasts, kept))
 
     def _due(self) -> Iterator[Due[Over]]:
         table, due = self.table, self.table.slots(self.watermark)
@@ -185,7 +186,7 @@ class TumblingWindows(WindowOperator[Tumbling]):
             start = self.window.start(last)
             for group in table.groups(last):
                 keys, states = table.read(last, group)
-                yield from _slices(last, group, [start] * len(keys), keys, states)
+                yield from self._slices(last, group, [start] * len(keys), keys, states)
                 ended.add(last, group, len(keys))
         if due:
             ended.drop(due[-1])
@@ -199,7 +200,7 @@ class HoppingWindows(WindowOperator[Hopping]):
     before that of the pane: there is room, for a pane has more milliseconds than windows.
     """
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         assert batch.times is not None
         window, every = self.window, self.window.every_ms
         panes = window.lasts(batch.times)
@@ -211,7 +212,7 @@ class HoppingWindows(WindowOperator[Hopping]):
         ]
         kept = [window.last_window(pane) > floor for pane, floor in zip(panes, floors, strict=True)]
         slots = [pane - count for pane, count in zip(panes, missed, strict=True)]
-        return self.without_late(batch, kept), list(compress(slots, kept))
+        return self.without_late(batch, kept, right=right), list(compress(slots, kept))
 
     def _due(self) -> Iterator[Due[Over]]:
         window, table, watermark = self.window, self.table, self.watermark
@@ -226,7 +227,7 @@ class HoppingWindows(WindowOperator[Hopping]):
             for group in sorted(groups):
                 if before[group] < last:
                     keys, states = self._merged(group, groups[group])
-                    yield from _slices(last, group, [window.start(last)] * len(keys), keys, states)
+                    yield from self._slices(last, group, [window.start(last)] * len(keys), keys, states)
             if ended:
                 table.drop(ended[-1], groups)
 
@@ -286,8 +287,8 @@ class SessionWindows(WindowOperator[Session]):
     slot is due: no record moves it.
     """
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
-        batch = self.in_time(batch)
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
+        batch = self.in_time(batch, right=right)
         assert batch.times is not None
         return batch, batch.times
 
@@ -383,7 +384,7 @@ class SessionWindows(WindowOperator[Session]):
                     over = sorted(over, key=itemgetter(0)) if group in moved else over
                     own, ended_states = zip(*over, strict=True)
                     firsts, _, accumulators = zip(*ended_states, strict=True)
-                    yield from _slices(slot, group, firsts, own, accumulators)
+                    yield from self._slices(slot, group, firsts, own, accumulators)
                 ended.add(slot, group, len(keys))
             del grown[slot]
             if len(open_still) >= SLICE_KEYS:

@@ -35,7 +35,7 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
     UserError,
 )
-from exactlyonce.pipeline.joins import Joined
+from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
@@ -79,6 +79,7 @@ __all__ = [
     "Min",
     "Operator",
     "Output",
+    "Pair",
     "Percentiles",
     "Pipeline",
     "ProtobufCodec",

@@ -9,22 +9,27 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_windows import Arrived as Clicked
+from test_windows import expected as windowed
 
-from exactlyonce.engines.runtime import joins
+from exactlyonce.engines.runtime import joins, window_joins
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.timed import TimedParts
+from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
-from exactlyonce.pipeline.joins import AsOf, IntervalJoin
+from exactlyonce.pipeline.joins import AsOf, IntervalJoin, WindowJoin
 from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
-Join = IntervalJoin | AsOf
+Join = IntervalJoin | AsOf | WindowJoin
+OPERATORS: dict[type[Timed], Any] = {**joins.OPERATORS, **window_joins.OPERATORS}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,7 +85,10 @@ class Seen:
         floors = batch.floors or [NO_FLOOR] * len(batch.times)
         for joined, time, floor in zip(batch.records, batch.times, floors, strict=True):
             assert time > self.watermark or floor >= self.watermark
-            self.results.append((joined.key, *map(_number, (joined.left, joined.right)), time))
+            key, pair = joined.key, joined
+            if isinstance(joined, Windowed):
+                key, pair = f"{key} {joined.start.timestamp():.3f}", joined.value
+            self.results.append((key, *map(_number, (pair.left, pair.right)), time))
 
     def take_late(self, batch: Batch) -> None:
         self.late += [origin.offset() or 0 for origin in batch.origins]
@@ -90,19 +98,17 @@ def _number(record: Any) -> int | None:
     return record.offset if isinstance(record, Arrived) else record
 
 
-def operator_of(
-    join: Join, seen: Seen, table: Any = None, watermarks: dict[int, int] | None = None
-) -> joins.Joiner[Any]:
+def operator_of(join: Join, seen: Seen, table: Any = None, watermarks: dict[int, int] | None = None) -> Any:
     groups = range(MAX_PARALLELISM)
     if table is None:
         stored = StoredState[Any](
-            operator="j", type=VersionedState(tuple[list[Any], list[Any]]), groups=groups,
-            max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
+            operator="j", type=VersionedState(join.kept_state(Arrived, int if isinstance(join, AsOf) else Arrived)),
+            groups=groups, max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
         )  # fmt: skip
-        table = HashMapBackend().timed_table(stored, by_key=True)
+        table = HashMapBackend().timed_table(stored, by_key=join.by_key)
     node = Node("j", Kind.JOIN, timed=join, key_type=str)
     parts = TimedParts(node=node, table=table, groups=groups, max_parallelism=MAX_PARALLELISM, function=None)
-    operator = joins.OPERATORS[type(join)].made(parts)
+    operator = OPERATORS[type(join)].made(parts)
     operator.downstream, operator.sides = [seen.take], {"late": [seen.take_late]}
     operator.late_output = operator.late_right_output = "late"
     return operator
@@ -131,7 +137,7 @@ def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: in
                 operator.settle()
                 operator = operator_of(join, seen, operator.table)
     push()
-    advance(operator, END_OF_TIME if isinstance(join, IntervalJoin) else 1_000_000, room)
+    advance(operator, 1_000_000 if isinstance(join, AsOf) else END_OF_TIME, room)
     for slot, _, (_, versions) in operator.table.items():
         assert slot == joins.VERSIONS, "what is over leaves no state"
         assert versions[-1][-1] is not None, "a deletion goes once no earlier version may come"
@@ -150,7 +156,7 @@ def as_batch(records: Sequence[Arrived], join: Join) -> Batch:
     )
 
 
-def advance(operator: joins.Joiner[Any], watermark: int, room: int) -> int:
+def advance(operator: TimedOperator[Any], watermark: int, room: int) -> int:
     operator.advance(watermark)
     while not operator.fire(room):
         pass
@@ -159,7 +165,9 @@ def advance(operator: joins.Joiner[Any], watermark: int, room: int) -> int:
 
 
 def expected(join: Join, records: Sequence[Arrived]) -> tuple[list[Any], list[int]]:
-    """The results and the late records, by definition."""
+    """The results and the late records, by definition; the results of windows in order."""
+    if isinstance(join, WindowJoin):
+        return in_windows(join, records)
     keep = join.keep_ms if isinstance(join, AsOf) else 0
     late = [record.offset for record in records if record.time + keep <= record.floor]
     lefts, rights = ([one for one in records if one.side == side and one.offset not in late] for side in "lr")
@@ -187,10 +195,31 @@ def expected(join: Join, records: Sequence[Arrived]) -> tuple[list[Any], list[in
     return results, late
 
 
+def in_windows(join: WindowJoin, records: Sequence[Arrived]) -> tuple[list[Any], list[int]]:
+    places = {one.offset: (one.time, one.offset) for one in records}
+    groups, late = windowed(join.window, [Clicked(one.offset, one.key, one.time, one.floor) for one in records])
+    results = list[Any]()
+    for key, start, end, ids in sorted(groups, key=lambda of: (of[2], _group(of[0]), of[0])):
+        lefts, rights = (
+            sorted({one.offset for one in records if one.side == side}.intersection(ids), key=places.__getitem__)
+            for side in "lr"
+        )
+        alone = [None] if join.how in ("right", "full") else [], [None] if join.how in ("left", "full") else []
+        name = f"{key} {start / 1000:.3f}"
+        results += [(name, left, right, end - 1) for left in lefts or alone[0] for right in rights or alone[1]]
+    return results, sorted(late.elements())
+
+
+def _group(key: str) -> int:
+    return key_group(canonical_key(key), MAX_PARALLELISM)
+
+
 JOINS = [
     *(IntervalJoin("-20ms", "40ms", how) for how in ("inner", "left", "right", "full")),
     IntervalJoin("0ms", "0ms", "full"), IntervalJoin("10ms", "30ms", "full"), IntervalJoin("-30ms", "-10ms", "left"),
     *(AsOf(keep, how) for keep, how in (("0s", "left"), ("25ms", "inner"), ("1s", "left"))),
+    *(WindowJoin(Tumbling("20ms"), how) for how in ("inner", "left", "right", "full")),
+    WindowJoin(Hopping("50ms", every="20ms"), "full"), WindowJoin(Session("15ms"), "full"),
 ]  # fmt: skip
 ARRIVALS = st.lists(
     st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
@@ -217,6 +246,8 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 ) -> None:
     seen = play(join, arrivals, disorder, cuts, room)
     results, late = expected(join, [record for record, _ in arrived(arrivals, disorder)])
+    if isinstance(join, WindowJoin):
+        assert seen.results == results
     assert sorted(seen.results, key=_order) == sorted(results, key=_order)
     assert sorted(seen.late) == late
 

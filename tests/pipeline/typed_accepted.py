@@ -19,12 +19,15 @@ from exactlyonce import (
     Joined,
     Operator,
     Output,
+    Pair,
     Pipeline,
     Record,
     SideEmit,
     Stream,
     Table,
     Timers,
+    Tumbling,
+    Windowed,
 )
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
@@ -196,6 +199,10 @@ assert_type(by_customer.join("right", by_name, within=within, how="right"), Stre
 full = by_customer.join("full", by_name, within=within, how="full", late=late, late_right=late_totals)
 assert_type(full, Stream[Joined[str, Order | None, Total | None]])
 assert_type(full.side(late_totals), Stream[Total])
+day = Tumbling("1d")
+assert_type(by_customer.join("day", by_name, window=day), Stream[Windowed[str, Pair[Order, Total]]])
+days = by_customer.join("days", by_name, window=day, how="full", late=late, late_right=late_totals)
+assert_type(days, Stream[Windowed[str, Pair[Order | None, Total | None]]])
 totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
 assert_type(totals_of, Table[Any, Total])
 assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
