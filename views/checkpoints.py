@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.checkpoint.requests import DecisionRecord
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history, read_log, stable_end
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.views.unclaimed_blocks import needed_blocks
@@ -93,6 +97,62 @@ def checkpoints(config: ClientConfig, pipeline: str, last: int) -> CheckpointsVi
     return CheckpointsView(
         history, last, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left}
     )
+
+
+class Start(NamedTuple):
+    """A start of the workers, as far as the topic still shows it."""
+
+    at_ms: int
+    is_restart: bool
+    """Whether the workers of a run were restarted; else a run began."""
+    restarts: int = 1
+    """Restarts between two retained checkpoints are known together."""
+    before: int = 0
+    """The first checkpoint after restarts."""
+
+
+def starts(history: History, manifests: Sequence[Manifest]) -> Iterator[Start]:
+    """The runs, and the restarts of their workers between *manifests*, which are in their order."""
+    for incarnation in history.incarnations.values():
+        yield Start(incarnation.started_at_ms, is_restart=False)
+    for before, after in pairwise(manifests):
+        if after.incarnation == before.incarnation and after.attempt > before.attempt:
+            count = after.attempt - before.attempt
+            yield Start(after.triggered_at_ms, is_restart=True, restarts=count, before=after.checkpoint)
+
+
+def recorded(config: ClientConfig, pipeline: str) -> tuple[History, list[Manifest]]:
+    """The decisions, and all manifests in their order that the log has: also expired ones until it is compacted."""
+    name = find_topic(config, pipeline).name
+    with closing(Topics(config)) as topics:
+        log = read_log(config, name, stable_end(topics, name))
+    history, manifests = History(pipeline), dict[int, Manifest]()
+    for record in log.items:
+        if isinstance(record, DecisionRecord):
+            history.read(record.key, record.value, record.digest)
+            if (newest := history.latest) is not None:
+                manifests[newest.checkpoint] = newest
+    return history, [manifests[checkpoint] for checkpoint in sorted(manifests)]
+
+
+def lags(config: ClientConfig, manifests: Sequence[Manifest]) -> dict[int, int]:
+    """The records by checkpoint that were in the topics at its trigger, by their timestamps, and not read.
+
+    A checkpoint with a topic that is gone has none.
+    """
+    lag: dict[int, int] = {}
+    with closing(Topics(config)) as topics:
+        for manifest in manifests:
+            ends: dict[str, Mapping[int, int]] = {}
+            try:
+                for topic in {offset.topic for offset in manifest.in_cluster}:
+                    ends[topic] = topics.offsets_at(topic, manifest.triggered_at_ms)
+            except TopicError:
+                continue
+            lag[manifest.checkpoint] = sum(
+                max(0, ends[offset.topic].get(offset.partition, 0) - offset.offset) for offset in manifest.in_cluster
+            )
+    return lag
 
 
 class SourceWatermark(NamedTuple):

@@ -26,7 +26,7 @@ from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
-from exactlyonce.views.checkpoints import CheckpointView, source_watermarks
+from exactlyonce.views.checkpoints import CheckpointView, source_watermarks, starts
 
 RUNNING, ENDED, SILENT, NEW, UNKNOWN = "running", "ended", "silent", "new", "unknown"
 """What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has not, and
@@ -237,12 +237,11 @@ def _story(history: History) -> Iterator[tuple[int, str]]:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} was cancelled"))
         elif known.ended:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} ended cleanly"))
-    retained = history.retained
-    for before, after in pairwise(retained):
-        if after.incarnation == before.incarnation and after.attempt > before.attempt:
-            times = counted(after.attempt - before.attempt, "restart")
-            told.append((after.triggered_at_ms, f"{times} of the workers before checkpoint {after.checkpoint}"))
-    for manifest in retained:
+    for start in starts(history, history.retained):
+        if start.is_restart:
+            restarts = f"{counted(start.restarts, 'restart')} of the workers before checkpoint {start.before}"
+            told.append((start.at_ms, restarts))
+    for manifest in history.retained:
         if manifest.is_savepoint:
             told.append((manifest.completed_at_ms, f"savepoint {manifest.checkpoint}"))
         for repair in history.repairs_of(manifest.checkpoint):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,13 +33,15 @@ _EXAMPLES = """\
 List the checkpoints of a pipeline or of a Spark sink: the time, the bytes written, the
 size of the state, the committables, and Sn: by partition, the offset of the first record
 after the checkpoint. Decided: the checkpoint counts, and its transactions are being
-committed. Finalized: all of them are committed. Damaged: it cannot be restored. A running
-pipeline is not disturbed.
+committed. Finalized: all of them are committed. Damaged: it cannot be restored. --plot
+draws durations, the lag at each trigger, and starts, also of expired checkpoints that the
+log still has. A running pipeline is not disturbed.
 
 examples:
   exactlyonce checkpoints order-totals
   exactlyonce checkpoints orders:pipeline --bootstrap-servers 127.0.0.1:9092
   exactlyonce checkpoints order-totals --json --last 1
+  exactlyonce checkpoints order-totals --plot order-totals.svg
 """
 LAST = 60
 """The most checkpoints, unless told: an index of each is read."""
@@ -49,19 +52,37 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
     add_pipeline_name(parser)
     parser.add_argument("--last", metavar="N", type=at_least_one, default=LAST, help=f"the last N (default: {LAST})")
-    parser.add_argument("--json", action="store_true", help="as one JSON document")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="as one JSON document")
+    plot = "as a drawing over time, FILE.png or FILE.svg, by the extra `plot`"
+    shown.add_argument("--plot", metavar="FILE", type=Path, help=plot)
     add_cluster(parser)
 
 
 def checkpoints(args: argparse.Namespace) -> int:
     from exactlyonce.views import checkpoints as views
 
+    if args.plot is not None:
+        return _plotted(args)
     config = client(args)
     view = views.checkpoints(config, pipeline_name(args), args.last)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(as_json(view)), indent=2).decode())
     else:
         print(*as_text(view, config.bootstrap_servers, text.terminal_width()), sep="\n")
+    return 0
+
+
+def _plotted(args: argparse.Namespace) -> int:
+    from exactlyonce.cli.plot import plot, require_format
+    from exactlyonce.views.checkpoints import lags, recorded, starts
+
+    require_format(args.plot)
+    config, pipeline = client(args), pipeline_name(args)
+    history, manifests = recorded(config, pipeline)
+    manifests = manifests[-args.last :]
+    plot(args.plot, pipeline, manifests, lags(config, manifests), [*starts(history, manifests)])
+    print(f"{args.plot}: {counted(len(manifests), 'checkpoint')} of {pipeline}")
     return 0
 
 

@@ -53,6 +53,10 @@ class DeltaSink(LakeSink[T], Generic[T]):
     def place(self) -> str:
         return os.fspath(self.path)
 
+    @property
+    def address(self) -> str:
+        return self.place
+
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the arguments, and of the type as rows of a table."""
         if not is_url(self.place) and not self.place.startswith("/"):

@@ -47,6 +47,11 @@ class IcebergSink(LakeSink[T], Generic[T]):
     def place(self) -> str:
         return self.table
 
+    @property
+    def address(self) -> str:
+        """The warehouse, if it is in the properties."""
+        return self.catalog.get("warehouse", "")
+
     # --- problems ---------------------------------------------------------------------------------------------------
 
     def problems(self, type_: Any) -> Iterator[str]:

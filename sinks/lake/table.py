@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.lake.description import S3_ON_BUCKET, S3_ON_OBJECTS
 from exactlyonce.sinks.ledger import SinkLedger
 
 DELTA, ICEBERG = "delta", "iceberg"
 """Kinds of committables."""
-RIGHTS = "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+RIGHTS = f"{', '.join(S3_ON_OBJECTS)} and {S3_ON_BUCKET[0]}"
 """The rights that a table in S3 needs."""
 _DENIED = re.compile(r"permission.?denied|access.?denied|forbidden|\b40[13]\b|credentials|access.?key", re.IGNORECASE)
 _NO_BUCKET = re.compile("NO_?SUCH_?BUCKET", re.IGNORECASE)

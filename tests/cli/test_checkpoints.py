@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.cli.commands.checkpoints import as_json, as_text
 from exactlyonce.engines.spark.sink.position import Position, Tally
-from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
+from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView, lags, recorded
 from tests.cli.conftest import Orders
 from tests.cli.conftest import manifest as manifest_of
 
@@ -160,7 +161,7 @@ def test_a_duration_is_never_negative() -> None:
 
 def test_of_a_pipeline(orders: Orders) -> None:
     orders.command.refused(f"there is no topic {orders.name}.checkpoints", "checkpoints", orders.name)
-    orders.ran()
+    orders.ran("--checkpoint-interval", "10m")
     listed = orders.command.done("checkpoints", orders.name, "--json").json["checkpoints"]
     assert [each["checkpoint"] for each in listed] == sorted(orders.history().manifests)
     last = listed[-1]
@@ -175,3 +176,25 @@ def test_of_a_pipeline(orders: Orders) -> None:
         assert run.stop() == 0
     assert (incarnation["incarnation"], incarnation["process"]) == (2, os.getpid())
     assert orders.history().incarnation_latest == 2
+
+
+def test_a_plot_has_lag_starts_and_expired_checkpoints(orders: Orders) -> None:
+    pytest.importorskip("matplotlib")
+    refused = "is of no known format: let its name end with .png or .svg"
+    orders.command.refused(refused, "checkpoints", orders.name, "--plot", "totals.pdf")
+    for _ in range(2):
+        orders.ran("--num-retained", "1")
+    path = orders.command.folder / "totals.svg"
+    orders.command.done("checkpoints", orders.name, "--plot", str(path))
+    assert {"2 runs began", "0 restarts of workers", "lag in records"} <= set(
+        re.findall(r">([^<]+)</text>", path.read_text())
+    )
+    history, manifests = recorded(orders.config, orders.name)
+    assert len(manifests) > len(history.manifests)
+    newest = manifests[-1]
+    unread = tuple(msgspec.structs.replace(offset, offset=0) for offset in newest.offsets)
+    moments = {1: newest.completed_at_ms, 2: 0}
+    early = [
+        msgspec.structs.replace(newest, checkpoint=n, offsets=unread, triggered_at_ms=at) for n, at in moments.items()
+    ]
+    assert lags(orders.config, [newest, *early]) == {newest.checkpoint: 0, 1: 700, 2: 0}

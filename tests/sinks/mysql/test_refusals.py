@@ -53,7 +53,7 @@ def as_root(dsn: str) -> str:
 
 DENIED_GRANTS = [
     ("append", "SELECT", "INSERT command denied", "GRANT INSERT ON `shop`.`totals` TO `shop`@'%'"),
-    ("upsert", "INSERT", "UPDATE command denied", "GRANT INSERT, UPDATE ON `shop`.`totals` TO `shop`@'%'"),
+    ("upsert", "INSERT", "UPDATE command denied", "GRANT SELECT, INSERT, UPDATE ON `shop`.`totals` TO `shop`@'%'"),
     ("delete", "SELECT", "DELETE command denied", "GRANT SELECT, DELETE ON `shop`.`totals` TO `shop`@'%'"),
     ("delete", "DELETE", "the user may not see it and its columns",
      "GRANT SELECT, DELETE ON `shop`.`totals` TO `shop`@'%'"),
