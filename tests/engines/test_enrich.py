@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import closing
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from enrich_pipelines import numbers
-from waiting import until
 
 from exactlyonce import DeadLetters, Enriched, Pipeline, RecordError, Unavailable
 from exactlyonce.connectors import KafkaSource
@@ -179,28 +176,6 @@ def test_an_exit_or_cancelling_of_the_function_is_an_error_of_its_record(error: 
 
     with closing(Service(Client())) as service, pytest.raises((error, futures.CancelledError)):
         service.open(None)
-
-
-def test_a_service_that_is_dropped_ends_its_thread_and_calls() -> None:
-    """As after a failed attempt of a run in one process, which does not close what was opened."""
-    before = {*threading.enumerate()}
-    ended = threading.Event()
-
-    async def fetch(records: list[int]) -> list[int]:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-        return records
-
-    service = Service(fetch)
-    operator = Enricher("ask", service, Calls(int, 1, 1, "1m", 0), AnswerCodec(int), Answers())
-    operator.activity.breath = Mock(side_effect=Halt("fenced"))
-    with pytest.raises(Halt):
-        operator(batch_of(1))
-    assert ended.wait(20)
-    del service, operator
-    until(lambda: not {each for each in threading.enumerate() if each.name == "enrich"} - before, meanwhile=gc.collect)
 
 
 def test_a_replay_takes_the_logged_answers_whatever_its_batches() -> None:

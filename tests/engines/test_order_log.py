@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-from blank_manifest import blank_manifest
 
-from exactlyonce.checkpoint.records.encoding import Block, decode, encode
-from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
-from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.replay.recompute import _order_logs
-from exactlyonce.engines.bounded.unit.messages import Stage
+from exactlyonce.checkpoint.records.encoding import Block, encode
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime import order_log
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.blocks import ORDER
 from exactlyonce.engines.runtime.order_log import (
     CLOCK,
     FLOOR,
@@ -38,8 +31,7 @@ from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 
-RUNS, MANY = 600_000, 6_000
-"""More than a block has room for, and a hundredth of it."""
+MANY = 6_000
 
 
 def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[LoggedInput, int]]]:
@@ -152,26 +144,3 @@ def test_watermarks_among_in_flight_records_are_those_of_the_log() -> None:
     assert events.seen == [Watermark(4), 1, Watermark(5), 2, 3]
     with pytest.raises(Halt, match="the log has the watermark"):
         take_along([lane(Events(), 1, 2, 3)], {}, log, TaskOperators("n", 0))
-
-
-@pytest.mark.exhaustive
-def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
-    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    topic = prepare_topic(config, topic_name)
-    writer, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), [], []
-    worker = WorkerBlocks(writer)
-    for checkpoint in (6, 7):
-        order, said = noted(RUNS)
-        tickets = SubtaskBlocks(worker, checkpoint, "totals", 0).order(order.cut())
-        writer.wait(60.0)
-        logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
-        assert len(logs[-1].blocks) == len(tickets) > 1
-        expected += said
-    manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
-    common = Stage(
-        reference={}, fingerprint="", parallelism=1, checkpoint=7, base=manifest, incarnation=1, attempt=0, topic=topic,
-        write_state=False, origins=False, files="", by_partition=False,
-    )  # fmt: skip
-    found = _order_logs(config, common, manifest)
-    for read, wanted in itertools.zip_longest(runs_of(found["totals", 0]), expected):
-        assert read == wanted

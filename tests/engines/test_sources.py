@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from running import HERE, Job, Run, orders, stop
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
-from exactlyonce.connectors.blocks.s3 import S3Folder
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
-STEPS = ("worker-frozen", "worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-committed")
 JobOf = Callable[..., Job]
 
 
@@ -72,13 +69,11 @@ def test_files_are_read_once(files_of: Any) -> None:
     job.assert_totals()
 
 
-@pytest.mark.exhaustive(but=["worker-frozen"])
-@pytest.mark.parametrize("name", STEPS)
-def test_files_and_a_process_that_is_killed(name: str, files_of: Any, failpoint: Any) -> None:
+def test_files_and_a_process_that_is_killed(files_of: Any, failpoint: Any) -> None:
     job, folder = files_of("files", "--parallelism", "2")
     for number in range(3):
         folder.add(f"{number}.jsonl", 700)
-    run_to_the_end(job, env=failpoint(name))
+    run_to_the_end(job, env=failpoint("worker-frozen"))
     job.assert_totals()
     job.assert_copies()
 
@@ -125,34 +120,13 @@ def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
     job.assert_totals()
 
 
-@pytest.mark.parametrize(
-    ("target", "parameters", "count"),
-    [
-        ("generated", ("count=300", "splits=3", "rate=1000"), 300),
-        pytest.param("listed", (), 100, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_run_ends_with_its_sources(
-    target: str, parameters: tuple[str, ...], count: int, job_of: JobOf, kafka: KafkaCluster
-) -> None:
-    """It needs no --until; another run ends at once, without output."""
-    options = [part for parameter in parameters for part in ("--param", parameter)]
-    job = job_of(f"source_pipelines:{target}", *options)
-    job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
-    for _ in range(2):
-        job.finish_here(until="running")
-        job.assert_copies()
-        job.assert_totals()
-
-
-@pytest.mark.parametrize(
-    ("target", "rest"), [("generated", ("splits=2",)), pytest.param("listed", (), marks=pytest.mark.exhaustive)]
-)
-def test_a_source_that_goes_further(target: str, rest: tuple[str, ...], job_of: JobOf) -> None:
-    """A run with a larger count, or a longer list, makes the records that are new; a smaller one is a halt."""
+@pytest.mark.parametrize("target", ["generated", "listed"])
+def test_a_source_that_ends_and_goes_further(target: str, job_of: JobOf) -> None:
+    """A run ends with its sources, without --until. One with a larger count, or a longer list, makes the records that
+    are new, one with the same makes none; a smaller one is a halt."""
+    options = ("--param", "splits=2", "--param", "rate=1000") if target == "generated" else ()
     job = job_of(f"source_pipelines:{target}")
-    options = [part for parameter in rest for part in ("--param", parameter)]
-    for count in (30, 71):
+    for count in (30, 71, 71):
         job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
         job.finish_here("--param", f"count={count}", *options, until="running")
         job.assert_copies()
@@ -167,6 +141,7 @@ def test_a_pattern_that_matches_nothing(files_of: Any) -> None:
     assert f"source orders: there is nothing to read at file:{folder.path}: no file matches" in job.finish_here()
 
 
+@pytest.mark.exhaustive
 def test_a_record_behind_a_shuffle_is_left_out(files_of: Any) -> None:
     """The option that the error names has the mark of the record's file."""
     job, folder = files_of("files_checked", "--parallelism", "2")
@@ -274,18 +249,3 @@ def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: 
     done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
     page = (ROOT / "docs" / "sources" / "files.md").read_text()
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_files_of_s3(job_of: JobOf, s3: Any) -> None:
-    prefix = f"in/{uuid.uuid4().hex}"
-    bucket = S3Folder(s3.url.removeprefix("s3://"), prefix)
-    job = job_of("source_pipelines:files", "--param", f"folder={bucket.url}")
-    for number in range(2):
-        more = orders(500, first=len(job.fed))
-        bucket.put(f"{number}.jsonl", "".join(f"{value}\n" for _, value in more).encode(), "")
-        job.fed += more
-        job.finish_here()
-        job.assert_copies()
-    job.assert_totals()
