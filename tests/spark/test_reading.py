@@ -17,8 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import contents_of, resolve, subscribed
-from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
+from exactlyonce.engines.spark.source.read_options import parse_read_options
 from exactlyonce.engines.spark.source.reading import StreamReader
 from exactlyonce.engines.spark.source.record_columns import RecordColumns
 from exactlyonce.engines.system_clock import SystemClock
@@ -63,18 +62,6 @@ def test_times_out_of_order(kafka: Any, topic_name: str) -> None:
     assert producer.flush(LIMIT_S) == 0
     assert places(direct(kafka, topic, startingTimestamp=4_000)) == [(0, 1), (0, 2), (0, 3), (0, 4)]
     assert places(direct(kafka, topic, endingTimestamp=4_000)) == [(0, 0)]
-
-
-def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
-    topic = kafka.create_topic(topic_name)
-    kafka.produce(topic, ["before"])
-    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
-    then = contents_of(topics, [topic])[topic]
-    kafka.produce(topic, ["meanwhile"])
-    for time_ms in (0, 4_000_000_000_000):
-        offset = resolve(Bound("startingTimestamp", time_ms, timestamps=True), topics, then)[0]
-        assert offset == (1 if time_ms else 0)
-    topics.close()
 
 
 def test_an_open_transaction(kafka: Any, topic_name: str) -> None:
@@ -286,18 +273,6 @@ class TestOffsets:
         kafka.create_topic(later)
         kafka.produce(later, ["new"])
         assert sizes(lax, again, lax.latestOffset(again, ALL)) == [(0, 0, 1)]
-
-    def test_a_topic_that_is_deleted_after_topics_were_listed(
-        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        kept, gone = (kafka.create_topic(f"{topic_name}-{number}") for number in (1, 2))
-        options = parse_read_options(given(kafka, "", subscribePattern=f"{topic_name}-."))
-        topics = Topics(options.client())
-        listed = topics.all()
-        delete(kafka, gone)
-        monkeypatch.setattr(topics, "all", lambda: listed)
-        assert list(subscribed(options, topics)) == [kept]
-        topics.close()
 
     def test_no_topic_of_a_pattern(self, kafka: Any, topic_name: str) -> None:
         """A stream waits for one; a batch is refused."""

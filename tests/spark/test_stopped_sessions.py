@@ -76,7 +76,7 @@ def program(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Program:
     return Program(kafka, topic_name, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["backfill", "catch-up", "follow"])
+@pytest.mark.parametrize("kind", ["backfill", "follow"])
 def test_a_session_is_stopped_in_the_second_checkpoint(kind: str, program: Program) -> None:
     """By the program, as a stage begins and while a task computes."""
     with program.started(*program.line(kind)) as process:

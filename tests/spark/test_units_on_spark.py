@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from auditing import audited, order_at, run_flawed
-from bounded import HERE, Fed, Silent, catch_up, load_pipeline
+from bounded import Fed, Silent, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 from golden import compute_again, states_of
 from losing import QUICK_ABORTS, Lossy
-from running import assert_copies, assert_totals, orders
-from settled import await_readable
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -24,7 +21,6 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
 from exactlyonce.engines.spark.submit import TASKS_PER_CORE, StageFailed, submit_to
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -84,24 +80,6 @@ def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> 
         submit_to(spark)("nonsense", [b"no work at all"])
 
 
-@pytest.mark.exhaustive
-def test_partitions_that_a_sink_chooses(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """Tasks write to them, and an audit on Spark finds them as they are to be."""
-    fed.feed(60)
-    reference: dict[str, object] = {
-        "module": "timed_pipelines", "attribute": "placed", "params": {"name": fed.name}, "path": str(HERE)
-    }  # fmt: skip
-    loaded = Loaded(load_reference(reference), reference)
-    catch_up(fed, loaded, 2, tmp_path, submit=submit_to(spark))
-    for topic in (f"{fed.name}-out", f"{fed.name}-loose"):
-        await_readable(fed.kafka, topic)
-        records = fed.kafka.read_committed(topic)
-        seen = sorted((json.loads(record.value or b"")["id"], record.partition) for record in records)
-        assert seen == [(number, number % 3) for number in range(60)]
-    report = audited(loaded, fed.config, tmp_path, submit=submit_to(spark))
-    assert (report.findings, report.unjudged) == ([], [])
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
@@ -150,25 +128,3 @@ def test_a_lost_transaction_is_computed_again_on_spark(spark: SparkSession, loss
     assert summary.manifest.parallelism == 3
     lossy.assert_exact()
     assert list((tmp_path / "staged").iterdir()) == []
-
-
-@pytest.mark.exhaustive
-def test_topics_of_a_pattern(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """Executors read the topics of a pattern, and a catch-up those that came since; each record counts once."""
-    loaded = load_pipeline("source_pipelines", "patterned", fed.name)
-    for name, partitions, count in (("a", 2, 300), ("b.c", 3, 300), ("0", 1, 200)):
-        topic = fed.kafka.create_topic(f"{fed.name}-in-{name}", partitions)
-        more = orders(count, first=len(fed.left))
-        fed.kafka.produce(topic, more)
-        fed.left += more
-        if name != "a":
-            summary = catch_up(
-                fed, loaded, 3, tmp_path, from_nothing=name == "b.c", chunk_records=200, submit=submit_to(spark)
-            )
-    assert (summary.records, len({at.topic for at in summary.manifest.in_cluster})) == (200, 3)
-    assert_copies(fed.kafka, f"{fed.name}-copies", fed.left)
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
-    fed.assert_nothing_left()
-    for submit in (submit_to(spark), in_process):
-        report = audited(loaded, fed.config, tmp_path, submit=submit)
-        assert (report.findings, report.records_in > 0) == ([], True)

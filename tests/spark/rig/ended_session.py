@@ -1,6 +1,6 @@
 """A program whose session ends in its second checkpoint: `ended_session.py KIND SERVERS [URL]`.
 
-KIND `backfill`: the program stops the session as a stage begins. `catch-up`, `follow`: it does so while a task computes
+KIND `backfill`: the program stops the session as a stage begins. `follow`: it does so while a task computes
 number 7. `connect`: while a task does so somebody kills the server at URL, and starts another one there. It prints the
 error, and the checkpoint at which a second call on another session ends.
 """
@@ -95,12 +95,9 @@ def failed(kind: str, spark: SparkSession, **given: Any) -> str:
             return "no error"
         backfill(spark, pipeline, to=json.dumps({f"{name}-in": {"0": CHUNK}}), **given)
         with stopping(spark):
-            if kind == "follow":
-                return followed(given["bootstrap_servers"])
-            catch_up(spark, pipeline, **given)
+            return followed(given["bootstrap_servers"])
     except ExactlyOnceError as error:
         return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def run(kind: str, servers: str, url: str = "") -> None:
