@@ -83,7 +83,7 @@ def test_killed_before_the_decision(delivered: Delivered, failpoint: Any) -> Non
 
 
 @pytest.mark.exhaustive(but=["coordinator-finalized"])
-@pytest.mark.parametrize("name", ["worker-finalized", "coordinator-finalized"])
+@pytest.mark.parametrize("name", ["coordinator-decided", "coordinator-finalized"])
 def test_killed_behind_the_decision(delivered: Delivered, failpoint: Any, name: str) -> None:
     nth = 2 if name == "coordinator-finalized" else 1  # the first is before anything is read
     run_to_the_end(delivered.job, *ONE_CHECKPOINT, env=failpoint(name, nth=nth))

@@ -43,10 +43,16 @@ def test_nothing_is_left_behind(kafka: KafkaCluster, topic_name: str, monkeypatc
         orders.map(function).sink("out", KafkaSink(f"{topic_name}-out"))
         pipeline.run(inline=True, until="latest", bootstrap_servers=kafka.bootstrap_servers)
 
+    def divided(order: Order) -> Order:
+        return Order(100 // order.total)
+
+    def same(order: Order) -> Order:
+        return order
+
     for number in range(RUNS):
-        run(f"clean-{number}", lambda order: order)
+        run(f"clean-{number}", same)
         with pytest.raises(UserError, match="ZeroDivisionError"):
-            run(f"failing-{number}", lambda order: Order(100 // order.total))
+            run(f"failing-{number}", divided)
         if number == 0:
             first = footprint()
     until(lambda: all(now <= then for now, then in zip(footprint(), first, strict=True)), told=footprint)

@@ -92,6 +92,7 @@ def test_a_run_that_is_killed(table_of: Any) -> None:
     assert len(table.changed(2 * ROWS)) == len(changed)
 
 
+@pytest.mark.exhaustive
 @on_postgres
 def test_a_worker_that_is_killed(table_of: Any) -> None:
     """The leader has kept the snapshot: all rows are as of one moment."""
@@ -148,6 +149,7 @@ def test_a_server_that_is_killed(table_of: Any, database_server: Any) -> None:
     assert True in table.changed(2 * ROWS)
 
 
+@pytest.mark.exhaustive
 @on_postgres
 def test_a_table_and_a_topic_that_goes_on(table_of: Any) -> None:
     """The run goes on with the topic once the table has ended."""

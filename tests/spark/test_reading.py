@@ -180,22 +180,6 @@ class TestOffsets:
         assert sizes(again, start, planned) == []
         assert sizes(again, planned, again.latestOffset(planned, ALL)) == [(0, 0, 20)]
 
-    def test_a_topic_that_is_subscribed_to_again(self, kafka: Any, topic: str, topic_name: str) -> None:
-        """It goes on where it was; and nothing is left out of a batch that was planned while it still was there."""
-        other = kafka.create_topic(f"{topic_name}-other", partitions=1)
-        both = stream(kafka, topic, other)
-        start = both.initialOffset()
-        kafka.produce(other, ["b"], partition=0)
-        done = both.latestOffset(start, ALL)
-        kafka.produce(other, ["c"], partition=0)
-        planned = both.latestOffset(done, ALL)
-        with pytest.raises(RangeGone, match=f"'{other}' is not subscribed to any more"):
-            stream(kafka, topic).partitions(done, planned)
-        assert sizes(stream(kafka, topic, failOnDataLoss="false"), done, planned) == []
-        without = stream(kafka, topic).latestOffset(done, ALL)
-        assert sizes(stream(kafka, topic), done, without) == []
-        assert sizes(both, without, both.latestOffset(without, ALL)) == [(0, 1, 2)]
-
     def test_batches(self, kafka: Any, topic: str) -> None:
         reader = stream(kafka, topic, maxOffsetsPerTrigger="12")
         start = reader.initialOffset()
@@ -327,15 +311,6 @@ class TestOffsets:
         now.prepareForTriggerAvailableNow()
         first = now.latestOffset(now.initialOffset(), ReadMaxRows(30))
         assert sum(end - start for _, start, end in sizes(now, first, now.latestOffset(first, ReadMaxRows(30)))) == 8
-
-    def test_reported_ends(self, kafka: Any, topic: str) -> None:
-        """They are those of the topics, not of the batch."""
-        reader = stream(kafka, topic, maxOffsetsPerTrigger="12")
-        assert reader.reportLatestOffset() is None
-        reader.latestOffset(reader.initialOffset(), ReadMaxRows(12))
-        reported = reader.reportLatestOffset()
-        assert reported is not None
-        assert numbers(reported, topic) == {"0": 20, "1": 10}
 
     def test_offsets_of_another_source(self, kafka: Any, topic: str) -> None:
         with pytest.raises(ConfigError, match="offsets that this source did not write"):
