@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -99,3 +101,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (shared / "exactlyonce-link").symlink_to(elsewhere)
     assert is_left_by_the_next(elsewhere, shared)
     assert linked.exists()
+
+
+def test_without_locks_the_heartbeat_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("exactlyonce.engines.bounded.workplace.BEAT_S", SILENCE_S)
+    with workplace(tmp_path, "one") as files:
+        folder = Path(files)
+        (folder / "staged").write_text("x")
+        assert is_left_by_the_next(folder, tmp_path)
+        monkeypatch.undo()
+        assert is_left_by_the_next(folder, tmp_path)
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        silence(folder)
+        assert not is_left_by_the_next(folder, tmp_path)

@@ -38,10 +38,6 @@ def frame(first: int, count: int) -> bytes:
     return CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * count, [canonical_key(each.n) for each in records]))
 
 
-def numbers(frames: Any) -> list[int]:
-    return [record.n for each in frames for record in CODEC.decode(each.frame).records]
-
-
 def ends(local: bool) -> tuple[Channel, Channel]:
     if local:
         channel = LocalChannel()

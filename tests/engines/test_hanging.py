@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import Job, Run, stop, workers_of
+from running import Job, Run, stop
 
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.testing.cluster import OwnCluster
@@ -117,21 +117,4 @@ def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
     finally:
         os.kill(pid, signal.SIGCONT)
     job.finish()
-    job.assert_totals()
-
-
-@pytest.mark.exhaustive
-def test_a_stopped_worker_does_not_hold_up_the_coordinator(job_of: Callable[..., Job]) -> None:
-    job = job_of("linear", "--checkpoint-timeout", "15s")
-    job.feed(500)
-    run = job.start()
-    run.await_checkpoint()
-    (worker,) = workers_of(run)
-    os.kill(worker, signal.SIGSTOP)
-    job.feed(500)
-    silent = run.await_event(lambda event: "restarting" in event.get("text", ""))
-    assert "worker 0 has said nothing for" in silent["text"]
-    run.await_checkpoint()
-    stop(run)
-    job.finish()  # what it had not read when it was stopped
     job.assert_totals()

@@ -76,6 +76,12 @@ def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
     log = Log()
     (frame,) = log.restored(graph(Order, "renamed"))
     assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
+    (one,) = log.manifest.channel_logs
+    log.manifest = msgspec.structs.replace(
+        log.manifest, parallelism=4, channel_logs=(msgspec.structs.replace(one, subtask=3),)
+    )
+    counts = [len(in_flight.restored(log.manifest, graph(Order, "renamed"), subtask, 2, log)) for subtask in (0, 1)]
+    assert counts == [0, 1], "one subtask takes them, though there are fewer now"
 
 
 def test_what_stems_from_a_skipped_record_is_not_restored() -> None:

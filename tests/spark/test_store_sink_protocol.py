@@ -55,19 +55,6 @@ def test_what_an_attempt_writes_that_spark_has_given_up(world: World, monkeypatc
     assert len(looks) == 1
 
 
-@pytest.mark.exhaustive
-def test_more_rows_than_a_decision_can_name(world: World) -> None:
-    planner, committer = world.pair("a")
-    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0, 100_000), 2)
-    assert len(attempts[0].blocks) > 6
-    committer.commit(Job(QUERY, 0), attempts[1:])
-    assert len(world.found()) == 100_000
-    for batch in range(1, 5):
-        world.target.sql(f"DELETE FROM {world.target.table}")
-        committer.commit(Job(QUERY, batch), world.tasks(planner, batch))
-    world.assert_exact(4)
-
-
 def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that sleeps after its decision finds the ledger fenced, and its rows there, once."""
     planner, committer = world.pair("a")
