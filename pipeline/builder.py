@@ -192,12 +192,20 @@ class Builder:
             self.problem("two outputs have the same name")
         return sides
 
-    def late_sides(self, origin: Input, outputs: Sequence[Output[Any]], late: Output[Any] | None) -> dict[str, Any]:
-        """The fields of a node that reads *origin*, with side *outputs* and one for *late* records."""
-        if late is None:
-            return {"outputs": self.sides(outputs)}
-        self._late(late, self.type_of(origin))
-        return {"outputs": self.sides([*outputs, late]), "late": getattr(late, "name", None)}
+    def late_sides(
+        self, inputs: Sequence[Input], outputs: Sequence[Output[Any]], late: Output[Any] | None,
+        late_right: Output[Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The fields of a node that reads *inputs*, with side *outputs* and those for late records of each input."""
+        given = [
+            (origin, output) for origin, output in zip(inputs, (late, late_right), strict=False) if output is not None
+        ]
+        for origin, output in given:
+            self._late(output, self.type_of(origin))
+        sides = self.sides([*outputs, *(output for _, output in given)])
+        return {
+            "outputs": sides, "late": getattr(late, "name", None), "late_right": getattr(late_right, "name", None)
+        }  # fmt: skip
 
     def side(self, origin: Input, output: Output[Any]) -> Input:
         node = self._nodes[origin.node]
@@ -235,7 +243,7 @@ class Builder:
         return self.add(
             Kind.WINDOW, id, (origin,), type=type_, timed=window, accumulator=accumulator, key_type=key_type,
             state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
-            **self.late_sides(origin, (), late), **rest,
+            **self.late_sides((origin,), (), late), **rest,
         )  # fmt: skip
 
     def join(
@@ -243,9 +251,23 @@ class Builder:
         late_right: Output[Any] | None, ttl: str | None = None,
     ) -> Input:  # fmt: skip
         """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
+        inputs, key = self.both(kind, left, right)
+        record, version = self.type_of(inputs[0]), join.right(self.type_of(inputs[1]))
+        is_known = UNKNOWN not in (record, version)
+        state_type = join.kept_state(record, version) if is_known else UNKNOWN
+        kept: dict[str, Any] = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
+        if ttl is not None:
+            state_type, kept = entry_type(state_type), kept | {"timed": Expiry(ttl)}
+        return self.add(
+            kind, id, inputs, None, None, **kept, key_type=key, state_type=state_type,
+            type=result_type(join, Any if key is UNKNOWN else key, record, version) if is_known else UNKNOWN,
+            **self.late_sides(inputs, (), late, late_right),
+        )  # fmt: skip
+
+    def both(self, kind: Kind, left: Input, right: Any) -> tuple[tuple[Input, Input], Any]:
+        """The inputs of an operator of two sides, and the type of their keys; *right* is a keyed stream or a table."""
         other = self._keyed(right, f"{kind.value}() of")
-        inputs = (left, left) if other is None else (left, other)
-        records = [self.type_of(origin) for origin in inputs]
+        inputs = left, left if other is None else other
         known = [key for origin in inputs if (key := self.key_type(origin)) is not UNKNOWN]
         if len({frozenset(hints.members(key)) for key in known}) > 1:
             names = [*map(schema.type_name, known)]
@@ -253,22 +275,7 @@ class Builder:
                 f"the keys of the left side are {names[0]}, and those of the right one {names[1]}: none would ever be "
                 f"equal. Convert one of them in its key_by, or declare the key of a table by its source's key="
             )
-        outputs = [output for output in (late, late_right) if output is not None]
-        for output, record in zip((late, late_right), records, strict=True):
-            if output is not None:
-                self._late(output, record)
-        key, version = known[0] if known else UNKNOWN, join.right(records[1])
-        is_known = UNKNOWN not in (records[0], version)
-        state_type = join.kept_state(records[0], version) if is_known else UNKNOWN
-        kept: dict[str, Any] = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
-        if ttl is not None:
-            state_type, kept = entry_type(state_type), kept | {"timed": Expiry(ttl)}
-        return self.add(
-            kind, id, inputs, None, None, **kept, key_type=key, state_type=state_type,
-            type=result_type(join, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
-            outputs=self.sides(outputs), late=getattr(late, "name", None),
-            late_right=getattr(late_right, "name", None),
-        )  # fmt: skip
+        return inputs, known[0] if known else UNKNOWN
 
     def _late(self, late: Output[Any], record: Any) -> None:
         """Check that late records, of type *record*, may go to *late*."""
@@ -324,6 +331,22 @@ class Builder:
             names = " and ".join(sorted(map(schema.type_name, stated)))
             self.problem(f"{function.name} takes and returns state of two types, {names}: annotate one, or give state=")
         return stated.pop() if stated else UNKNOWN
+
+    def handler_state(self, takers: Sequence[Function], given: Any) -> Any:
+        """The type of a key's state, as given or by the annotations of *takers*, methods of a handler. NoneType: it has
+        no state."""
+        stated = set()
+        for function in takers:
+            has_none = given is None and function.parameters[:1] == (type(None),)
+            stated.add(type(None) if has_none else self.state_type(function, given, function.returns))
+        if len(stated := stated - {UNKNOWN}) > 1:
+            names = " and ".join(sorted(map(schema.type_name, stated)))
+            self.problem(f"{' and '.join(of.name for of in takers)} take state of two types, {names}: annotate one")
+        type_ = stated.pop() if stated else UNKNOWN
+        if isinstance(type_, Codec):
+            self.problem(f"state= is a codec, {type_.name!r}: give the type of the state")
+            return UNKNOWN
+        return type_
 
     def _derived(self, stem: str) -> str:
         number = 1

@@ -58,6 +58,8 @@ class Kind(str, Enum):
     """Likewise, by arrival"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
+    CO_PROCESS = "co_process"
+    """A handler of two inputs; see `pipeline.timers.CoHandler`"""
     BATCHES = "batches"
     """Its own handler, which gathers the records of a key in lists"""
     IN_ORDER = "in_order"
@@ -75,7 +77,6 @@ class Kind(str, Enum):
 
 
 JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
-"""The kinds with two inputs, both by key."""
 SIDED_KINDS = frozenset(
     {
         Kind.PROCESS,
@@ -85,6 +86,7 @@ SIDED_KINDS = frozenset(
         Kind.JOIN,
         Kind.AS_OF,
         Kind.KEYED_PROCESS,
+        Kind.CO_PROCESS,
         Kind.IN_ORDER,
         Kind.DEDUPLICATE,
     }
@@ -174,7 +176,8 @@ class Node:
         The caller opens it if it has `open(context)`, and closes it if it has `close()`.
         """
         function = self.fn() if self.factory and self.fn else self.fn
-        if function is None or not callable(getattr(function, "on_record", function)):
+        named = getattr(function, "on_record", getattr(function, "on_left", function))
+        if function is None or not callable(named):
             raise TypeError(f"{self.id} ({self.location}): its factory made {function!r}, which cannot be called")
         return function
 

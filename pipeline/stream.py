@@ -7,6 +7,7 @@ times: each use gets all its records.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
@@ -14,7 +15,6 @@ from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, fold
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
-from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
@@ -30,7 +30,16 @@ from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import Handler, Handling, Order, kept_entry, read_handler
+from exactlyonce.pipeline.timers import (
+    CoHandler,
+    CoHandling,
+    Handler,
+    Handling,
+    Order,
+    kept_entry,
+    migrated_entry,
+    read_handler,
+)
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
 from exactlyonce.pipeline.windows import Session, Window, Windowed, kept_state
 
@@ -346,7 +355,7 @@ class Stream(_Stream[T]):
 
         def __getattr__(self, name: str) -> Any:
             if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
-                        "in_order", "deduplicate", "batches"):  # fmt: skip
+                        "in_order", "deduplicate", "batches", "co_process"):  # fmt: skip
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -570,29 +579,83 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         *outputs* and *output* are those of `Stream.process`, *state*, *state_version* and *migrations* those of
         `stateful_map`.
         """
+        kept = VersionedState(state, state_version, migrations or {})
+        return self._handle(
+            Kind.KEYED_PROCESS, id, (self._origin,), handler, Handling(order), kept, output, outputs, late
+        )
+
+    @overload
+    def co_process(
+        self,
+        id: str,
+        right: KeyedStream[K, V],
+        handler: _Partial[CoHandler[K, T, V, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        late_right: Output[V] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def co_process(
+        self,
+        id: str,
+        right: KeyedStream[K, V],
+        handler: Callable[[], CoHandler[K, T, V, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        late_right: Output[V] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    def co_process(
+        self, id: str, right: KeyedStream[K, V], handler: Any, *, order: Order = "time",
+        outputs: Sequence[Output[Any]] = (), late: Output[T] | None = None, late_right: Output[V] | None = None,
+        state: Any = None, output: Any = None, state_version: int = 1, migrations: Migrations | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """A handler of two streams with the same keys, which share the state and the timers of a key: a class with
+        `on_left`, `on_right`, `on_time` and `on_clock`; see `CoHandler`.
+
+        All else is as in `process`. With ``order="time"`` the records of both sides come by time; of one time, by
+        topic, partition and offset, and of one record, which both sides have, the left one first. So the results are a
+        function of the topics; both sources need ``time=``. *late* and *late_right* get the late records of each side.
+
+        With ``order="arrival"`` no record waits, and the order between the sides is that of arrival: results depend on
+        how fast either side is read. The order log has it, so that a replay or an audit repeats it.
+        """
+        inputs, _ = self._builder.both(Kind.CO_PROCESS, self._origin, right)
+        kept = VersionedState(state, state_version, migrations or {})
+        return self._handle(
+            Kind.CO_PROCESS, id, inputs, handler, CoHandling(order), kept, output, outputs, late, late_right
+        )
+
+    def _handle(
+        self, kind: Kind, id: str, inputs: tuple[Input, ...], handler: Any, timed: Handling, state: VersionedState,
+        output: Any, outputs: Sequence[Output[Any]], late: Output[Any] | None, late_right: Output[Any] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Add the operator of *handler*; *state* and *output* are the types that the user gives, or None."""
         builder = self._builder
-        read = read_handler(handler, caller().f_locals)
+        read = read_handler(handler, timed.takers, caller().f_locals)
         for problem in read.call.problems:
             builder.problem(problem)
-        state_type, record = read.state, self._builder.type_of(self._origin)
-        if state is not None or state_type is not type(None):
-            state_type = builder.state_type(read.on_record, state, read.on_record.returns)
-        if isinstance(state_type, Codec):
-            builder.problem(f"state= is a codec, {state_type.name!r}: give the type of the state")
-            state_type = UNKNOWN
-
-        def of_entry(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def migrated(entry: Any) -> Any:
-                return (None if entry[0] is None else migrate(entry[0]), *entry[1:])
-
-            migrated.__annotations__ = {"entry": kept_entry(parameter_type(migrate), record, order)}
-            return migrated
-
-        migrations = {version: of_entry(migrate) for version, migrate in (migrations or {}).items()}
-        kept = VersionedState(kept_entry(state_type, record, order), state_version, migrations)
-        timed = Handling(order, "on_time" in read.methods, "on_clock" in read.methods)
+        state_type, records = builder.handler_state(read.takers, state.type), [*map(builder.type_of, inputs)]
+        migrations = {
+            version: migrated_entry(migrate, records, timed.order) for version, migrate in state.migrations.items()
+        }
+        kept = VersionedState(kept_entry(state_type, records, timed.order), state.version, migrations)
+        timed = replace(timed, on_time="on_time" in read.methods, on_clock="on_clock" in read.methods)
         type_ = _given(output, read.emitted)
-        return self._keep(Kind.KEYED_PROCESS, id, read.call, kept, type_, outputs, timed=timed, late=late)
+        return self._keep(
+            kind, id, read.call, kept, type_, outputs, inputs=inputs, timed=timed, late=late, late_right=late_right
+        )
 
     def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
         """The records of each key by time; of one time by topic, partition and offset.
@@ -624,7 +687,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         record = self._builder.type_of(self._origin)
         batches = Batches("arrival", on_clock=timeout is not None, count=count, timeout=timeout)
-        kept = VersionedState(kept_entry(batches.kept_state(record), record, "arrival"))
+        kept = VersionedState(kept_entry(batches.kept_state(record), (), "arrival"))
         type_ = UNKNOWN if record is UNKNOWN else list[record]  # type: ignore[valid-type]  # known here only
         return self._keep(Kind.BATCHES, id, batches.function, kept, type_, timed=batches)
 
@@ -632,7 +695,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         record = self._builder.type_of(self._origin)
         origin = self._builder.add(
             kind, id, (self._origin,), type=record, timed=timed, state_type=timed.kept_state(record),
-            key_type=self._builder.key_type(self._origin), **self._builder.late_sides(self._origin, (), late),
+            key_type=self._builder.key_type(self._origin), **self._builder.late_sides((self._origin,), (), late),
         )  # fmt: skip
         return Stream(self._builder, origin)
 
@@ -769,9 +832,11 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
-        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *, timed: Timed | None = None,
-        late: Output[Any] | None = None, ttl: str | None = None,
+        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *,
+        inputs: tuple[Input, ...] = (), timed: Timed | None = None, late: Output[Any] | None = None,
+        late_right: Output[Any] | None = None, ttl: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
+        """Add an operator with state; *inputs* are this stream, unless given."""
         for problem in kept.problems:
             self._builder.problem(problem)
         if ttl is not None:
@@ -780,10 +845,11 @@ class KeyedStream(_Stream[T], Generic[K, T]):
                     f"state= is a codec, {kept.codec.name!r}, and ttl= keeps a time with each state: give its type"
                 )
             kept, timed = kept_until(kept), Expiry(ttl)
+        inputs = inputs or (self._origin,)
         origin = self._builder.add(
-            kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
+            kind, id, inputs, function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
-            **self._builder.late_sides(self._origin, outputs, late), on_error=on_error, timed=timed,
+            **self._builder.late_sides(inputs, outputs, late, late_right), on_error=on_error, timed=timed,
         )  # fmt: skip
         return Stream(self._builder, origin)
 

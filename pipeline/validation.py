@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timers import Handling
 from exactlyonce.pipeline.windows import Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
@@ -75,8 +76,10 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _loop(graph, node)
     if node.timed is not None:
         yield from _timed(graph, node, node.timed)
-    if node.kind in JOINS:
-        yield from _join(graph, node)
+    if node.lookup is not None:
+        yield from node.lookup.problems
+    if node.kind in JOINS or node.kind is Kind.CO_PROCESS:
+        yield from _sides(graph, node)
     if node.stateful:
         yield from _state(node)
     if node.calls is not None:
@@ -142,9 +145,14 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
             f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
         )
+    elif timeless and _has_timers(timed) and len(timeless) < len(timing & _ids(graph.sources)):
+        yield (
+            f"the handler has on_time(), which goes by the event time of all inputs, and the records of "
+            f"{', '.join(map(repr, timeless))} have none: no timer would ever go off. Give the source time="
+        )
     if isinstance(timed, Expiry) and not timed.problems:
         yield from _expiry(graph, timing, timed)
-    if above & {loop.id for loop in graph.loops}:
+    if above & _ids(graph.loops):
         yield (
             f"{node.kind.value} cannot take records that come round a loop: how long such a record is on its way "
             f"depends on the run, and so would the results. Put it before the loop, or write the records to a topic "
@@ -157,6 +165,15 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
         )
 
 
+def _has_timers(timed: Timed) -> bool:
+    """Whether it may set timers of event time."""
+    return isinstance(timed, Handling) and timed.on_time
+
+
+def _ids(nodes: Iterable[Node]) -> set[str]:
+    return {node.id for node in nodes}
+
+
 def _expiry(graph: LogicalGraph, timing: set[str], expiry: Expiry) -> Iterator[str]:
     for source in graph.sources:
         times = source.source.event_time if source.id in timing and source.source is not None else None
@@ -167,17 +184,15 @@ def _expiry(graph: LogicalGraph, timing: set[str], expiry: Expiry) -> Iterator[s
             )
 
 
-def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:
-    if node.lookup is not None:
-        yield from node.lookup.problems
+def _sides(graph: LogicalGraph, node: Node) -> Iterator[str]:
     sides = [graph.node(read.node) for read in node.inputs]
     if not any(side.partitioned for side in sides):
         return
     sources = {source.id for source in graph.sources} & graph.above(*(side.id for side in sides))
     if not all(side.partitioned for side in sides) or len(sources) > 1:
         yield (
-            "a join needs the records of a key of both sides in one place, and partitioned=True leaves them where the "
-            "partitions of one topic are: leave it out, unless both sides are of one source and have it"
+            f"{node.kind.value} needs the records of a key of both sides in one place, and partitioned=True leaves "
+            f"them where the partitions of one topic are: leave it out, unless both sides are of one source and have it"
         )
 
 

@@ -1,16 +1,17 @@
-"""The operator of a handler with state and timers.
+"""The operators of handlers with state and timers, of one input and of two.
 
 Invariants: in order of time, the calls for a key are a function of its records; see `pipeline.timers`. What is due at a
 watermark is called in the order (slot, key group, key). A key's state and its timers are in one table, so that a
 checkpoint has both or neither.
 
-An entry of the table is (state, whether a timer is set, held records). Its slot is a time: that of the records and of a
-timer of event time, or `CLOCK` more than that of a timer by the clock. The state of a key is in the slot `FOREVER`.
+An entry of the table is (state, whether a timer is set, and for each input: held records). In order of arrival it ends
+before these. Its slot is a time: that of the records and of a timer of event time, or `CLOCK` more than that of a timer
+by the clock. The state of a key is in the slot `FOREVER`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import repeat
@@ -18,7 +19,7 @@ from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import Emitted, chunks, record_error
+from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, hold, place_of
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.batches import Batches
@@ -26,7 +27,7 @@ from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import Handling, Timers, kept_state
+from exactlyonce.pipeline.timers import CoHandling, Handling, Timers, kept_state
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
@@ -35,13 +36,15 @@ CLOCK = 1 << 62
 """The slots of timers by the clock begin here. No event is so late."""
 FOREVER = END_OF_TIME
 """The slot of a key's state."""
+Taken = tuple[str, int, int, Any, Callable[..., Any]]
+"""A held record, as in `Held`, and the method that takes it."""
 SLICE_KEYS = 500
 """The most keys in a slice of a firing: each may take a user's time."""
 
 
 @dataclass(slots=True)
 class HandlerOperator(TimedOperator[Emitted]):
-    """Calls the methods of a handler."""
+    """Calls the methods of a handler, of one input."""
 
     handling: Handling
     handler: Any
@@ -51,6 +54,10 @@ class HandlerOperator(TimedOperator[Emitted]):
     """That of a key's state alone."""
     has_times: bool = True
     """Whether records have event times."""
+    _takers: tuple[Callable[..., Any], ...] = field(init=False)
+    """The methods that take records, one for each input."""
+    _taker: Callable[..., Any] = field(init=False)
+    """The one of the call under way."""
     _timers: Timers = field(default_factory=Timers, init=False)
     _emitted: Emitted = field(init=False)
     """The outputs of the calls for one batch or slice."""
@@ -86,15 +93,33 @@ class HandlerOperator(TimedOperator[Emitted]):
             parts.has_times,
         )
 
+    def __post_init__(self) -> None:
+        TimedOperator.__post_init__(self)
+        self._takers = tuple(getattr(self.handler, name) for name in self.handling.takers)
+
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, *, right: bool = False) -> None:
+        """Take *batch*, of the first or *right* input."""
         entered_s = self.activity.enter(self.id)
         if self.handling.order == "time":
-            hold(self, self.in_time(batch), _with_record)
+            hold(self, self.in_time(batch, right=right), self._holds_right if right else self._holds)
         else:
+            self._taker = self._takers[right]
             self._take(batch)
         self.activity.leave(self.id, entered_s, len(batch.records))
+
+    def _holds(self, entry: Any, held: Held, side: int = 0) -> Any:
+        entry = self._new_entry() if entry is None else entry
+        entry[2 + side].append(held)
+        return entry
+
+    def _holds_right(self, entry: Any, held: Held) -> Any:
+        return self._holds(entry, held, 1)
+
+    def _new_entry(self, state: Any = None, *, timer: bool = False) -> Any:
+        """An entry without held records."""
+        return (state, timer, *([] for _ in self._takers)) if self.handling.order == "time" else (state, timer)
 
     def _take(self, batch: Batch) -> None:
         """Call the handler for the records as they come."""
@@ -128,7 +153,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         """The state after the call for *record*, and for timers that it has set at *passed* or before."""
         self._calling = None
         self._timers.event.now_ms = time
-        state = self.handler.on_record(own, state, record, self._timers, self._emit)
+        state = self._taker(own, state, record, self._timers, self._emit)
         if self._mutable_is(state, record):
             state = self.state_type.clone(state)
         return self._settled(key, own, state, passed)
@@ -187,7 +212,7 @@ class HandlerOperator(TimedOperator[Emitted]):
                 state = self.state_type.clone(state)
             self._given.clear()
         self._emptied[key] = state is None
-        return (state, False, []) if self.handling.order == "time" else (state, False)
+        return self._new_entry(state)
 
     def _mutable_is(self, state: Any, record: Any) -> bool:
         return state is record and state is not None and self.state_type.mutable
@@ -219,18 +244,20 @@ class HandlerOperator(TimedOperator[Emitted]):
         for slot, key in (place for place, is_set in self._set.items() if not is_set):
             if (entry := self.table.get(slot, key)) is None:
                 continue
-            if len(entry) == 3 and entry[2]:
+            if any(entry[2:]):
                 self.table.update(_without_timer, [slot], [key], [None])
             else:
                 self.table.put(slot, key, None)
         self._set.clear()
-        with_timer = _held_with_timer if self.handling.order == "time" else _with_timer
-        self.table.update(with_timer, [slot for slot, _ in added], [key for _, key in added], added)
+        self.table.update(self._with_timer, [slot for slot, _ in added], [key for _, key in added], added)
         for slot in {slot for slot, _ in added}:
             if slot > CLOCK:
                 heappush(self._clock_slots(), slot)
             elif slot <= self._limit:
                 heappush(self._waiting, slot)
+
+    def _with_timer(self, entry: Any, place: Any) -> Any:
+        return self._new_entry(timer=True) if entry is None else (None, True, *entry[2:])
 
     # --- firings ------------------------------------------------------------------------------------------------------
 
@@ -258,12 +285,13 @@ class HandlerOperator(TimedOperator[Emitted]):
             emitted.push()
 
     def _fired(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Due[Emitted]:
-        calls: list[tuple[bytes, Any, int, Sequence[Held], bool, int]] = []
+        calls: list[tuple[bytes, Any, int, Sequence[Taken], bool, int]] = []
         origins: list[Coordinates] = []
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
-            held = sorted(entry[2], key=place_of) if len(entry) == 3 else []
+            held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
+            held.sort(key=place_of)  # of one record, that of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
-            origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
+            origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(Coordinates(self.id, group, slot, ""))
         return Due(slot, *self._slice(keys, calls, origins, slot))
 
@@ -277,13 +305,13 @@ class HandlerOperator(TimedOperator[Emitted]):
         self.activity.breathe()
         return self._emitted.count, self._emitted
 
-    def _on_slot(self, entry: Any, call: tuple[bytes, Any, int, Sequence[Held], bool, int]) -> Any:
+    def _on_slot(self, entry: Any, call: tuple[bytes, Any, int, Sequence[Taken], bool, int]) -> Any:
         key, own, slot, held, timer, place = call
         state = None if entry is None else entry[0]
         if slot > CLOCK:
             self._emitted.place = place
             return self._entry(key, self._went_off(key, own, state, slot - CLOCK, self._passed(key), clock=True))
-        for number, (*_, record) in enumerate(held):
+        for number, (*_, record, self._taker) in enumerate(held):
             self._emitted.place = place + number
             state = self._called(key, own, state, record, slot, slot - 1)
         self._emitted.place = place + len(held)
@@ -334,23 +362,21 @@ class HandlerOperator(TimedOperator[Emitted]):
                     yield Due(NO_WATERMARK, *self._slice(some, calls, origins, self._result_time))
 
 
-def _with_record(entry: Any, held: Held) -> Any:
-    if entry is None:
-        return (None, False, [held])
-    entry[2].append(held)
-    return entry
-
-
-def _with_timer(entry: Any, place: Any) -> Any:
-    return (None, True)
-
-
-def _held_with_timer(entry: Any, place: Any) -> Any:
-    return (None, True, [] if entry is None else entry[2])
-
-
 def _without_timer(entry: Any, place: Any) -> Any:
-    return (None, False, entry[2])
+    return (None, False, *entry[2:])
 
 
-OPERATORS: dict[type[Timed], type[HandlerOperator]] = {Handling: HandlerOperator, Batches: HandlerOperator}
+@dataclass(slots=True)
+class CoHandlerOperator(Sides, HandlerOperator):
+    """Calls the methods of a handler of two inputs."""
+
+    def left(self, batch: Batch) -> None:
+        self(batch)
+
+    def right(self, batch: Batch) -> None:
+        self(batch, right=True)
+
+
+OPERATORS: dict[type[Timed], type[HandlerOperator]] = {
+    Handling: HandlerOperator, Batches: HandlerOperator, CoHandling: CoHandlerOperator,
+}  # fmt: skip

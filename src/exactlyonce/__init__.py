@@ -41,7 +41,7 @@ from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
-from exactlyonce.pipeline.timers import Handler, Timers
+from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ __all__ = [
     "AvroCodec",
     "BrokerUnavailable",
     "BytesCodec",
+    "CoHandler",
     "Codec",
     "ConfigError",
     "Context",

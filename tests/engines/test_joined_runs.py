@@ -57,6 +57,15 @@ SESSIONS = """
     select l.key, l.id, r.id, l.start from started l join started r
     on l.key = r.key and l.start = r.start and l.side = 'l' and r.side = 'r'
 """
+NEWEST = """
+    select l.key, l.id, r.id from lefts l asof left join
+    (from rights qualify row_number() over (partition by key, ts order by "offset" desc) = 1) r
+    on l.key = r.key and l.ts > r.ts
+    union all
+    select key, null, id from (select *, lead(ts) over (partition by key order by ts, "offset") as next from rights) r
+    where coalesce(next > ts + 1000, true)
+    and not exists (from lefts l where l.key = r.key and l.ts > r.ts and l.ts <= r.ts + 1000)
+"""
 QUERIES = {
     **{how: INTERVAL.format(how=how) for how in ("inner", "left", "right", "full")},
     "self": SELF, "as-of": AS_OF, "as-of-late": AS_OF_LATE,
@@ -66,6 +75,7 @@ QUERIES = {
         windows=", (select unnest([0, 2000]) as before) where coalesce(ts - ts % 2000 - before + 3999 > floor, true)",
     ),
     "session-inner": SESSIONS,
+    "co-process": NEWEST,
 }  # fmt: skip
 KEEP_MS = {"as-of-late": 10_000}
 LAST = {"tumbling-full": "ts - ts % 2000 + 1999", "hopping-left": "ts - ts % 2000 + 3999"}

@@ -25,13 +25,13 @@ from test_windows import (
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.timed import KeyReader
-from exactlyonce.engines.runtime.timers import FOREVER, HandlerOperator
+from exactlyonce.engines.runtime.timers import FOREVER, OPERATORS, CoHandlerOperator, HandlerOperator
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.output import Emit
-from exactlyonce.pipeline.timers import Handling, Order, Timers, kept_entry
+from exactlyonce.pipeline.timers import CoHandling, Handling, Order, Timers, kept_entry
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.hash_map import HashMapBackend
@@ -70,6 +70,23 @@ class Gathers:
             timers.event.set(at - timedelta(milliseconds=1))
             return ids[1:]
         return None
+
+
+class GathersBoth:
+    """Likewise, of two inputs: those of each partition come to a method of its own."""
+
+    on_time = Gathers.on_time
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.sides = [side for side, _, _ in arrivals]
+
+    def on_left(self, key: str, ids: State | None, record: Arrived, timers: Timers, emit: Emit[Out]) -> State | None:
+        assert self.sides[record.id] == 0
+        return Gathers().on_record(key, ids, record, timers, emit)
+
+    def on_right(self, key: str, ids: State | None, record: Arrived, timers: Timers, emit: Emit[Out]) -> State | None:
+        assert self.sides[record.id] == 1
+        return Gathers().on_record(key, ids, record, timers, emit)
 
 
 def expected(records: Sequence[Arrived]) -> list[Out]:
@@ -127,16 +144,19 @@ def operator_of(
     order: Order = "time",
     watermarks: dict[int, int] | None = None,
 ) -> HandlerOperator:
-    entry = kept_entry(State, Arrived, order)
+    methods, handlings = dir(handler), {"on_record": Handling, "on_left": CoHandling}
+    handling = next(of for name, of in handlings.items() if name in methods)(
+        order, "on_time" in methods, "on_clock" in methods
+    )
+    entry = kept_entry(State, [Arrived] * len(handling.takers), order)
     stored = StoredState[Any](
         operator="p", type=VersionedState(entry), groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM,
         times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
-    table, methods = HashMapBackend().timed_table(stored), dir(handler)
-    return HandlerOperator(
-        "p", table, range(MAX_PARALLELISM), MAX_PARALLELISM,
-        Handling(order, "on_time" in methods, "on_clock" in methods), handler,
+    return OPERATORS[type(handling)](
+        "p", HashMapBackend().timed_table(stored), range(MAX_PARALLELISM), MAX_PARALLELISM, handling, handler,
         KeyReader("p", str), StateType("p", State), downstream=[listen], sides={"late": [late]}, late_output="late",
+        late_right_output="late",
     )  # fmt: skip
 
 
@@ -146,7 +166,9 @@ def settle(operator: HandlerOperator, room: int = 3) -> None:
             operator.firings.clear()
 
 
-def play(arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> tuple[list[Out], list[int], list[int]]:
+def play(
+    arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int, handler: Any
+) -> tuple[list[Out], list[int], list[int]]:
     """The outputs, their times and the ids of late records, in batches that end at *cuts*."""
     out: list[Out] = []
     times: list[int] = []
@@ -157,25 +179,31 @@ def play(arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) ->
         out.extend(batch.records)
         times.extend(batch.times)
 
-    operator = operator_of(Gathers(), listen, lambda batch: late.extend(record.id for record in batch.records))
+    operator = operator_of(handler, listen, lambda batch: late.extend(record.id for record in batch.records))
     stream = list(floors(arrivals, disorder))
     for batch, watermark in in_batches(stream, cuts):
-        operator(batch)
+        if isinstance(operator, CoHandlerOperator):
+            is_right = [arrivals[record.id][0] == 1 for record in batch.records]
+            operator.right(batch.where(is_right))
+            operator.left(batch.where([not right for right in is_right]))
+        else:
+            operator(batch)
         operator.advance(watermark)
         settle(operator, room)
     operator.advance(10_000)
     settle(operator, room)
     assert {slot for slot, _, _ in operator.table.items()} <= {FOREVER}, "no timer is left"
-    return out, times, late
+    return out, times, sorted(late)
 
 
+@pytest.mark.parametrize("handler", [lambda _: Gathers(), GathersBoth], ids=["one-input", "two"])
 @settings(max_examples=200)
 @example(arrivals=[(0, "a", 0), (1, "a", 0), (0, "a", 20), (0, "b", 7)], disorder=0, cuts={0}, room=1)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(
-    arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
+    handler: Callable[[Arrivals], Any], arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
 ) -> None:
-    out, times, late = play(arrivals, disorder, cuts, room)
+    out, times, late = play(arrivals, disorder, cuts, room, handler(arrivals))
     records = [record for record, _ in floors(arrivals, disorder)]
     assert late == [record.id for record in records if record.time <= record.floor]
     taken = expected([record for record in records if record.time > record.floor])

@@ -29,6 +29,14 @@ class Counts:
         emit(key)
 
 
+class Both:
+    def on_left(self, key: str, count: int | None, click: Click, timers: Timers, emit: Emit[str]) -> int:
+        return 1
+
+    def on_right(self, key: str, count: int | None, name: str, timers: Timers, emit: Emit[int]) -> int:
+        return 2
+
+
 class Stateless:
     def on_record(self, key: str, state: None, click: Click, timers: Timers, emit: Emit[str]) -> None:
         emit(key)
@@ -100,6 +108,61 @@ class NoState:
 def test_a_mistake_is_named_with_its_remedy(handler: Any, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(GraphError, match=problem):
         graph(handler, **options)
+
+
+def both(handler: Any, *times: Any, **options: Any) -> LogicalGraph:
+    pipeline = Pipeline("timed")
+    clicks_time, names_time = times or ("at", len)
+    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time=clicks_time)).key_by(lambda of: of.user)
+    names = pipeline.source("names", KafkaSource("names", value=str, time=names_time)).key_by(str)
+    clicks.co_process("p", names, handler, **options).sink("out", KafkaSink("out"))
+    return pipeline.build()
+
+
+def test_a_handler_of_two_inputs_has_one_state_and_may_give_either_type() -> None:
+    node = both(Both).node("p")
+    assert (node.type, node.meaning, len(node.inputs)) == (str | int, "co_process=time", 2)
+    assert (
+        node.kept.name
+        == "tuple[Optional[int], bool, list[tuple[str, int, int, Click]], list[tuple[str, int, int, str]]]"
+    )
+    assert both(Both, None, None, order="arrival").node("p").kept.name == "tuple[Optional[int], bool]"
+
+
+class TwoStates(Both):
+    def on_right(self, key: str, count: str | None, name: str, timers: Timers, emit: Emit[int]) -> str:  # type: ignore[override]  # the mistake
+        return ""
+
+
+class OnTime(Both):
+    def on_time(self, key: str, count: int | None, at: datetime, timers: Timers, emit: Emit[str]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "times", "options", "problem"),
+    [
+        (
+            Counts,
+            (),
+            {},
+            r"expected a class with on_left\(self, .*\) and on_right\(self, key, state, record, timers, emit\)",
+        ),
+        (
+            TwoStates,
+            (),
+            {},
+            "TwoStates.on_left and TwoStates.on_right take state of two types, int and str: annotate one",
+        ),
+        (Both, ("at", None), {}, "co_process goes by event time, .* 'names' have none"),
+        (OnTime, ("at", None), {"order": "arrival"}, "no timer would ever go off. Give the source time="),
+        (Both, (), {"late_right": Output("late", Click)}, "late records are str, and 'late' is declared with Click"),
+    ],
+)
+def test_a_mistake_of_two_inputs_is_named_with_its_remedy(
+    handler: Any, times: Any, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(GraphError, match=problem):
+        both(handler, *times, **options)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,18 @@ assert_type(by_customer.join("right", by_name, within=within, how="right"), Stre
 full = by_customer.join("full", by_name, within=within, how="full", late=late, late_right=late_totals)
 assert_type(full, Stream[Joined[str, Order | None, Total | None]])
 assert_type(full.side(late_totals), Stream[Total])
+
+
+class Compares:
+    def on_left(self, key: str, last: int | None, order: Order, timers: Timers, emit: Emit[Total]) -> int:
+        return order.id
+
+    def on_right(self, key: str, last: int | None, total: Total, timers: Timers, emit: Emit[Total]) -> None:
+        emit(total)
+
+
+assert_type(by_customer.co_process("both", by_name, Compares, late_right=late_totals), Stream[Total])
+assert_type(by_customer.co_process("by-arrival", by_name, functools.partial(Compares), order="arrival"), Stream[Total])
 day = Tumbling("1d")
 assert_type(by_customer.join("day", by_name, window=day), Stream[Windowed[str, Pair[Order, Total]]])
 days = by_customer.join("days", by_name, window=day, how="full", late=late, late_right=late_totals)
