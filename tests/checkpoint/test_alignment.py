@@ -12,14 +12,6 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.pipeline.errors import InvariantViolation
 
 
-def test_one_input_is_aligned_at_once_and_never_held() -> None:
-    alignment = Alignment(["only"])
-    for checkpoint in (1, 3, 7):  # numbers may have gaps
-        assert alignment.barrier("only", checkpoint)
-        assert not alignment.is_held("only")
-        assert alignment.checkpoint_latest == checkpoint
-
-
 def test_an_input_is_held_from_its_barrier_until_the_last_barrier_has_come() -> None:
     alignment = Alignment("abc")
     assert not alignment.barrier("b", 4)
@@ -58,20 +50,6 @@ def test_a_barrier_out_of_order_is_a_violation(exactly_once: bool, barriers: str
 def test_a_subtask_without_inputs_is_a_violation(feedback: str) -> None:
     with pytest.raises(InvariantViolation, match="at least one input that is no feedback"):
         Alignment([], feedback=feedback)
-
-
-def test_at_least_once_nothing_is_held_and_inputs_may_be_barriers_ahead() -> None:
-    alignment = Alignment("ab", exactly_once=False)
-    assert not alignment.barrier("a", 3)
-    assert not alignment.barrier("a", 5)
-    assert alignment.is_ahead("a")
-    assert not alignment.is_held("a")
-    assert alignment.barrier("b", 3)
-    assert alignment.is_ahead("a")
-    assert not alignment.barrier("a", 6)
-    assert alignment.barrier("b", 5)
-    assert alignment.barrier("b", 6)
-    assert not alignment.is_ahead("a")
 
 
 def _intervals(rng: random.Random, *, exactly_once: bool) -> Iterator[tuple[bool, bool]]:
@@ -127,44 +105,3 @@ def test_a_barrier_overtakes_in_its_turn_and_where_inputs_are_held() -> None:
         alignment.overtake(1)
     with pytest.raises(InvariantViolation, match="where inputs are held back"):
         Alignment("ab", exactly_once=False).overtake(1)
-
-
-def test_no_snapshot_waits_for_feedback() -> None:
-    alignment = Alignment("ab", feedback="f")
-    assert not alignment.barrier("a", 1)
-    assert alignment.barrier("b", 1)
-    assert alignment.owing(1) == {"f"}
-    assert not alignment.barrier("f", 1)
-    assert not alignment.owing(1)
-    assert not any(map(alignment.is_held, "abf"))
-
-
-def test_feedback_that_is_ahead_is_held_like_any_input() -> None:
-    alignment = Alignment("a", feedback="f")
-    assert not alignment.barrier("f", 1)
-    assert alignment.is_held("f")
-    assert alignment.barrier("a", 1)
-    assert not alignment.is_held("f")
-    assert alignment.exact
-    loose = Alignment("a", feedback="f", exactly_once=False)
-    assert not loose.barrier("f", 1)
-    loose.take("f")
-    assert loose.barrier("a", 1)
-    assert loose.barrier("a", 2)
-    assert not loose.exact
-
-
-def test_two_barriers_may_go_round_at_once() -> None:
-    alignment = Alignment("a", feedback="f")
-    assert alignment.barrier("a", 1)
-    assert alignment.barrier("a", 2)
-    assert alignment.owing(1) == alignment.owing(2) == {"f"}
-    assert not alignment.barrier("f", 1)
-    assert alignment.owing(1) == frozenset()
-    assert alignment.owing(2) == {"f"}
-
-
-def test_a_barrier_that_overtakes_owes_feedback_too() -> None:
-    alignment = Alignment("ab", feedback="f")
-    assert not alignment.barrier("a", 1)
-    assert alignment.overtake(1) == {"b", "f"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pty
-import socket
 import subprocess
 from contextlib import closing
 
@@ -149,18 +148,6 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
             if not stopped:
                 assert run.stop() == 0
         assert has_checkpoints(orders)
-
-
-@pytest.mark.exhaustive
-def test_refuses_while_it_runs(orders: Orders) -> None:
-    """One that was killed on this machine is known to be dead."""
-    with orders.running():
-        may = f"may be running: process {orders.incarnation().process} on {socket.gethostname()} ran it"
-        orders.command.refused(may, "reset", orders.name, "--yes")
-        assert ".checkpoints" in topics(orders)
-    orders.killed_at("coordinator-finalized")
-    orders.command.done("reset", orders.name, "--yes")
-    assert not has_checkpoints(orders)
 
 
 @pytest.mark.exhaustive

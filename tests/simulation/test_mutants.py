@@ -41,7 +41,3 @@ def test_a_planted_defect_is_found(name: str) -> None:
     assert first is not None, f"{MUTANT_SEEDS} seeds did not find it"
     assert re.search(MUTANTS[name].expected, str(first.broken)), "it was found for another reason"
     simulate(first.seed, MUTANTS[name].shape, MUTANTS[name].luck)
-
-
-def test_there_are_fifty_planted_defects_and_more() -> None:
-    assert len(MUTANTS) >= 50

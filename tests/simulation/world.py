@@ -64,7 +64,6 @@ LOOK_STEPS = 20
 """How often the readers of the output look."""
 FEED_STEPS = 8
 """How often the input grows."""
-RETRY_PAUSE_MS = 10
 PART_BYTES_SMALL = 40
 """So that a manifest has several parts."""
 TRANSACTION_TIMEOUT_MAX_MS = 20_000

@@ -80,7 +80,7 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
 
 
 @pytest.mark.exhaustive(but=["4"])
-@pytest.mark.parametrize("slices", [1, 2, 4, 8, 12, 16])
+@pytest.mark.parametrize("slices", [4, 12])
 def test_a_record_wants_what_is_being_read(
     slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,17 +179,6 @@ def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks
     expected = {key_of(number): 1 for number in range(COUNT)} | {key_of(7): 2}
     assert Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=again).items() == expected
     assert process(indexes=again, checkpoint=2).items() == expected
-
-
-def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: StateBlocks) -> None:
-    indexes = written(process)
-    after = process(indexes=indexes, checkpoint=1)
-    after.put({7: 2, 8: None, 90_000: 5})
-    after.write(after.freeze(2, 1))
-    while after.tables[0].fetch():
-        pass
-    found = after.items()
-    assert [found.get(key_of(number)) for number in (7, 8, 90_000, 9)] == [2, None, 5, 1]
 
 
 def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,61 +308,6 @@ def test_checkpoints_while_records_come(
             subtasks = process(indexes=indexes, checkpoint=base)
             model, latest, open_ = dict(at_base), base, []
     assert subtasks.items() == model
-
-
-def test_notes_of_an_older_process(process: Process, small: None, every_one_saved: None) -> None:
-    """Saved files have no notes of changes: a later process would take them for its interval of that number."""
-    subtasks, model = process(), dict.fromkeys(range(30), 1)
-    subtasks.put(model)
-    indexes = subtasks.write(subtasks.freeze(1, 0))
-    for checkpoint, changes in ((2, {5: 2}), (3, dict.fromkeys(range(10, 30), 3))):
-        subtasks.put(changes)
-        model |= changes
-        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
-    subtasks = process(indexes=indexes, checkpoint=3)
-    for checkpoint, changes in ((4, {15: 4}), (5, {16: 4}), (6, dict.fromkeys(range(40, 60), 5))):
-        subtasks.put(changes)
-        model |= changes
-        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
-    restored = Subtasks(HashMapBackend(), subtasks.blocks, checkpoint=6, indexes=indexes)
-    assert restored.items() == {key_of(number): state for number, state in model.items()}
-
-
-def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
-    process: Process, blocks: StateBlocks, small: None
-) -> None:
-    """Memory settles the second interval while the first is still to be encoded: neither's keys are lost."""
-    numbers = [number for number in range(1_000) if group_of(number) == 3]
-    other = [number for number in range(1_000) if group_of(number) == 1]
-    subtasks = process()
-    first_keys, second_keys = [*other[:4], *numbers[:4]], numbers[4:50]
-    subtasks.put(dict.fromkeys(first_keys, 1))
-    first = subtasks.freeze(1, 0)
-    subtasks.put(dict.fromkeys(second_keys, 2))
-    second = subtasks.freeze(2, 0)
-    subtasks.put(dict.fromkeys(numbers[50:100], 3))
-    subtasks.write(first)
-    restored = Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=subtasks.write(second))
-    assert restored.items() == {key_of(n): 1 for n in first_keys} | {key_of(n): 2 for n in second_keys}
-
-
-def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
-    process: Process, blocks: StateBlocks, small: None
-) -> None:
-    """It has images of all key groups, also of one that has no block yet while the older one is encoded."""
-    numbers = [number for number in range(2_000) if group_of(number) == 3]
-    others = [number for number in range(2_000) if group_of(number) == 1]
-    subtasks = process()
-    subtasks.put({others[0]: 1})
-    first = subtasks.freeze(1, 0, whole=True)
-    subtasks.put(dict.fromkeys(numbers[:40], 2))
-    second = subtasks.freeze(2, 0)
-    subtasks.write(first)
-    savepoint = subtasks.freeze(3, 0, whole=True)
-    subtasks.put(dict.fromkeys(others[1:100], 4))
-    subtasks.write(second)
-    restored = Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=subtasks.write(savepoint))
-    assert restored.items() == {key_of(others[0]): 1} | dict.fromkeys(map(key_of, numbers[:40]), 2)
 
 
 def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
