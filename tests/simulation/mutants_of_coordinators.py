@@ -25,7 +25,7 @@ from planting import (
     unchecked,
 )
 
-from exactlyonce.checkpoint import decision, decision_log, leader, orphans, requests, retention
+from exactlyonce.checkpoint import decision_log, leader, orphans, requests, retention
 from exactlyonce.checkpoint.commits import of_transactions
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
@@ -40,8 +40,6 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.transactions import commit
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.engines.local.job import Job
@@ -59,23 +57,6 @@ def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any
     if not isinstance(checked, Refuse):
         yield from commit.commit(checked)
     return (yield from real(plan, protocols, *more, **named))
-
-
-@mutant(
-    "an unknown manifest counts as not written", ABORTED + r"|is decided before the one before it is finalized",
-    luck="unanswered", first=224,
-)  # fmt: skip
-@in_place_of(
-    TransactionalWriter, "commit",
-    patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written")),
-)  # fmt: skip
-def _unknown_is_not_written(real: Any, self: TransactionalWriter, deadline_ms: int) -> Any:
-    outcome = yield from real(self, deadline_ms)
-    if outcome is Outcome.UNKNOWN:
-        self._ended, self._begun, self._produced = None, False, False
-        self._producer = self._producer._replace(epoch=self._producer.epoch + 1)
-        outcome = Outcome.NOT_WRITTEN
-    return outcome
 
 
 mutant(
@@ -201,7 +182,8 @@ def _left_open(real: Any, self: Any, request: str) -> Any:
 
 @mutant(
     "a cancelled run does not finish what is decided",
-    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=86,
+    r"checkpoint \d+ is condemned before it is known to be committed|a clean end leaves nothing unfinalized",
+    luck="cancelled and deleted", first=135,
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:
