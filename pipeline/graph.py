@@ -288,12 +288,15 @@ class LogicalGraph:
 
     @cached_property
     def _fingerprint(self) -> str:
-        described = {
+        return hashlib.sha256(msgspec.json.encode(self.describe(), order="deterministic")).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """All that two processes must agree on, as JSON values: nodes with their inputs, types, topics and tables."""
+        return {
             "pipeline": self.pipeline_id,
             "max_parallelism": self.max_parallelism,
             "nodes": [self._describe(node) for node in self.nodes],
         }
-        return hashlib.sha256(msgspec.json.encode(described, order="deterministic")).hexdigest()
 
     def _describe(self, node: Node) -> dict[str, Any]:
         described: dict[str, Any] = {

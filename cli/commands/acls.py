@@ -6,8 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -70,7 +69,7 @@ def acls(args: argparse.Namespace) -> int:
             "kafka": [right._asdict() | {"prefixed": right.prefixed, "operations": each} for right, each in kafka],
             "stores": [{"node": node, **grants._asdict()} for node, grants in stores],
         }
-        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        print(text.document(document))
         return 0
     for right, operations in kafka:
         print(right.command(args.bootstrap_servers, args.principal, operations))

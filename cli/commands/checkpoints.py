@@ -67,7 +67,7 @@ def checkpoints(args: argparse.Namespace) -> int:
     config = client(args)
     view = views.checkpoints(config, pipeline_name(args), args.last)
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(as_json(view)), indent=2).decode())
+        print(text.document(as_json(view)))
     else:
         print(*as_text(view, config.bootstrap_servers, text.terminal_width()), sep="\n")
     return 0

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, name_and_graph
 from exactlyonce.pipeline.durations import shown_duration
@@ -55,7 +53,7 @@ def top(args: argparse.Namespace) -> int:
             return watch.look(SystemClock().now_ms())
 
         if args.json:
-            print(msgspec.json.format(msgspec.json.encode(look()), indent=2).decode())
+            print(text.document(look()))
             return 0
         with needing("top", "rich", "exactlyonce top"):
             from rich.console import Console

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from running import Job, orders
 from settled import await_readable
 
+from exactlyonce.connectors.embedded.jars import KAFKA_VERSION
+from exactlyonce.connectors.embedded.java import find_java
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.servers.programs import copy_jars, downloaded
 
 COUNT = 300
 
@@ -63,3 +68,24 @@ def test_no_partition_lags_behind_a_marker(
     job.finish_here()
     assert set(lags(kafka, job).values()) == {0}
     job.assert_totals()
+
+
+@EXHAUSTIVE
+def test_kafkas_own_tool_shows_the_lag(kafka: KafkaCluster, job_of: Callable[..., Job], tmp_path: Path) -> None:
+    job = job_of("linear")
+    job.feed(COUNT)
+    job.finish_here()
+    job.feed(5)
+    place = "<groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>"
+    tools = downloaded(
+        f"kafka-tools-{KAFKA_VERSION}",
+        lambda part: copy_jars([f"{place}<version>{KAFKA_VERSION}</version>"], part, tmp_path, "LAG NOT TESTED"),
+    )
+    tool = [str(find_java()), "-cp", f"{tools}/*", "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"]
+    asked = [*tool, "--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", job.name]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    header, *rows = (line.split() for line in done.stdout.splitlines() if line.strip())
+    shown = [dict(zip(header, row, strict=False)) for row in rows]
+    assert {(row["GROUP"], row["TOPIC"]) for row in shown} == {(job.name, job.topic)}
+    assert {int(row["PARTITION"]): int(row["LAG"]) for row in shown} == lags(kafka, job)
+    assert sum(int(row["LAG"]) for row in shown) >= 5  # markers of transactions count, too
