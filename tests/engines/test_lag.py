@@ -70,7 +70,7 @@ def test_no_partition_lags_behind_a_marker(
     job.assert_totals()
 
 
-@EXHAUSTIVE
+@pytest.mark.exhaustive
 def test_kafkas_own_tool_shows_the_lag(kafka: KafkaCluster, job_of: Callable[..., Job], tmp_path: Path) -> None:
     job = job_of("linear")
     job.feed(COUNT)
