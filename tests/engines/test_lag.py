@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from running import Job, orders
 from settled import await_readable
