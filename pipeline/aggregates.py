@@ -583,6 +583,27 @@ def folded(new: Any, add: Any, merge: Any, state: Any, names: Mapping[str, Any])
     return Accumulator(type_, type_, added, merge)
 
 
+def held(record: Any, names: Mapping[str, Any]) -> Accumulator:
+    """All records of a window, by time, topic, partition and offset."""
+    if record is UNKNOWN:
+        raise Misuse("the records of a window are kept, and their type is unknown: annotate what makes them")
+
+    def hold(state: Any, placed: Placed) -> Any:
+        if state is None:
+            return [tuple(placed)]
+        state.append(tuple(placed))
+        return state
+
+    def merge(one: Any, other: Any) -> Any:
+        one += other
+        return one
+
+    def in_order(state: Any) -> Any:
+        return [record for _, record in sorted(state, key=itemgetter(0))]
+
+    return Accumulator(list[tuple[Place, record]], list[record], hold, merge, in_order, placed=True, name="Records")
+
+
 def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:
     """All of *accumulators* at once: the result is a record of a class named after *id*, with a field for each."""
     name = "".join(part[:1].upper() + part[1:] for part in id.replace("_", "-").split("-"))

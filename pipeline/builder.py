@@ -24,7 +24,7 @@ from exactlyonce.pipeline.output import Output
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.validation import Problem, check
-from exactlyonce.pipeline.windows import Window, Windowed, kept_state, window_problems
+from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
 
 
 class Builder:
@@ -217,17 +217,20 @@ class Builder:
             )
         elif output.name not in node.outputs:
             declare = (
-                "late=" if node.timed is not None and node.fn is None else f"{node.kind.value}(..., outputs=[...])"
+                "late="
+                if node.kind is Kind.WINDOW or (node.timed is not None and node.fn is None)
+                else f"{node.kind.value}(..., outputs=[...])"
             )
             self.problem(f"{output.name!r} is not an output of {node.id!r}: declare it in {declare}")
         return Input(origin.node, output.name)
 
     def window(
         self, id: str, origin: Input, window: Any, accumulate: Callable[[Any, Mapping[str, Any]], Accumulator],
-        late: Output[Any] | None, **rest: Any,
+        late: Output[Any] | None, function: Function | None = None, type: Any = None, **rest: Any,
     ) -> Input:  # fmt: skip
-        """Add a window operator; *accumulate* takes the type of records and the names at the user's line."""
-        if not isinstance(window, Window):
+        """Add a window operator; *accumulate* takes the type of records and the names at the user's line. *function*
+        takes a result and gives outputs of *type*."""
+        if not isinstance(window, Window | Revised):
             for problem in window_problems(window):
                 self.problem(problem)
             window = None
@@ -239,9 +242,10 @@ class Builder:
         key_type = self.key_type(origin)
         value = Any if accumulator is None else accumulator.value
         key = Any if key_type is UNKNOWN else key_type
-        type_ = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
+        windowed = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
         return self.add(
-            Kind.WINDOW, id, (origin,), type=type_, timed=window, accumulator=accumulator, key_type=key_type,
+            Kind.WINDOW, id, (origin,), function, timed=window, accumulator=accumulator, key_type=key_type,
+            type=windowed if function is None else type,
             state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
             **self.late_sides((origin,), (), late), **rest,
         )  # fmt: skip

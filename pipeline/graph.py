@@ -49,7 +49,8 @@ class Kind(str, Enum):
     PROCESS = "process"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     WINDOW = "window"
-    """No function: its accumulator takes the records of each window; what comes out is `Windowed`"""
+    """Its accumulator takes the records of each window; what comes out is `Windowed`, or what a function makes of it:
+    (windowed) -> iterable of outputs"""
     JOIN = "join"
     """No function: its first input is the left side, its second the right; what comes out is `Joined`"""
     AS_OF = "as_of"
@@ -264,6 +265,17 @@ class LogicalGraph:
     @property
     def loops(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
+
+    def after(self, node: Node) -> list[Node]:
+        """All nodes downstream of the main output of *node*."""
+        after: dict[str, Node] = {}
+        waiting = [*self.consumers(node.id)]
+        while waiting:
+            other = waiting.pop()
+            if other.id not in after:
+                after[other.id] = other
+                waiting += [reader for reader in self.nodes if any(read.node == other.id for read in reader.inputs)]
+        return [*after.values()]
 
     def above(self, *node_ids: str, timing: bool = False) -> set[str]:
         """All nodes upstream of these, also along loops; *timing*: those whose watermarks reach them."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
+from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
@@ -41,7 +41,7 @@ from exactlyonce.pipeline.timers import (
     read_handler,
 )
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
-from exactlyonce.pipeline.windows import Session, Window, Windowed, kept_state
+from exactlyonce.pipeline.windows import Window, Windowed, kept_state, migrated, revised
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -871,7 +871,16 @@ Versions = KeyedStream[K, V] | Table[Any, V]
 
 class WindowedStream(_Stream[T], Generic[K, T]):
     """A keyed stream in windows. An operator on it gives one result for each window of a key, once the watermark has
-    passed its end: no record of it can come any more, but late ones."""
+    passed its end: no record of it can come any more, but late ones.
+
+    With *early*, as "1m", a tumbling or hopping window has results before its end, too: at each multiple of *early*
+    since 1970 in UTC, with the records of before that, if there are any since its last result. With *lateness*, as
+    "10m", it takes late records whose floor is less than *lateness* after its end; each result that they change is
+    given again, at multiples of *early*, or without it as soon as the watermark has passed their floor. Each result has
+    the next `revision`, and all of them are a function of the topics. They may only go to sinks, through operators
+    without state, which would count a window again with each. A sink that replaces rows by key and start ends with the
+    last result.
+    """
 
     def __init__(self, builder: Builder, origin: Input, window: Window) -> None:
         super().__init__(builder, origin)
@@ -879,18 +888,23 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def aggregate(
-        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ...
-    ) -> Stream[Windowed[K, V]]: ...
+        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ..., lateness: str | None = ...,
+        early: str | None = ...,
+    ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
-        self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...
-    ) -> Stream[Windowed[K, Any]]: ...
-    def aggregate(self, id: str, aggregate: Any, *, late: Output[T] | None = None) -> Stream[Any]:
+        self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...,
+        lateness: str | None = ..., early: str | None = ...,
+    ) -> Stream[Windowed[K, Any]]: ...  # fmt: skip
+    def aggregate(
+        self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: str | None = None,
+        early: str | None = None,
+    ) -> Stream[Any]:  # fmt: skip
         """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
 
         Several at once have names: ``{"orders": Count(), "spent": Sum("amount")}``; the value of a result then is a
         record with these fields. *late* gets the records that no window takes any more, for `side` of the stream;
-        without it they are left out and counted.
+        without it they are left out and counted. *lateness* and *early* are those of `WindowedStream`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
@@ -905,7 +919,8 @@ class WindowedStream(_Stream[T], Generic[K, T]):
                     )
             return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
 
-        return Stream(self._builder, self._builder.window(id, self._origin, self._window, accumulate, late))
+        window = revised(self._window, early, lateness)
+        return Stream(self._builder, self._builder.window(id, self._origin, window, accumulate, late))
 
     def fold(
         self,
@@ -916,40 +931,66 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = None,
         late: Output[T] | None = None,
+        lateness: str | None = None,
+        early: str | None = None,
         state_version: int = 1,
         migrations: Migrations | None = None,
     ) -> Stream[Windowed[K, S]]:
         """An accumulator of your own: ``new()`` makes it, ``add(accumulator, record)`` returns it with a record more.
 
-        ``merge(one, other)`` returns that of two parts of a window; hopping windows and sessions need it. Parts come in
-        any order: `merge` must be associative and commutative, and agree with `add`, or results depend on the run.
-        *state* is the type of the accumulator where no annotation tells it; *state_version* and *migrations* are those
-        of `stateful_map`, *late* is that of `aggregate`.
+        ``merge(one, other)`` returns that of two parts of a window; hopping windows, sessions, *early* and *lateness*
+        need it. Parts come in any order: `merge` must be associative and commutative, and agree with `add`, or results
+        depend on the run. *state* is the type of the accumulator where no annotation tells it; *state_version* and
+        *migrations* are those of `stateful_map`, the other options those of `aggregate`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
             return folded(new, add, merge, state, names)
 
-        migrations = migrations or {}
-        if isinstance(self._window, Session):
-            migrations = {version: _of_sessions(migrate) for version, migrate in migrations.items()}
-        kept = VersionedState(state, state_version, migrations)
+        window = revised(self._window, early, lateness)
+
+        def of_kept(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def migrating(kept: Any) -> Any:
+                return migrated(window, migrate, kept)
+
+            migrating.__annotations__ = {"kept": kept_state(window, parameter_type(migrate))}
+            return migrating
+
+        kept = VersionedState(
+            state, state_version, {version: of_kept(migrate) for version, migrate in (migrations or {}).items()}
+        )
         for problem in kept.problems:
             self._builder.problem(problem)
         origin = self._builder.window(
-            id, self._origin, self._window, accumulate, late, state_version=kept.version, migrations=kept.migrations
+            id, self._origin, window, accumulate, late, state_version=kept.version, migrations=kept.migrations
         )
         return Stream(self._builder, origin)
 
+    @overload
+    def process(
+        self, id: str, fn: Callable[[Windowed[K, list[T]]], Iterable[U]], *, output: TypeForm[U] | None = ...,
+        late: Output[T] | None = ..., lateness: str | None = ..., early: str | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def process(
+        self, id: str, fn: Callable[[], Callable[[Windowed[K, list[T]]], Iterable[U]]], *,
+        output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: str | None = ...,
+        early: str | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    def process(
+        self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: str | None = None,
+        early: str | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """What ``fn(window)`` returns or yields for each window: 0 to n outputs. *window* is a `Windowed`, whose value
+        is the list of its records, by time; of one time by topic, partition and offset.
 
-def _of_sessions(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """*migrate*, of an accumulator, for what is kept of a session."""
-
-    def migrated(kept: Any) -> Any:
-        return (*kept[:2], migrate(kept[2]))
-
-    migrated.__annotations__ = {"kept": kept_state(Session("1s"), parameter_type(migrate))}
-    return migrated
+        All records of windows that are not over are part of the state, those of hopping windows once for each pane: an
+        aggregate keeps less. *output* is the type of one output, the other options are those of `aggregate`.
+        """
+        function = self._builder.read(fn, ("window",), yields=None)
+        window = revised(self._window, early, lateness)
+        type_ = _given(output, function.item)
+        return Stream(self._builder, self._builder.window(id, self._origin, window, held, late, function, type_))
 
 
 def _given(output: Any, declared: Any) -> Any:

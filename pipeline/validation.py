@@ -17,7 +17,7 @@ from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import Handling
-from exactlyonce.pipeline.windows import Tumbling
+from exactlyonce.pipeline.windows import Revised, Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
 _WANTED = {
@@ -159,9 +159,22 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"and read it"
         )
     if node.accumulator is not None and node.accumulator.merge is None and not isinstance(timed, Tumbling):
+        kind = "Windows with early= or lateness=" if isinstance(timed, Revised) else f"{type(timed).__name__} windows"
         yield (
-            f"{type(timed).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
-            f"two accumulators, as fold(id, new, add, merge)"
+            f"{kind} are merged of parts, and fold() has no merge: give it a function of two accumulators, as "
+            f"fold(id, new, add, merge)"
+        )
+    if isinstance(timed, Revised):
+        yield from _revised(graph, node)
+
+
+def _revised(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    counting = sorted(other.id for other in graph.after(node) if other.stateful or other.kind is Kind.FEEDBACK)
+    if counting:
+        yield (
+            f"window {node.id!r} with early= or lateness= gives results again, and {', '.join(map(repr, counting))} "
+            f"would count each of them: they may only go to sinks, through operators without state. Leave early= and "
+            f"lateness= out, or use a second window for the sinks"
         )
 
 

@@ -47,7 +47,8 @@ class KeyView:
 
 @dataclass(frozen=True)
 class TimedKeyView(KeyView):
-    """A key in a window that is not over, or in another slot; of hopping windows, in a pane, which several share."""
+    """A key in a window that is not over, or in another slot; of hopping windows, in a pane, which several share. Of a
+    window with early or late results, what they have had and what is new since are apart."""
 
     start: datetime | None
     """None: the slot is none of a window."""
@@ -86,15 +87,16 @@ def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[
     for entry in entries:
         schema = head.schema if head is not None and entry.version == head.version else None
         view = KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)
-        yield view if head is None or head.times is None else _timed(view, head.times.meaning, entry.slot)
+        yield from [view] if head is None or head.times is None else _timed(view, head.times.meaning, entry.slot)
 
 
-def _timed(view: KeyView, meaning: str, slot: int | None) -> TimedKeyView:
+def _timed(view: KeyView, meaning: str, slot: int | None) -> Iterator[TimedKeyView]:
     assert slot is not None
     if (window := window_of(meaning)) is None:
-        return TimedKeyView(**vars(view), start=None, end=moment(slot + 1))
-    start, end, state = kept_in(window, slot, view.state)
-    return TimedKeyView(view.key_group, view.key, state, view.version, moment(start), moment(end))
+        yield TimedKeyView(**vars(view), start=None, end=moment(slot + 1))
+        return
+    for start, end, state in kept_in(window, slot, view.state):
+        yield TimedKeyView(view.key_group, view.key, state, view.version, moment(start), moment(end))
 
 
 @contextmanager

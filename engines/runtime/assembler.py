@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, timers, window_joins, windows
+from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, revisions, timers, window_joins, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
@@ -59,8 +59,8 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 }  # fmt: skip
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
-    **windows.OPERATORS, **joins.OPERATORS, **window_joins.OPERATORS, **timers.OPERATORS, **ordering.OPERATORS,
-    **expiry.OPERATORS,
+    **windows.OPERATORS, **revisions.OPERATORS, **joins.OPERATORS, **window_joins.OPERATORS, **timers.OPERATORS,
+    **ordering.OPERATORS, **expiry.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
 

@@ -2,7 +2,7 @@
 
 Invariants: whether a window takes a record depends on the record's time and floor alone, unless an input was idle. Its
 result is given once, after every record that it takes, and in the order (window, key group, key). So results are a
-function of the inputs. A window that is over leaves no state.
+function of the inputs, also those before and after the end of a window. A window that is over leaves no state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch import Batch, Origin
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
@@ -22,23 +22,27 @@ from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
+from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Windowed, moment
 from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
-W = TypeVar("W", Tumbling, Hopping, Session)
+W = TypeVar("W", Tumbling, Hopping, Session, Revised)
 
 
 class Over(NamedTuple):
-    """Some keys, of one key group, whose windows are over."""
+    """Some keys, of one key group, whose windows have results in a slot."""
 
     group: int
-    last: int
+    slot: int
     starts: Iterable[int]
-    """The start of each."""
+    """The start of the window of each."""
     keys: Sequence[bytes]
     states: Sequence[Any]
+    lasts: Sequence[int] | None = None
+    """The last millisecond of that; None: it is the slot."""
+    revisions: Sequence[int] | None = None
+    """None: they are the first."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
     """Gives the user's keys for canonical ones."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""
+    function: Callable[[Any], Iterable[Any]] | None = None
+    """Gives the outputs for a result; None: that is the output."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> WindowOperator[W]:
@@ -66,6 +72,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
             node.accumulator,
             parts.read_keys,
             accumulators.clone if accumulators.mutable else None,
+            parts.function,
         )
 
     def __call__(self, batch: Batch, *, right: bool = False) -> None:
@@ -80,8 +87,12 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
         columns = _Columns()
         for over in results:
             columns.add(over)
-        origins = list(map(Coordinates, repeat(self.id), columns.groups, columns.lasts, repeat("")))
-        self.push(Batch(self._windowed(columns), origins, times=columns.lasts))
+        origins = list(map(Coordinates, repeat(self.id), columns.groups, columns.slots, repeat("")))
+        batch = Batch(self._windowed(columns), origins, times=columns.slots)
+        if (function := self.function) is not None:
+            batch, outputs = self.apply(lambda windowed: list(function(windowed)), batch, again=True)
+            batch = batch.expanded(outputs)
+        self.push(batch)
 
     def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         """*batch* without the records that no window takes, and the slot of each that is left."""
@@ -90,12 +101,19 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         """Add the records of *batch*, as *given* to the accumulator, to the states in *slots*."""
         assert batch.keys is not None
+        self._update(self.accumulator.add, slots, batch.keys, given, batch.origins.__getitem__)
+
+    def _update(
+        self, add: Callable[[Any, Any], Any], slots: Sequence[int], keys: Sequence[bytes], given: Sequence[Any],
+        origin_of: Callable[[int], Origin],
+    ) -> None:  # fmt: skip
+        """Bring what is *given* into the table by *add*; *origin_of* tells the origin of one by its place."""
         for chunk in chunks(len(given)):
             try:
-                self.table.update(self.accumulator.add, slots[chunk], batch.keys[chunk], given[chunk])
+                self.table.update(add, slots[chunk], keys[chunk], given[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
-                raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
+                raise self.error(origin_of(chunk.start + failed.index), cause) from cause
             self.activity.breathe()
 
     def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
@@ -122,30 +140,34 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
         starts, ends = columns.starts, [last + 1 for last in columns.lasts]
         moments = {time: moment(time) for time in set(starts).union(ends)}
         keys, at = self.read_keys(columns.keys), moments.__getitem__
-        return [Windowed(*of) for of in zip(keys, map(at, starts), map(at, ends), values, strict=True)]
+        return list(map(Windowed, keys, map(at, starts), map(at, ends), values, columns.revisions))
 
 
 @dataclass(slots=True)
 class _Columns:
-    """Windows that are over, by columns: a window of a key has a place in each."""
+    """Results by columns: each has a place in all of them."""
 
     groups: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    lasts: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
+    revisions: list[int] = field(default_factory=list)
 
     def add(self, over: Over) -> None:
         count = len(over.keys)
         self.groups += repeat(over.group, count)
+        self.slots += repeat(over.slot, count)
         self.starts += over.starts
-        self.lasts += repeat(over.last, count)
         self.keys += over.keys
         self.states += over.states
+        self.lasts += repeat(over.slot, count) if over.lasts is None else over.lasts
+        self.revisions += repeat(0, count) if over.revisions is None else over.revisions
 
 
 @dataclass(slots=True)
-class _Ended:
+class Ended:
     """The key groups with nothing left up to a slot: the table drops those of many keys at once."""
 
     table: TimedTable[Any]
@@ -181,7 +203,7 @@ class TumblingWindows(WindowOperator[Tumbling]):
 
     def _due(self) -> Iterator[Due[Over]]:
         table, due = self.table, self.table.slots(self.watermark)
-        ended = _Ended(table)
+        ended = Ended(table)
         for last in due:
             start = self.window.start(last)
             for group in table.groups(last):
@@ -361,7 +383,7 @@ class SessionWindows(WindowOperator[Session]):
     def _due(self) -> Iterator[Due[Over]]:
         table, gap, watermark = self.table, self.window.gap_ms, self.watermark
         due, slot = table.slots(watermark), watermark
-        ended, open_still = _Ended(table), list[tuple[int, bytes, Any]]()
+        ended, open_still = Ended(table), list[tuple[int, bytes, Any]]()
         grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
         """By end and key group, the sessions that are in an earlier slot."""
         while due:

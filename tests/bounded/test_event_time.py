@@ -52,7 +52,7 @@ def assert_judged(report: AuditReport, checkpoints: int) -> None:
 
 
 @pytest.mark.exhaustive(but=["hopping"])
-@pytest.mark.parametrize("window", ["hopping", "session"])
+@pytest.mark.parametrize("window", ["hopping", "session", "revised"])
 def test_intervals_of_a_run_with_kills_are_computed_again(
     window: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
 ) -> None:
@@ -87,7 +87,10 @@ def test_intervals_between_unaligned_checkpoints_are_computed_again(
 
 
 @pytest.mark.exhaustive(but=["tumbling-timed-fired"])
-@pytest.mark.parametrize(("window", "killed_at"), [("tumbling", "timed-fired"), ("session", "unit-computed")])
+@pytest.mark.parametrize(
+    ("window", "killed_at"),
+    [("tumbling", "timed-fired"), ("session", "unit-computed"), ("revised", "coordinator-decided")],
+)
 def test_backfill_run_and_catch_up_give_together_what_sql_says(
     window: str, killed_at: str, run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -199,14 +199,14 @@ def in_windows(join: WindowJoin, records: Sequence[Arrived]) -> tuple[list[Any],
     places = {one.offset: (one.time, one.offset) for one in records}
     groups, late = windowed(join.window, [Clicked(one.offset, one.key, one.time, one.floor) for one in records])
     results = list[Any]()
-    for key, start, end, ids in sorted(groups, key=lambda of: (of[2], _group(of[0]), of[0])):
+    for time, _, key, start, _, ids in sorted(groups, key=lambda of: (of[0], _group(of[2]), of[2])):
         lefts, rights = (
             sorted({one.offset for one in records if one.side == side}.intersection(ids), key=places.__getitem__)
             for side in "lr"
         )
         alone = [None] if join.how in ("right", "full") else [], [None] if join.how in ("left", "full") else []
         name = f"{key} {start / 1000:.3f}"
-        results += [(name, left, right, end - 1) for left in lefts or alone[0] for right in rights or alone[1]]
+        results += [(name, left, right, time) for left in lefts or alone[0] for right in rights or alone[1]]
     return results, sorted(late.elements())
 
 

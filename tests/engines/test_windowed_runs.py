@@ -21,14 +21,14 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 pytestmark = pytest.mark.broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics"]
+WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics", "revised", "processed"]
 
 
 def clicks_of(job_of: Callable[..., Job], window: str, *arguments: str) -> Clicks:
     return Clicks(job_of("window_pipelines:windowed", "--param", f"window={window}", *arguments), window)
 
 
-@pytest.mark.exhaustive(but=["tumbling", "session"])
+@pytest.mark.exhaustive(but=["tumbling", "session", "revised"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_results_are_those_of_sql_over_the_topic(window: str, job_of: Callable[..., Job]) -> None:
     clicks = clicks_of(job_of, window)
@@ -60,6 +60,26 @@ def test_kills_and_other_parallelism_make_no_difference(
         assert (tmp_path / "fired" / name).exists()
     clicks.end()
     clicks.job.finish("--parallelism", "2")
+    clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+def test_a_table_by_key_and_start_ends_with_the_last_result_of_each_window(
+    job_of: Callable[..., Job], database_server: Callable[[str], Any], failpoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    server = database_server("postgres")
+    monkeypatch.setenv("WINDOWS_DSN", server.dsn("postgres"))
+    clicks = clicks_of(job_of, "revised", "--param", "table=window_rows")
+    for name in ("timed-fired", "store-committing"):
+        clicks.feed(300)
+        clicks.job.start("--until", "latest", "--parallelism", "2", env=failpoint(name)).wait()
+        assert (tmp_path / "fired" / name).exists()
+    clicks.end()
+    clicks.job.finish()
+    rows = server.execute('select "user", (extract(epoch from first) * 1000)::bigint, n, spent, most from window_rows')
+    last = {(user, first): counted for user, first, _, *counted, _ in clicks.by_sql()[0]}
+    assert {(user, first): counted for user, first, *counted in rows} == last
     clicks.assert_as_by_sql()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from exactlyonce.engines.runtime import windows
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
 from exactlyonce.engines.runtime.timed import KeyReader, TimedOperator
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, Windowed, kept_state
+from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, kept_state
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.state_type import StateType
@@ -71,7 +73,7 @@ def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
 
 
 def operator_of(
-    window: Window,
+    window: Window | Revised,
     listen: Callable[[Batch], None],
     late: Callable[[Batch], None],
     watermarks: dict[int, int] | None = None,
@@ -84,7 +86,7 @@ def operator_of(
     )  # fmt: skip
     table = HashMapBackend().timed_table(stored, by_key=isinstance(window, Session))
     clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
-    return OPERATORS[type(window)](
+    return (OPERATORS | REVISING)[type(window)](
         "w",
         table,
         groups,
@@ -97,6 +99,10 @@ def operator_of(
         sides={"late": [late]},
         late_output="late",
     )
+
+
+def as_ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
 
 
 @dataclass
@@ -114,15 +120,15 @@ class Seen:
     def counted(self) -> Counter[Any]:
         """The results, as `expected` gives them."""
         return Counter(
-            (one.key, *(round(at.timestamp() * 1000) for at in (one.start, one.end)), tuple(sorted(one.value)))
-            for one in self.results
+            (time, one.revision, one.key, *map(as_ms, (one.start, one.end)), tuple(sorted(one.value)))
+            for time, one in zip(self.times, self.results, strict=True)
         )
 
     def take_late(self, batch: Batch) -> None:
         self.late += batch.records
 
 
-def play(window: Window, arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> Seen:
+def play(window: Window | Revised, arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> Seen:
     """*arrivals* in batches that end at *cuts*, each followed by its watermark."""
     seen = Seen()
     operator = operator_of(window, seen.take, seen.take_late)
@@ -163,10 +169,12 @@ def advance(operator: TimedOperator[Any], watermark: int, room: int) -> None:
     operator.firings.clear()
 
 
-def expected(window: Window, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
+def expected(window: Window | Revised, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
     """The results, and the late records, by definition."""
     groups: dict[tuple[str, int, int], list[int]] = {}
     late = Counter[Any]()
+    if isinstance(window, Revised):
+        return revisions(window, records)
     if isinstance(window, Session):
         taken = sorted((record for record in records if record.time > record.floor), key=lambda record: record.time)
         late.update(record.id for record in records if record.time <= record.floor)
@@ -186,10 +194,38 @@ def expected(window: Window, records: Sequence[Arrived]) -> tuple[Counter[Any], 
             late.update([] if taking else [record.id])
             for start in taking:
                 groups.setdefault((record.key, start, start + window.size_ms), []).append(record.id)
-    return Counter((*named, tuple(sorted(ids))) for named, ids in groups.items()), late
+    return Counter((named[2] - 1, 0, *named, tuple(sorted(ids))) for named, ids in groups.items()), late
 
 
-WINDOWS = [Tumbling("20ms"), Hopping("40ms", every="20ms"), Hopping("50ms", every="20ms"), Session("15ms")]
+def revisions(revised: Revised, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
+    """Likewise: a window has a result at each moment at which it has more records than before."""
+    window, early, lateness = revised.window, revised.early_ms, revised.lateness_ms
+    every = window.every_ms if isinstance(window, Hopping) else window.size_ms
+    added: dict[tuple[str, int], dict[int, list[int]]] = {}
+    late = Counter[Any]()
+    for record in records:
+        since = max(record.time, record.floor + 1)
+        starts = [s for s in range(record.time - window.size_ms + 1, record.time + 1) if s % every == 0]
+        taking = [start for start in starts if since < start + window.size_ms + lateness]
+        late.update([] if taking else [record.id])
+        for start in taking:
+            last = start + window.size_ms - 1
+            ends = {last, last + lateness}.union(
+                at for at in range(start, last + lateness) if early and not (at + 1) % early
+            )
+            at = since if since > last and not early else min(end for end in ends if end >= since)
+            added.setdefault((record.key, start), {}).setdefault(at, []).append(record.id)
+    results = Counter[Any]()
+    for (key, start), by_time in added.items():
+        for number, time in enumerate(sorted(by_time)):
+            ids = [id for at in by_time if at <= time for id in by_time[at]]
+            results[time, number, key, start, start + window.size_ms, tuple(sorted(ids))] += 1
+    return results, late
+
+
+WINDOWS = [Tumbling("20ms"), Hopping("40ms", every="20ms"), Hopping("50ms", every="20ms"), Session("15ms"),
+           Revised(Tumbling("20ms"), early="6ms"), Revised(Tumbling("20ms"), lateness="15ms"),
+           Revised(Hopping("50ms", every="20ms"), early="7ms", lateness="25ms")]  # fmt: skip
 ARRIVALS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-60, 150)), min_size=1, max_size=40)
 BRIDGE = [(0, "a", 0), (0, "a", 40), (0, "a", 20), (0, "a", 10), (0, "a", 30)]
 """Three sessions of 15 ms that the last two records unite."""
@@ -200,26 +236,27 @@ BRIDGE = [(0, "a", 0), (0, "a", 40), (0, "a", 20), (0, "a", 10), (0, "a", 30)]
 @example(arrivals=BRIDGE, disorder=60, cuts={2}, room=1)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_results_and_late_records_are_a_function_of_times_and_floors(
-    window: Window, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
+    window: Window | Revised, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
 ) -> None:
     seen = play(window, arrivals, disorder, cuts, room)
     results, late = expected(window, [record for record, _ in floors(arrivals, disorder)])
     assert seen.counted() == results
     assert Counter(record.id for record in seen.late) == late
-    assert seen.times == [round(result.end.timestamp() * 1000) - 1 for result in seen.results]
 
 
-def order(result: Windowed[Any, Any]) -> tuple[Any, ...]:
+def order(given: tuple[int, Windowed[Any, Any]]) -> tuple[Any, ...]:
+    time, result = given
     key = canonical_key(result.key)
-    return result.end, key_group(key, MAX_PARALLELISM), key
+    return time, key_group(key, MAX_PARALLELISM), key, result.start
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(window: Window) -> None:
+def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(window: Window | Revised) -> None:
     arrivals = [(0, key, time) for time in (100, 0, 60, 30) for key in "dacb"]
     for room in (1, 3, 100):
         seen = play(window, arrivals, 1_000, [], room)
-        assert seen.results == sorted(seen.results, key=order)
+        given = [*zip(seen.times, seen.results, strict=True)]
+        assert given == sorted(given, key=order)
 
 
 def group_of(key: str) -> int:
@@ -242,7 +279,7 @@ def play_restored(operator: TimedOperator[Any], push: Callable[[Batch], None]) -
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_each_key_group_goes_on_at_its_own_watermark(window: Window) -> None:
+def test_each_key_group_goes_on_at_its_own_watermark(window: Window | Revised) -> None:
     """No window of it is lost, fires again, or takes a record; others are not held back."""
     seen = Seen()
     operator = operator_of(window, seen.take, seen.take_late, WATERMARKS)

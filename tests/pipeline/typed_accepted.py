@@ -13,6 +13,7 @@ from typing_extensions import assert_type
 from exactlyonce import (
     AvroCodec,
     Context,
+    Count,
     Emit,
     Enriched,
     Feedback,
@@ -48,6 +49,10 @@ class Total(msgspec.Struct):
 def add(total: int | None, order: Order) -> tuple[int, Total]:
     total = (total or 0) + order.total
     return total, Total(order.customer, total)
+
+
+def window_total(window: Windowed[str, list[Order]]) -> Iterator[Total]:
+    yield Total(window.key, sum(order.total for order in window.value))
 
 
 def forget(total: int | None, order: Order) -> tuple[int | None, Total | None]:
@@ -102,6 +107,9 @@ assert_type(orders.map(functools.partial(Enrich, "other.db")), Stream[Total])
 assert_type(orders.flat_map(lambda order: [order.id, order.ts], output=int), Stream[int])
 assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words), Stream[str])
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
+windows = by_customer.window(Tumbling("1h"))
+assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
+assert_type(windows.process("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
 assert_type(by_customer.stateful_map("c", Remember), Stream[int])
