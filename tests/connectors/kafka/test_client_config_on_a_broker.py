@@ -105,8 +105,9 @@ def both_reach(config: ClientConfig) -> str:
         transactions.close()
 
 
-@pytest.mark.parametrize("listener", ["SASL", "SASLTLS"])
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(
+    ("listener", "mechanism"), [("SASL", "PLAIN"), ("SASL", "SCRAM-SHA-256"), ("SASLTLS", "SCRAM-SHA-512")]
+)
 def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config(listener, sasl_mechanism=mechanism, sasl_username="alice", sasl_password=CANARY)

@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 from kafka.protocol.metadata import MetadataRequest
 from waiting import until
 
@@ -109,11 +108,6 @@ class TestNobodyThere:
 
 
 class TestMemory:
-    def test_without_memory_there_is_one_attempt(self) -> None:
-        attempt = Mock(side_effect=[TopicError("gone")])
-        with pytest.raises(TopicError, match="gone"):
-            wire_at("127.0.0.1:1").remembering(attempt)
-
     @pytest.mark.parametrize("stale", [Again("it moved"), TopicError("unknown there"), BrokerRefused("no leader")])
     def test_what_fails_by_memory_is_tried_without(self, stale: Exception) -> None:
         """A remembered broker's refusal proves nothing: all is forgotten, and the second answer counts."""
@@ -129,13 +123,6 @@ class TestMemory:
             return outcome
 
         assert wire.remembering(attempt) == 7
-
-    def test_a_client_that_failed_takes_its_memory_along(self, nobody: str) -> None:
-        wire = wire_at(nobody, timeout_ms=10)
-        wire.places.nodes = frozenset({1})
-        with pytest.raises(NoAnswer):
-            wire.metadata()
-        assert not wire.places
 
 
 class TestABroker:
@@ -161,27 +148,6 @@ class TestABroker:
             wire.close()
         gc.collect()
         await_nothing_left(before)
-
-    def test_a_connection_that_a_quota_has_muted_is_replaced(self, kafka: Any, topic_name: str) -> None:
-        """A request after a throttled answer is asked of a new connection; it was said to have no answer."""
-        wire = wire_at(kafka.bootstrap_servers, LONG_MS, client_id=topic_name)
-        self.allow(wire, topic_name, request_percentage=0.001)
-        try:
-            until(lambda: wire.metadata().throttle_time_ms, pause_s=0)
-            assert wire.metadata().brokers
-        finally:
-            self.allow(wire, topic_name, request_percentage=None)
-            wire.close()
-
-    @staticmethod
-    def allow(wire: Wire, client_id: str, *, request_percentage: float | None) -> None:
-        """None: as much as it likes."""
-        entry = AlterClientQuotasRequest.EntryData
-        entity = [entry.EntityData(entity_type="client-id", entity_name=client_id)]
-        removed, value = request_percentage is None, request_percentage or 0.0
-        change = entry.OpData(key="request_percentage", value=value, remove=removed)
-        answer = wire.ask(AlterClientQuotasRequest(entries=[entry(entity=entity, ops=[change])], validate_only=False))
-        assert [each.error_code for each in answer.entries] == [0]
 
     def test_a_failed_client_is_thrown_away(self, kafka: Any) -> None:
         wire = wire_at(kafka.bootstrap_servers, LONG_MS)

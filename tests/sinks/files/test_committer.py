@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import decode_staged
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
@@ -25,14 +23,6 @@ def test_an_entry_lists_the_files_of_its_committable(target, totals) -> None:
         "pipeline": "totals", "sink": "out", "subtask": 0, "checkpoint": 3, "incarnation": 4, "rows": 2,
         "files": [{"path": path.name, "rows": 2, "size": path.stat().st_size, "sha256": sha256}],
     }  # fmt: skip
-
-
-def test_the_fence_is_one_file(target) -> None:
-    for incarnation in range(1, 20):
-        target.led(incarnation)
-    with pytest.raises(Fenced, match=r"sink 'out' of pipeline 'totals' has incarnation 19: .* over from incarnation 1"):
-        target.led(1)
-    assert os.listdir(target.root / "fence") == ["19"]
 
 
 # --- what is not as it was --------------------------------------------------------------------------------------------
@@ -63,37 +53,6 @@ def test_renaming_never_overwrites(tmp_path, content) -> None:
     assert [(tmp_path / name).read_text() for name in ("old", "new")] == ["old", content]
 
 
-@pytest.mark.usefixtures("renaming")
-def test_a_half_published_committable_is_finished(make_target, totals, stage, monkeypatch) -> None:
-    target = make_target(roll_bytes=1 << 10)
-    target.led()
-    opened = target.open()
-    for cents in range(10):
-        opened.writer.write(opened.encoder.encode([*totals(cents), *([totals(-1)[0]] * 60)]))
-    committable = stage(opened, 1, totals(10)).staged.committable
-    renames = _dying_after(monkeypatch, 4)
-    with pytest.raises(KeyboardInterrupt):
-        target.committer().commit([committable], 1, ORIGIN)
-    assert len(target.published()) == 4
-    monkeypatch.setattr(folders, "rename_new", renames)
-    assert target.led(2).commit([committable], 2, ORIGIN) is True
-    assert [each for each in target.cents() if each >= 0] == list(range(11))
-
-
-def _dying_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[Path, Path], None]:
-    """The function that renames, which from now on dies after so many."""
-    whole, left = folders.rename_new, [count]
-
-    def rename(old: Path, new: Path) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        whole(old, new)
-
-    monkeypatch.setattr(folders, "rename_new", rename)
-    return whole
-
-
 def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals, stage) -> None:
     target = make_target(roll_bytes=1 << 10)
     committer = target.led()
@@ -111,16 +70,6 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
     assert target.published() == []
     gone.write_bytes(content)
     assert committer.commit([committable], 1, ORIGIN) is True
-
-
-def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
-    committer = target.led()
-    committable = target.staged(1, totals(1, 2))
-    (path,) = target.root.glob("staged/*/1.jsonl")
-    os.truncate(path, 5)
-    with pytest.raises(StoreError, match=rf"{path} has 5 bytes, and 5\d were written"):
-        committer.commit([committable], 1, ORIGIN)
-    assert target.published() == []
 
 
 def test_a_list_that_is_gone_or_changed_is_an_error(target, totals) -> None:
@@ -171,15 +120,6 @@ def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(targ
     assert target.published() == []
 
 
-def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals) -> None:
-    target = make_target(partition_by=("customer",))
-    committer = target.led()
-    committable = target.staged(1, totals(1))
-    (target.folder / "customer=ann").write_text("")
-    with pytest.raises(StoreError, match=r"customer=ann cannot be made, for a file is where a folder is needed"):
-        committer.commit([committable], 1, ORIGIN)
-
-
 # --- cleaning ---------------------------------------------------------------------------------------------------------
 
 
@@ -205,30 +145,3 @@ def test_cleaning_keeps_what_is_of_this_attempt_and_of_newer_ones(target, totals
     (target.root / "staged" / "notes").mkdir()
     committer.clean(3, 2)
     assert [name.rpartition("-")[0] for name in target.waiting()] == ["3-2-0", "4-1-0", ""]
-
-
-def test_cleaning_removes_entries_that_were_being_written(target) -> None:
-    committer = target.led(3)
-    for name in ("2-0-7-abc", "3-0-7-abc"):
-        (target.root / "temporary" / name).touch()
-    committer.clean(3, 1)
-    assert os.listdir(target.root / "temporary") == ["3-0-7-abc"]
-
-
-def test_a_zombie_writer_adds_to_a_folder_that_is_being_removed(target, totals, monkeypatch) -> None:
-    target.led(1)
-    target.staged(1, totals(1))
-    (name,) = target.waiting()
-    unlink = os.unlink
-
-    def unlink_and_add(path) -> None:
-        unlink(path)
-        (target.root / "staged" / name / "late").touch()
-
-    monkeypatch.setattr(os, "unlink", unlink_and_add)
-    committer = target.committer()
-    committer.clean(2, 1)
-    assert target.waiting() == [name]
-    monkeypatch.undo()
-    committer.clean(2, 1)
-    assert target.waiting() == []

@@ -55,16 +55,15 @@ class DeltaInS3(Hands):
         return rows
 
 
-@pytest.mark.parametrize("right", EACH)
 @pytest.mark.parametrize("kind", [IcebergInS3, DeltaInS3])
-def test_a_right_that_is_refused(kind: type[Hands], right: str, s3: Any, s3_user: Any, tmp_path: Path) -> None:
+def test_a_right_that_is_refused(kind: type[Hands], s3: Any, s3_user: Any, tmp_path: Path) -> None:
     lake = kind(tmp_path)
     address = f"{s3.url}/lake-{secrets.token_hex(4)}"
     lake.options = {"warehouse": address, "s3.endpoint": s3.env["AWS_ENDPOINT_URL"]}
     with s3_user(*EACH):
         committer = lake.led()
         staged = lake.staged(totals(1, 2), 1)
-    with s3_user(*(other for other in EACH if other != right)):
+    with s3_user(*(other for other in EACH if other != "s3:PutObject")):
         with pytest.raises(StoreError, match=rf"refuses: .*{BUCKET}.* Give this user the right .* in S3 {RIGHTS}\.$"):
             lake.committer().check()
         with suppress(StoreError, StoreUnavailable):

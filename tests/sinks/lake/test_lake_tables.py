@@ -46,17 +46,6 @@ def test_large_intervals_make_several_files(lake: Hands) -> None:
     assert [cents for _, cents in lake.rows()] == list(range(5_000))
 
 
-def test_two_pipelines_share_a_table(lake: Hands) -> None:
-    """A look shows each its own ledger."""
-    lake.create(TOTALS)
-    commit(lake.led(), lake.staged(totals(1), 3))
-    other = lake.committer("more")
-    other.fence(1, "topic-9")
-    mine, others = lake.committer().look(), other.look()
-    assert (mine.ledger, mine.origin, mine.problem) == ({0: 3}, ORIGIN, "")
-    assert (others.ledger, others.origin) == ({}, "topic-9")
-
-
 class Part(msgspec.Struct):
     id: int
     at: datetime
@@ -171,11 +160,9 @@ def test_an_unknown_outcome(lake: Hands, monkeypatch: pytest.MonkeyPatch) -> Non
     assert lake.rows() == [("ann", 1)]
 
 
-@each_mode
-def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its list of files cannot be removed: with --accept-loss a later sweep would take the files for left over."""
     lake.create(TOTALS)
-    lake.options |= MODES[mode]
     committer, staged = lake.led(), lake.staged(totals(1), 1)
 
     def refused(*_: Any) -> None:
@@ -192,8 +179,7 @@ def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: py
 # --- staged files -----------------------------------------------------------------------------------------------------
 
 
-@each_mode
-@pytest.mark.parametrize("damage", ["removed", "cut short"])
+@pytest.mark.parametrize(("mode", "damage"), [("append", "removed"), ("upsert", "cut short")])
 def test_a_staged_file_that_is_damaged_halts(lake: Hands, mode: str, damage: str) -> None:
     """Nothing is committed, and the message names the file; put back, it is committed."""
     lake.create(TOTALS)
@@ -216,11 +202,9 @@ def test_a_staged_file_that_is_damaged_halts(lake: Hands, mode: str, damage: str
     assert lake.rows() == [("ann", 1)]
 
 
-@each_mode
-def test_a_disk_that_is_not_mounted_at_a_barrier(lake: Hands, mode: str) -> None:
+def test_a_disk_that_is_not_mounted_at_a_barrier(lake: Hands) -> None:
     """Files below the empty mount point would be gone once it is back."""
     lake.create(TOTALS)
-    lake.options |= MODES[mode]
     committer = lake.led()
     assert commit(committer, lake.staged_while_away(totals(1), 1, lake.folder))
     assert lake.rows() == [("ann", 1)]
