@@ -16,10 +16,9 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.ending.waiting import WaitingOutput, find_transactions, open_ids
+from exactlyonce.engines.ending.waiting import TRANSACTION, WaitingLook, WaitingOutput
 from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
-from exactlyonce.engines.local.monitoring.page import SAMPLES, drawn
+from exactlyonce.engines.local.monitoring.page import NOTES, SAMPLES, drawn
 from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration
@@ -55,13 +54,13 @@ class Watch:
         """The sinks of dead letters."""
         self._log = LogFollower(config, pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
-        self._transactions = Transactions(config, timeout_ms=TIMEOUT_MS)
+        self._waiting = WaitingLook(config, pipeline, TIMEOUT_MS)
         self._seen: dict[int, CheckpointView] = {}
         """The last `CHECKPOINTS`, also expired ones. Replaced whole, for any thread may ask for details."""
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
 
     def close(self) -> None:
-        for client in (self._log, self._topics, self._transactions):
+        for client in (self._log, self._topics, self._waiting):
             client.close()
 
     def look(self, now_ms: int) -> dict[str, Any]:
@@ -69,17 +68,17 @@ class Watch:
         try:
             history, problem = self._log.look(), ""
             history.halt_if_damaged()
-            waiting = self._waiting(history)
+            waiting = self._waiting.look(history)
             partitions = [*self._partitions(history.latest)]
         except ExactlyOnceError as error:
             history, problem, waiting, partitions = History(self._pipeline), str(error), [], []
-        retained = {each.checkpoint: CheckpointView(each, history.finalized.get(each.checkpoint))
-                    for each in history.retained[-CHECKPOINTS:]}  # fmt: skip
-        self._seen = dict(sorted({**self._seen, **retained}.items())[-CHECKPOINTS:])
+        views = {**self._seen, **dict(self._retained(history))}
+        self._seen = dict(sorted(views.items())[-CHECKPOINTS:])
         seen = [*self._seen.values()]
         state, verdict = self._verdict(history, seen, problem, now_ms)
         lags = [each.lag for each in partitions if each.lag is not None]
-        figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": len(waiting)}
+        open_transactions = sum(output.kind == TRANSACTION for output in waiting)
+        figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": open_transactions}
         if self._letters:
             counts = [_records_by_sink(each.manifest) for each in seen]
             figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)
@@ -93,34 +92,42 @@ class Watch:
             "incarnation": newest.incarnation if newest else 0, "restarts": 0,
             "figures": figures, "samples": list(self._samples), "workers": [],
             "graph": self._nodes(history.latest.parallelism if history.latest else 1),
-            "checkpoints": [_bar(each) for each in seen],
+            "checkpoints": [bar for each in seen for bar in _bars(each)][-CHECKPOINTS:],
             "partitions": [each._asdict() for each in partitions],
             "watermarks": [
                 {"id": each.source, "at_ms": each.at_ms, "held_back_by": each.held_back_by, "late": None}
                 for each in source_watermarks(history.latest)
             ] if history.latest else [],
             "savepoints": [_savepoint(each) for each in reversed(history.savepoints.values())],
-            "transactions": [_transaction(each, now_ms) for each in waiting],
-            "notes": [*_story(history)],
+            "transactions": [output.figures(now_ms) for output in waiting],
+            "notes": [*_story(history)][:NOTES],
         }  # fmt: skip
+
+    def has_news(self) -> bool:
+        """Whether there is a decision that `look` has not seen."""
+        return self._log.has_news()
 
     def checkpoint(self, number: int) -> dict[str, Any] | None:
         """The details of one checkpoint, in the form of the page; None: it is not known."""
         if (known := self._seen.get(number)) is None:
-            return None
+            bars = (bar for view in self._seen.values() for bar in _bars(view))
+            return next((_opened(bar) for bar in bars if bar["id"] == number), None)
         manifest = known.manifest
         return {
-            "id": number, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
-            "finalized_ms": known.finalized.at_ms if known.finalized else 0,
-            "event": _bar(known), "notes": [],
+            **_bar(known), **known.phases, "missing": [], "notes": [],
             "parts": [
                 *((snapshot.operator, "state", snapshot.state_bytes) for snapshot in manifest.operators),
                 *((sink, "records", count) for sink, count in _records_by_sink(manifest).items()),
             ],
         }  # fmt: skip
 
-    def _waiting(self, history: History) -> list[WaitingOutput]:
-        return find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
+    def _retained(self, history: History) -> Iterator[tuple[int, CheckpointView]]:
+        """The last `CHECKPOINTS` of *history*; one that has not changed is the one that was seen before."""
+        for manifest in history.retained[-CHECKPOINTS:]:
+            number, before = manifest.checkpoint, self._seen.get(manifest.checkpoint)
+            mark = history.finalized.get(number)
+            same = before is not None and before.manifest is manifest and before.finalized is mark
+            yield number, before if before is not None and same else CheckpointView(manifest, mark)
 
     def _partitions(self, manifest: Manifest | None) -> Iterator[PartitionView]:
         offsets = () if manifest is None else manifest.in_cluster
@@ -206,25 +213,35 @@ def _records_by_sink(manifest: Manifest) -> dict[str, int]:
     return counts
 
 
+def _bars(view: CheckpointView) -> list[dict[str, Any]]:
+    """A checkpoint, after those that were aborted before it."""
+    aborted = [
+        {
+            "id": each["checkpoint"], "triggered_ms": each["triggered_at_ms"], "outcome": "aborted",
+            "duration_ms": each["lasted_ms"], "reason": each["reason"],
+        }
+        for each in view.phases["aborted"]
+    ]  # fmt: skip
+    return [*aborted, _bar(view)]
+
+
+def _opened(bar: Mapping[str, Any]) -> dict[str, Any]:
+    """The details of an aborted checkpoint."""
+    return {**bar, "subtasks": [], "missing": [], "notes": [bar["reason"]]}
+
+
 def _bar(view: CheckpointView) -> dict[str, Any]:
     manifest = view.manifest
     return {
         "id": manifest.checkpoint, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
         "kind": manifest.kind, "duration_ms": view.duration_ms, "bytes": manifest.written_bytes,
         "state_bytes": manifest.state_bytes, "records_committed": manifest.records_committed,
+        "slowest": view.phases["slowest"],
     }  # fmt: skip
 
 
 def _savepoint(manifest: Manifest) -> dict[str, Any]:
     return {"id": manifest.checkpoint, "at_ms": manifest.completed_at_ms, "state_bytes": manifest.state_bytes}
-
-
-def _transaction(waiting: WaitingOutput, now_ms: int) -> dict[str, Any]:
-    topics = sorted({place.topic for place in waiting.places})
-    return {
-        "name": waiting.name, "state": waiting.state, "decided_in": waiting.decided_in,
-        "open_ms": waiting.open_ms(now_ms), "left_ms": waiting.left_ms(now_ms), "topics": topics,
-    }  # fmt: skip
 
 
 def _story(history: History) -> Iterator[tuple[int, str]]:

@@ -37,8 +37,13 @@ committed. Finalized: all of them are committed. Damaged: it cannot be restored.
 draws durations, the lag at each trigger, and starts, also of expired checkpoints that the
 log still has. A running pipeline is not disturbed.
 
+With CHECKPOINT its subtasks are listed, the slowest first, with the time that each spent
+in its phases: waiting for the first barrier, aligning, writing its snapshot, capturing
+in-flight records, flushing or staging its output. - means that it is not known.
+
 examples:
   exactlyonce checkpoints order-totals
+  exactlyonce checkpoints order-totals 41
   exactlyonce checkpoints orders:pipeline --bootstrap-servers 127.0.0.1:9092
   exactlyonce checkpoints order-totals --json --last 1
   exactlyonce checkpoints order-totals --plot order-totals.svg
@@ -46,11 +51,18 @@ examples:
 LAST = 60
 """The most checkpoints, unless told: an index of each is read."""
 _COLUMNS = (">id", "kind", "state", "completed", ">took", ">written", ">state size")
+_PHASES = ("acknowledged_ms", "waiting_ms", "aligning_ms", "snapshot_ms", "capture_ms", "flush_ms")
+_SUBTASK_COLUMNS = (
+    *("subtask", ">took", ">waiting", ">aligning", ">snapshot", ">capture", ">flush"),
+    *(">state", ">written", ">in flight"),
+)
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
+    usage = "PIPELINE [CHECKPOINT] [options]"
+    parser = add_command(commands, "checkpoints", usage, "list checkpoints", _EXAMPLES, checkpoints)
     add_pipeline_name(parser)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?", type=int, help="the number of one: its subtasks")
     parser.add_argument("--last", metavar="N", type=at_least_one, default=LAST, help=f"the last N (default: {LAST})")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="as one JSON document")
@@ -65,11 +77,14 @@ def checkpoints(args: argparse.Namespace) -> int:
     if args.plot is not None:
         return _plotted(args)
     config = client(args)
-    view = views.checkpoints(config, pipeline_name(args), args.last)
+    view = views.checkpoints(config, pipeline_name(args), args.last, args.checkpoint)
+    opened = None if args.checkpoint is None else view.one(args.checkpoint)
     if args.json:
-        print(text.document(as_json(view)))
-    else:
+        print(text.document(as_json(view) if opened is None else checkpoint_as_json(opened) | opened.phases))
+    elif opened is None:
         print(*as_text(view, config.bootstrap_servers, text.terminal_width()), sep="\n")
+    else:
+        print(*opened_as_text(opened, text.terminal_width()), sep="\n")
     return 0
 
 
@@ -153,6 +168,31 @@ def as_text(view: CheckpointsView, bootstrap_servers: str, width: int) -> Iterat
     for checkpoint, row in zip(listed, rows, strict=True):
         yield row
         yield from _details(checkpoint, indent, width)
+
+
+def opened_as_text(checkpoint: CheckpointView, width: int) -> Iterator[str]:
+    """One checkpoint with its subtasks, for people."""
+    header, row = text.table(_COLUMNS, [_row(checkpoint)])
+    yield from (header, row)
+    yield from _details(checkpoint, " " * header.index(_COLUMNS[1]), width)
+    begun_ms, phases = checkpoint.manifest.triggered_at_ms, checkpoint.phases
+    for name in ("decided", "committed"):
+        if (at_ms := phases[f"{name}_at_ms"]) is not None:
+            yield f"{name} {shown_duration(max(0, at_ms - begun_ms))} after its trigger"
+    if phases["slowest"]:
+        yield text.wrapped(f"slowest: {phases['slowest']}", width)
+    if phases["subtasks"]:
+        yield from ("", *text.table(_SUBTASK_COLUMNS, [*map(_subtask_row, phases["subtasks"])]))
+    for aborted in phases["aborted"]:
+        why = f"{aborted['reason']}, after {shown_duration(aborted['lasted_ms'])}"
+        yield text.wrapped(f"aborted before it: checkpoint {aborted['checkpoint']}: {why}", width)
+
+
+def _subtask_row(figures: dict[str, Any]) -> text.Row:
+    times = ("-" if figures[name] is None else shown_duration(figures[name]) for name in _PHASES)
+    in_flight = f"{figures['records_in_flight']:,}" if figures["records_in_flight"] else ""
+    sizes = (shown_bytes(figures[name]) for name in ("state_bytes", "written_bytes"))
+    return (f"{figures['task']}[{figures['subtask']}]", *times, *sizes, in_flight)
 
 
 def _row(checkpoint: CheckpointView) -> text.Row:

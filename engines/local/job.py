@@ -301,7 +301,7 @@ class Job:
     def _perform(self, effect: events.Effect) -> None:
         match effect:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
-                self.report.step("triggered", checkpoint=checkpoint)
+                self.report.triggered(checkpoint)
                 drains = final and self.options.drain and self._attempt.finished == self._sources
                 for worker in self.host.workers:
                     added = {
@@ -359,7 +359,7 @@ class Job:
 
     def _decided(self, plan: events.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
-            self.report.completed(plan, verdict.manifest, self.host.clock.monotonic_ms())
+            self.report.completed(plan, verdict, self.host.clock.monotonic_ms())
         self._feed(events.Concluded(plan.checkpoint, verdict))
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class Job:
             case msg.Acknowledge(ack):
                 self.leader.acknowledged(ack)
                 self._lead(self.leader.count_acknowledged())
-                self.report.acknowledged(message)
+                self.report.acknowledged(ack)
                 self._feed(events.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):
                 self._attempt.finished.add((task, subtask))

@@ -117,8 +117,6 @@ class Acknowledge(msgspec.Struct, tag=True):
     """Worker to coordinator: a subtask's snapshot is durable."""
 
     ack: Ack
-    sync_ms: float
-    async_ms: float
 
 
 class SourceFinished(msgspec.Struct, tag=True):

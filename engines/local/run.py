@@ -25,6 +25,7 @@ from exactlyonce.engines.local.monitoring.metrics import Metrics
 from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Paths, serving
 from exactlyonce.engines.local.monitoring.traces import exporting
+from exactlyonce.engines.local.monitoring.waiting import WaitingNow
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
@@ -137,15 +138,18 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
     probes: Paths = {"/live": health.answer_live, "/ready": health.answer_ready}
     reporters: list[Reporter] = [reporter, health]
     served: dict[str, Paths] = {}
+    stack = ExitStack()
     if options.metrics:
         metrics = Metrics(physical.graph.pipeline_id)
         reporters.append(metrics)
         served[options.metrics] = {"/metrics": metrics.answer, **probes}
     if options.ui:
-        page = Page(physical, health, SystemClock())
+        waiting = WaitingNow(options.client, physical.graph.pipeline_id, SystemClock())
+        stack.callback(waiting.close)
+        page = Page(physical, health, SystemClock(), waiting.figures)
         reporters.append(page)
         served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
-    with ExitStack() as stack:
+    with stack:
         if options.traces:
             reporters.append(stack.enter_context(exporting(physical.graph.pipeline_id, options.traces)))
         for address, paths in served.items():

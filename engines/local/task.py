@@ -33,7 +33,7 @@ from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.cut import Cut
+from exactlyonce.engines.runtime.cut import Cut, Stopwatch
 from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
@@ -70,15 +70,15 @@ class Snapshots:
     def busy(self) -> bool:
         return bool(self._under_way)
 
-    def begin(self, checkpoint: int, cut: Cut, began_s: float) -> None:
-        """Write *cut*, whose synchronous part began at *began_s* and is over."""
+    def begin(self, checkpoint: int, cut: Cut, stopwatch: Stopwatch) -> None:
+        """Write *cut*, whose synchronous part is over."""
         self.capturing += bool(cut.captures)
-        self._under_way.append(self._write(checkpoint, cut, began_s, self._monotonic_s() - began_s))
+        self._under_way.append(self._write(checkpoint, cut, stopwatch))
 
-    def _write(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
-        ack = yield from cut.acknowledge(self._operators.blocks(self._blocks, checkpoint))
+    def _write(self, checkpoint: int, cut: Cut, stopwatch: Stopwatch) -> Iterator[bool]:
+        ack = yield from cut.acknowledge(self._operators.blocks(self._blocks, checkpoint), stopwatch)
         self.capturing -= bool(cut.captures)
-        self._acknowledge(Acknowledge(ack, sync_s * 1000, (self._monotonic_s() - began_s) * 1000))
+        self._acknowledge(Acknowledge(ack))
         hit("worker-acknowledged")
 
     def advance(self, budget_s: float) -> bool:
@@ -132,6 +132,8 @@ class Subtask:
         """The last checkpoint of the run: nothing is taken after it."""
         self._due: deque[Due] = deque()
         """Checkpoints without a snapshot, oldest first."""
+        self._barrier_s: dict[int, float] = {}
+        """When the first barrier of each checkpoint came that has no snapshot yet."""
         self.fetching = False
         """Whether the last `advance` read stored state that no record had asked for."""
 
@@ -260,6 +262,8 @@ class Subtask:
     def _barrier(self, source: Input, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
+        if frame.checkpoint > self.alignment.checkpoint_latest:
+            self._barrier_s.setdefault(frame.checkpoint, self.monotonic_s())
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
             hit("worker-aligned")
             self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
@@ -303,7 +307,8 @@ class Subtask:
         """Take the synchronous part, and begin to write the rest."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
-        began_s = self.monotonic_s()
+        stopwatch = Stopwatch(self.monotonic_s, self._barrier_s.pop(frame.checkpoint, self.monotonic_s()))
+        stopwatch.next_phase()
         offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
         left = self.restored.left() if self.restored is not None else []
         cut = self.operators.cut(
@@ -322,7 +327,8 @@ class Subtask:
         if self.restored is not None:
             self.restored.trust()
         hit("worker-frozen")
-        self.snapshots.begin(frame.checkpoint, cut, began_s)
+        stopwatch.next_phase()
+        self.snapshots.begin(frame.checkpoint, cut, stopwatch)
 
     def advance(self, budget_s: float) -> bool:
         """Read restored state for about `FETCH_BUDGET_S`, then write snapshots for about *budget_s*; True if anything

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.cli.commands.checkpoints import as_json, as_text
+from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, CheckpointStats, SubtaskStats
+from exactlyonce.cli.commands.checkpoints import as_json, as_text, opened_as_text
 from exactlyonce.engines.spark.sink.position import Position, Tally
 from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView, lags, recorded
 from tests.cli.conftest import Orders
@@ -198,3 +200,38 @@ def test_a_plot_has_lag_starts_and_expired_checkpoints(orders: Orders) -> None:
         msgspec.structs.replace(newest, checkpoint=n, offsets=unread, triggered_at_ms=at) for n, at in moments.items()
     ]
     assert lags(orders.config, [newest, *early]) == {newest.checkpoint: 0, 1: 700, 2: 0}
+
+
+def test_why_one_took_so_long(history: History) -> None:
+    """Its subtasks, the slowest first; "-" where a mark does not tell."""
+    times = {"waiting_ms": 70_000, "aligning_ms": 2_000, "snapshot_ms": 30, "capture_ms": 0, "flush_ms": 4}
+    slow = SubtaskStats(task="totals", subtask=1, **times, state_bytes=2_000, records_in_flight=5)
+    aborted = AbortedCheckpoint(40, 60_500, 60_000, "it was late")
+    stats = CheckpointStats(41, (SubtaskStats(task="totals", subtask=0), slow), (aborted,))
+    mark = msgspec.structs.replace(history.finalized[41], decided_at_ms=1_000_150, stats=encode(stats))
+    view = CheckpointView(history.manifests[41], mark)
+    lines = [" ".join(line.split()) for line in opened_as_text(view, 120)]
+    assert lines[-7:] == [
+        "committed 200 ms after its trigger",
+        "slowest: totals[1] took 1m 12s, 1m 10s of it waiting for its barrier", "",
+        "subtask took waiting aligning snapshot capture flush state written in flight",
+        "totals[1] 1m 12s 1m 10s 2.0 s 30 ms 0 ms 4 ms 2.0 kB 0 B 5", "totals[0] - - - - - - 0 B 0 B",
+        "aborted before it: checkpoint 40: it was late, after 1m 00s",
+    ]  # fmt: skip
+    assert view.phases["subtasks"][0]["acknowledged_ms"] == 72_034
+    assert view.phases["aborted"][0]["triggered_at_ms"] == 1_000_000 - 60_500
+    for older in (history.finalized[41], msgspec.structs.replace(mark, stats=b"damaged")):
+        assert CheckpointView(history.manifests[41], older).phases["subtasks"] == []
+
+
+def test_the_subtasks_of_a_run(orders: Orders) -> None:
+    orders.ran()
+    number = orders.command.done("checkpoints", orders.name, "--json").json["checkpoints"][-1]["checkpoint"]
+    found = orders.command.done("checkpoints", orders.name, str(number), "--json").json
+    assert found["triggered_at_ms"] <= found["decided_at_ms"] <= found["committed_at_ms"]
+    assert [(each["task"], each["subtask"]) for each in found["subtasks"]] == [("orders", 0)]
+    assert sum(each["state_bytes"] for each in found["subtasks"]) == found["state_bytes"]
+    latest_ms = found["decided_at_ms"] - found["triggered_at_ms"]
+    assert all(0 <= each["acknowledged_ms"] <= latest_ms for each in found["subtasks"])
+    assert "subtask" in orders.command.done("checkpoints", orders.name, str(number)).out
+    orders.command.refused("has no checkpoint 999, or keeps it no longer", "checkpoints", orders.name, "999")

@@ -117,7 +117,7 @@ def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]])
         assert any("restarting" in text for _, text in page["notes"])
         complete = [each["id"] for each in page["checkpoints"] if each["outcome"] == "completed"]
         checkpoint = json.loads(asked(address, f"checkpoint.json?id={complete[-1]}")[1])
-        tasks = {(task, subtask) for task, subtask, *_ in checkpoint["acknowledged"]}
+        tasks = {(each["task"], each["subtask"]) for each in checkpoint["subtasks"]}
         assert tasks == {(task, subtask) for task in ("orders", "totals") for subtask in (0, 1)}
         assert "<title>" in asked(address, "")[1]
         process.send_signal(signal.SIGTERM)

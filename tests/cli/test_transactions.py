@@ -134,7 +134,7 @@ def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
     name = listed["name"]
     (described,) = shown(orders, "describe", name)
     assert (described["decided_in"], described["records"], described["checkpoint"]) == (None, 700, None)
-    assert sum(each["count"] for each in described["written"]) == 700
+    assert [sum(each[name] for each in described["written"]) for name in ("count", "hidden")] == [700, 700]
     orders.command.refused("No checkpoint has decided", "transactions", "commit", orders.name, name, "--take-over")
     other, more = (open_transaction(orders, name.replace(":0:1.0:", f":{subtask}:1.0:")) for subtask in (1, 2))
     done = shown(orders, "abort", name, "--take-over")

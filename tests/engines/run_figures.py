@@ -6,11 +6,13 @@ from typing import Any
 
 from exactlyonce.engines.local.messages import Progress
 
-CHECKPOINT = {
+CHECKPOINT: dict[str, Any] = {
     "event": "checkpoint", "at_ms": 1_700_000_000_500, "checkpoint": 7, "duration_ms": 300, "sync_ms": 1.5,
     "async_ms": 40.0, "bytes": 900, "state_bytes": 5_000, "committables": 2, "records_committed": 50,
-    "longest_gap_ms": 12.0,
+    "longest_gap_ms": 12.0, "decided_at_ms": 1_700_000_000_300, "committed_at_ms": 1_700_000_000_400,
 }  # fmt: skip
+
+PHASES = ("waiting_ms", "aligning_ms", "snapshot_ms", "capture_ms", "flush_ms")
 
 
 def progress(subtask: int, records_in: int, **others: Any) -> Progress:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_figures import CHECKPOINT, progress
+from run_figures import CHECKPOINT, PHASES, progress
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -42,7 +42,7 @@ class Clock:
 
 @pytest.fixture
 def health() -> Health:
-    return Health(CheckpointSettings())
+    return Health(CheckpointSettings(), lambda: 0.0)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def page(health: Health) -> Page:
     words.key_by(len, id="by-length").reduce("longest", max).sink("out", KafkaSink("out"))
     page = Page(plan(pipeline.build(), 2), health, Clock())
     page.event({"event": "started", "incarnation": 3})
-    page.event({"event": "step", "step": "deployed"})
+    page.event({"event": "step", "step": "deployed", "at_ms": 0})
     page.live({"records_per_s": 100, "lag": 7})
     return page
 
@@ -77,17 +77,20 @@ def detail(page: Page, number: object) -> Any:
 
 def test_checkpoints(page: Page) -> None:
     trigger(page, 1, 2)
-    ack = {"task": "words", "worker": 1, "at_ms": 1_050, "sync_ms": 0.5, "async_ms": 30.0}
-    page.event({"event": "step", "step": "acknowledged", "checkpoint": 1, **ack})
-    page.event({"event": "step", "step": "requests until visible", "checkpoint": 1, "at_ms": 1_200})
+    for worker, took_ms in enumerate((10, 20)):
+        ack = {"task": "words", "worker": worker, "state_bytes": 7, **dict.fromkeys(PHASES, took_ms)}
+        page.event({"event": "step", "step": "acknowledged", "checkpoint": 1, **ack})
     complete(page, 1)
     reason = "checkpoint 2 took longer than 60000 ms; aborted, its output is carried on"
     page.event({"event": "note", "at_ms": 2_500, "text": reason})
     trigger(page, 3)
     assert outcomes(page) == {1: "completed", 2: "aborted", 3: "running"}
-    assert (detail(page, 1)["acknowledged"], detail(page, 1)["visible_ms"]) == ([["words", 1, 1_050, 0.5, 30.0]], 1_200)
-    assert detail(page, 2)["notes"] == [reason]
-    page.event({"event": "step", "step": "deployed"})
+    first = detail(page, 1)
+    assert [(each["subtask"], each["acknowledged_ms"]) for each in first["subtasks"]] == [(1, 100), (0, 50)]
+    assert (first["decided_at_ms"], first["missing"]) == (CHECKPOINT["decided_at_ms"], [])
+    assert (detail(page, 2)["notes"], detail(page, 2)["duration_ms"]) == ([reason], 500)
+    assert detail(page, 3)["missing"] == ["words[0]", "words[1]", "longest[0]", "longest[1]"]
+    page.event({"event": "step", "step": "deployed", "at_ms": 9_000})
     assert outcomes(page)[3] == "aborted", "its workers are gone"
     trigger(page, *range(4, 4 + CHECKPOINTS))
     assert (len(outcomes(page)), min(outcomes(page))) == (CHECKPOINTS, 4)

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from run_figures import CHECKPOINT
+from run_figures import CHECKPOINT, PHASES
 
 from exactlyonce.engines.local.monitoring.traces import Traces
 from exactlyonce.engines.options import collector_at
@@ -37,7 +37,7 @@ def step(traces: Traces, step: str, at_ms: int, **fields: Any) -> None:
 def test_a_completed_checkpoint(traces: Traces, exporter: InMemorySpanExporter) -> None:
     begun_ms, ended_ms = 1_700_000_000_200, 1_700_000_000_500
     step(traces, "triggered", begun_ms, checkpoint=7)
-    ack = {"task": "words", "worker": 1, "sync_ms": 0.5, "async_ms": 30.0}
+    ack = {"task": "words", "worker": 1, **dict.fromkeys(PHASES, 10)}
     step(traces, "acknowledged", begun_ms + 50, checkpoint=7, **ack)
     assert exporter.get_finished_spans() == (), "it is still running"
     traces.event(CHECKPOINT)
@@ -49,8 +49,9 @@ def test_a_completed_checkpoint(traces: Traces, exporter: InMemorySpanExporter) 
     assert (span.attributes["exactlyonce.pipeline"], span.attributes["exactlyonce.checkpoint"]) == ("totals", 7)
     assert span.attributes["exactlyonce.records_committed"] == 50
     assert [(event.name, event.timestamp) for event in span.events] == [
-        ("words[1] acknowledged", (begun_ms + 50) * 1_000_000)
-    ]
+        ("words[1] acknowledged", (begun_ms + 50) * 1_000_000),
+        ("decided", CHECKPOINT["decided_at_ms"] * 1_000_000), ("committed", CHECKPOINT["committed_at_ms"] * 1_000_000),
+    ]  # fmt: skip
 
 
 def test_an_aborted_checkpoint_and_a_restart(traces: Traces, exporter: InMemorySpanExporter) -> None:

@@ -1,6 +1,7 @@
 """A page about a run, for a browser: is it well, what is slow, what happened. It needs nothing from the network.
 
-`page.html` asks for `state.json` twice a second, and for `checkpoint.json?id=N` when a checkpoint is opened.
+`page.html` asks for `state.json?after=VERSION`, which is answered once there is another version, and for
+`checkpoint.json?id=N` when a checkpoint is opened.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.records.stats import slowest, slowest_first
 from exactlyonce.engines.local.messages import Progress, WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
@@ -31,8 +33,28 @@ WINDOW_S = 5.0
 """The time over which rates of operators are taken."""
 RECENT_MS = 120_000
 """A note of the last minutes may be the reason of what is wrong."""
+ANSWER_WITHIN_S = 1.0
+"""A state is given by then, changed or not: ages grow."""
 BUSY_SHARE = 0.8
 """An operator with this share of a worker's time is named."""
+
+
+class Changes:
+    """The version of what a page shows. Any thread may say that it has changed, or wait for that."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.version = 0
+
+    def add(self) -> None:
+        with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    def wait(self, after: int, timeout_s: float) -> None:
+        """Wait until the version is another than *after*."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != after, timeout_s)
 
 
 class WorkerFigures:
@@ -62,16 +84,22 @@ class WorkerFigures:
 class Page(Reporter):
     """Gathers what the page shows. One thread reports, any thread asks."""
 
-    def __init__(self, plan: Plan, health: Health, clock: Clock) -> None:
+    def __init__(
+        self, plan: Plan, health: Health, clock: Clock, waiting: Callable[[], list[dict[str, Any]]] = list
+    ) -> None:
+        """*waiting* gives its waiting output; see `WaitingOutput.figures`."""
+        self._waiting = waiting
         self._pipeline, self._parallelism = plan.graph.pipeline_id, plan.parallelism
         self._health, self._clock = health, clock
         self._graph = list(drawn(plan))
+        self._subtasks = [(task.name, subtask) for task in plan.tasks for subtask in range(plan.parallelism)]
         self._lock = threading.Lock()
         self._state = ""
         self._incarnation = self._restarts = self._deployments = 0
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
         """The wall clock in milliseconds, records a second, lag."""
+        self._changes = Changes()
         self._checkpoints = TriggeredCheckpoints()
         self._workers: dict[int, WorkerFigures] = {}
         self._notes = deque[tuple[int, str]](maxlen=NOTES)
@@ -89,11 +117,13 @@ class Page(Reporter):
                 case "step", "deployed":
                     self._workers.clear()
                     self._deployments += 1
+        self._changes.add()
 
     def live(self, figures: Mapping[str, Any]) -> None:
         with self._lock:
             self._figures = figures
             self._samples.append((self._clock.now_ms(), figures["records_per_s"], figures["lag"]))
+        self._changes.add()
 
     def progress(self, progress: Progress) -> None:
         with self._lock:
@@ -106,15 +136,26 @@ class Page(Reporter):
 
     @property
     def paths(self) -> Paths:
-        return paths_of(self.state, self._checkpoint)
+        return paths_of(self.state, self._checkpoint, self._changes)
 
-    def _checkpoint(self, number: int) -> TriggeredCheckpoint | None:
+    def _checkpoint(self, number: int) -> dict[str, Any] | None:
         with self._lock:
-            return copy.copy(self._checkpoints.by_number.get(number))
+            known = copy.copy(self._checkpoints.by_number.get(number))
+            subtasks = list(known.subtasks) if known is not None else []
+        if known is None:
+            return None
+        acknowledged = {(stats.task, stats.subtask) for stats in subtasks}
+        missing = [f"{task}[{subtask}]" for task, subtask in self._subtasks if (task, subtask) not in acknowledged]
+        return {
+            **_bar(known), "decided_at_ms": known.event.get("decided_at_ms"),
+            "committed_at_ms": known.event.get("committed_at_ms"),
+            "slowest": slowest(subtasks), "subtasks": [stats.figures for stats in slowest_first(subtasks)],
+            "missing": missing if known.outcome != "completed" else [], "notes": list(known.notes),
+        }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """All but the details of checkpoints, for JSON."""
-        verdict = self._health.wellness
+        verdict, waiting = self._health.wellness, self._waiting()
         with self._lock:
             operators = self._operators()
             return {
@@ -126,7 +167,7 @@ class Page(Reporter):
                 "workers": [_worker(figures.newest) for _, figures in sorted(self._workers.items())],
                 "partitions": [*self._partitions()], "watermarks": [*self._watermarks()],
                 "checkpoints": [_bar(known) for _, known in sorted(self._checkpoints.by_number.items())],
-                "notes": list(reversed(self._notes)),
+                "transactions": waiting, "notes": list(reversed(self._notes)),
             }  # fmt: skip
 
     def _operators(self) -> dict[str, dict[str, Any]]:
@@ -177,9 +218,25 @@ class Page(Reporter):
         return self._notes[-1][1] if self._notes and self._notes[-1][0] >= self._clock.now_ms() - RECENT_MS else ""
 
 
-def paths_of(state: Callable[[], Any], checkpoint: Callable[[int], Any], below: str = "/") -> Paths:
-    """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown."""
+def paths_of(
+    state: Callable[[], dict[str, Any]],
+    checkpoint: Callable[[int], Any],
+    changes: Changes | None = None,
+    below: str = "/",
+) -> Paths:
+    """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown.
+
+    *changes* are those of the state; None: it is asked for now and then.
+    """
     html = (Path(__file__).parent / "page.html").read_bytes()
+
+    def answer_state(asked: Asked) -> Answer:
+        if changes is None:
+            return Answer(msgspec.json.encode(state()), "application/json")
+        if (after := asked.query.get("after", "")).isdecimal():
+            changes.wait(int(after), ANSWER_WITHIN_S)
+        version = changes.version  # the state may already be a later one
+        return Answer(msgspec.json.encode({**state(), "version": version}), "application/json")
 
     def answer_checkpoint(asked: Asked) -> Answer:
         number = asked.query.get("id", "")
@@ -188,7 +245,7 @@ def paths_of(state: Callable[[], Any], checkpoint: Callable[[int], Any], below: 
 
     return {
         below: lambda _: Answer(html, "text/html; charset=utf-8"),
-        f"{below}state.json": lambda _: Answer(msgspec.json.encode(state()), "application/json"),
+        f"{below}state.json": answer_state,
         f"{below}checkpoint.json": answer_checkpoint,
     }
 
@@ -235,4 +292,6 @@ def _worker(progress: Progress) -> dict[str, Any]:
 def _bar(known: TriggeredCheckpoint) -> dict[str, Any]:
     names = ("kind", "duration_ms", "bytes", "state_bytes", "records_committed", "sync_ms", "async_ms")
     figures = {name: known.event[name] for name in names if name in known.event}
+    if known.aborted_ms:
+        figures["duration_ms"] = known.aborted_ms - known.triggered_ms
     return {"id": known.id, "triggered_ms": known.triggered_ms, "outcome": known.outcome, **figures}

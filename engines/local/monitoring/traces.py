@@ -58,11 +58,15 @@ class Traces(Reporter):
         facts = {"checkpoint": ended.id, "outcome": ended.outcome}
         facts |= {name: ended.event[name] for name in _OF_CHECKPOINT if name in ended.event}
         moments = [
-            (f"{task}[{subtask}] acknowledged", acknowledged_ms, {"sync_ms": sync_ms, "async_ms": async_ms})
-            for task, subtask, acknowledged_ms, sync_ms, async_ms in ended.acknowledged
+            (
+                f"{stats.task}[{stats.subtask}] acknowledged",
+                ended.triggered_ms + (stats.acknowledged_ms or 0),
+                {name: value for name, value in stats.figures.items() if isinstance(value, int)},
+            )
+            for stats in ended.subtasks
         ]
-        if ended.visible_ms:
-            moments.append(("visible", ended.visible_ms, {}))
+        if ended.event:
+            moments += [(name, ended.event[f"{name}_at_ms"], {}) for name in ("decided", "committed")]
         error = "" if ended.outcome == "completed" else "; ".join(ended.notes) or "its workers are gone"
         self._add("checkpoint", ended.triggered_ms, at_ms, facts, moments, error)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.checkpoint.records.stats import SubtaskStats
+
 CHECKPOINTS = 60
 """How many are kept."""
 _CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
@@ -23,12 +25,11 @@ class TriggeredCheckpoint(msgspec.Struct, omit_defaults=True):
     triggered_ms: int
     outcome: str = "running"
     """running, completed or aborted"""
-    acknowledged: list[tuple[str, int, int, float, float]] = []
-    """Task, subtask, time, and the milliseconds of the synchronous and the asynchronous part, by subtask."""
-    visible_ms: int = 0
-    finalized_ms: int = 0
+    subtasks: list[SubtaskStats] = []
+    """Those that have acknowledged it, in that order."""
     event: Mapping[str, Any] = {}
     """Its event, once it is completed."""
+    aborted_ms: int = 0
     notes: list[str] = []
     """What was said about it."""
 
@@ -44,31 +45,30 @@ class TriggeredCheckpoints:
         known = self.by_number.get(event.get("checkpoint", -1))
         match event["event"], event.get("step"):
             case "note", _:
-                return self._noted(event["text"])
+                return self._noted(event)
             case "checkpoint", _ if known is not None:
-                known.outcome, known.finalized_ms, known.event = "completed", event["at_ms"], dict(event)
+                known.outcome, known.event = "completed", dict(event)
                 return [known]
             case "step", "deployed":  # what the last workers were at will never be complete
-                return self._abort(self.by_number.values())
+                return self._abort(self.by_number.values(), event["at_ms"])
             case "step", "triggered":
                 self.by_number[event["checkpoint"]] = TriggeredCheckpoint(event["checkpoint"], event["at_ms"])
                 while len(self.by_number) > CHECKPOINTS:
                     del self.by_number[min(self.by_number)]
             case "step", "acknowledged" if known is not None:
-                row = (event["task"], event["worker"], event["at_ms"], event["sync_ms"], event["async_ms"])
-                known.acknowledged.append(row)
-            case "step", "requests until visible" if known is not None:
-                known.visible_ms = event["at_ms"]
+                figures = {name: event[name] for name in SubtaskStats.__struct_fields__ if name in event}
+                known.subtasks.append(SubtaskStats(**figures, subtask=event["worker"]))
         return []
 
-    def _noted(self, text: str) -> list[TriggeredCheckpoint]:
+    def _noted(self, note: Mapping[str, Any]) -> list[TriggeredCheckpoint]:
+        text = note["text"]
         named = [self.by_number[number] for number in {*map(int, _CHECKPOINT.findall(text))} & self.by_number.keys()]
         for known in named:
             known.notes.append(text)
-        return self._abort(named) if "aborted" in text else []
+        return self._abort(named, note["at_ms"]) if "aborted" in text else []
 
-    def _abort(self, checkpoints: Iterable[TriggeredCheckpoint]) -> list[TriggeredCheckpoint]:
+    def _abort(self, checkpoints: Iterable[TriggeredCheckpoint], at_ms: int) -> list[TriggeredCheckpoint]:
         running = [known for known in checkpoints if known.outcome == "running"]
         for known in running:
-            known.outcome = "aborted"
+            known.outcome, known.aborted_ms = "aborted", at_ms
         return running
