@@ -23,6 +23,7 @@ import lakes
 import large_state
 import liveness
 import memory
+import monitoring
 import overtaking
 import parquet_files
 import spark_audit
@@ -54,6 +55,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "visibility-dense": visibility.dense,
     "unaligned": overtaking.scenario,
     "liveness": liveness.scenario,
+    "monitoring": monitoring.scenario,
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,

@@ -47,6 +47,11 @@ def total(address: str, name: str) -> float:
     return sum(sample.value for family in families for sample in family.samples if sample.name == f"exactlyonce_{name}")
 
 
+def under_way(address: str) -> float:
+    """The checkpoints that are not complete."""
+    return total(address, "checkpoints_triggered_total") - total(address, "checkpoints_completed_total")
+
+
 def a_worker(process: int) -> int:
     children = [
         child for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()
@@ -107,7 +112,14 @@ def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]])
         assert total(address, "records_in_total") == total(address, "operator_records_in_total") / 3 == 700
         assert total(address, "operator_busy_seconds_total") > 0
         assert total(address, "pending_records") == 0
-        os.kill(a_worker(process.pid), signal.SIGKILL)
+        worker = a_worker(process.pid)
+        os.kill(worker, signal.SIGSTOP)
+        wait_until(
+            lambda: total(address, "checkpoints_triggered_total") > total(address, "checkpoints_completed_total")
+        )
+        assert asked(address, "live")[0] == 200, "the run's own process comes round while a worker is stuck"
+        assert total(address, "checkpoints_triggered_total") > total(address, "checkpoints_completed_total")
+        os.kill(worker, signal.SIGKILL)
         await_total("restarts_total", 1)
         await_total("last_checkpoint_id", total(address, "last_checkpoint_id") + 1)
         wait_until(lambda: asked(address, "ready")[0] == 200)
