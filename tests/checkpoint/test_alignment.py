@@ -52,6 +52,20 @@ def test_a_subtask_without_inputs_is_a_violation(feedback: str) -> None:
         Alignment([], feedback=feedback)
 
 
+def test_at_least_once_nothing_is_held_and_inputs_may_be_barriers_ahead() -> None:
+    alignment = Alignment("ab", exactly_once=False)
+    assert not alignment.barrier("a", 3)
+    assert not alignment.barrier("a", 5)
+    assert alignment.is_ahead("a")
+    assert not alignment.is_held("a")
+    assert alignment.barrier("b", 3)
+    assert alignment.is_ahead("a")
+    assert not alignment.barrier("a", 6)
+    assert alignment.barrier("b", 5)
+    assert alignment.barrier("b", 6)
+    assert not alignment.is_ahead("a")
+
+
 def _intervals(rng: random.Random, *, exactly_once: bool) -> Iterator[tuple[bool, bool]]:
     """Whether each interval of an interleaving took exactly what lies between its barriers, and the violations."""
     between = {n: [f"{n}.{i}" for i in range(rng.randint(0, 2))] for n in range(1, 6)}
@@ -105,3 +119,34 @@ def test_a_barrier_overtakes_in_its_turn_and_where_inputs_are_held() -> None:
         alignment.overtake(1)
     with pytest.raises(InvariantViolation, match="where inputs are held back"):
         Alignment("ab", exactly_once=False).overtake(1)
+
+
+def test_no_snapshot_waits_for_feedback() -> None:
+    alignment = Alignment("ab", feedback="f")
+    assert not alignment.barrier("a", 1)
+    assert alignment.barrier("b", 1)
+    assert alignment.owing(1) == {"f"}
+    assert not alignment.barrier("f", 1)
+    assert not alignment.owing(1)
+    assert not any(map(alignment.is_held, "abf"))
+
+
+def test_feedback_that_is_ahead_is_held_like_any_input() -> None:
+    alignment = Alignment("a", feedback="f")
+    assert not alignment.barrier("f", 1)
+    assert alignment.is_held("f")
+    assert alignment.barrier("a", 1)
+    assert not alignment.is_held("f")
+    assert alignment.exact
+    loose = Alignment("a", feedback="f", exactly_once=False)
+    assert not loose.barrier("f", 1)
+    loose.take("f")
+    assert loose.barrier("a", 1)
+    assert loose.barrier("a", 2)
+    assert not loose.exact
+
+
+def test_a_barrier_that_overtakes_owes_feedback_too() -> None:
+    alignment = Alignment("ab", feedback="f")
+    assert not alignment.barrier("a", 1)
+    assert alignment.overtake(1) == {"b", "f"}

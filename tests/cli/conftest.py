@@ -269,13 +269,6 @@ class Orders:
         ended = self.command.process(*line, **armed(self.command.folder, failpoint))
         assert ended.code == -signal.SIGKILL, ended
 
-    def stopped_at(self, failpoint: str, *options: str) -> subprocess.Popen[str]:
-        """Have a run whose coordinator stands still at *failpoint*, in its last checkpoint, as if its machine slept."""
-        line = ("run", "orders:pipeline", "--until", "latest", "--checkpoint-interval", "10m", *inline(options))
-        process = self.command.start(*line, **armed(self.command.folder, failpoint, "stop"))
-        wait_until(lambda: (self.command.folder / "fired" / failpoint).exists(), lambda: process.poll() is None)
-        return process
-
     @contextmanager
     def running(self, *options: str, until: str = '"event": "checkpoint"') -> Iterator[Running]:
         """A run that has taken a checkpoint, or told *until*; killed at the end, if it has not ended by then."""

@@ -81,7 +81,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("place", "way"), zip(PLACES, itertools.cycle(WAYS), strict=False))
+@pytest.mark.parametrize(("place", "way"), [*zip(PLACES, itertools.cycle(WAYS), strict=False)])
 def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tuple[Path, Path]) -> None:
     first, second = (f"file://{root}" for root in roots)
     old, new = {"into the topic": (first, TOPIC), "out of the topic": (TOPIC, first)}.get(way, (first, second))

@@ -40,6 +40,7 @@ def test_each_crash_kills_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
     script: list[Any] = [*range(1, 50), CRASH, CRASH, *range(50, 100)]
     script_topic(kafka, f"{topic_name}-in", script)

@@ -73,6 +73,22 @@ def test_increments_before_and_after(process: Process, blocks: StateBlocks) -> N
     assert longest < 40
 
 
+def test_changes_that_were_noted_before(process: Process, blocks: StateBlocks, small: None) -> None:
+    """Notes of an interval in files that are restored do not affect the interval of the same number."""
+    subtasks = process()
+    for checkpoint in (1, 2, 3):
+        subtasks.put(dict.fromkeys(range(40), checkpoint))  # more than memory holds
+        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
+    after, checkpoint = process(indexes=indexes, checkpoint=3), 3
+    for changes in ({1: 10}, {2: 10}, dict.fromkeys(range(20, 40), 10)):
+        after.put(changes)
+        checkpoint += 1
+        indexes = after.write(after.freeze(checkpoint, checkpoint - 1))
+    expected = {key_of(number): 10 if number in (1, 2) or number >= 20 else 3 for number in range(40)}
+    assert Subtasks(HashMapBackend(), blocks, checkpoint=6, indexes=indexes).items() == expected
+    assert after.items() == expected
+
+
 def test_files_of_another_checkpoint(process: Process, blocks: StateBlocks) -> None:
     subtasks, indexes = run(process)
     subtasks.write(subtasks.freeze(2, 1))

@@ -310,6 +310,43 @@ def test_checkpoints_while_records_come(
     assert subtasks.items() == model
 
 
+def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
+    process: Process, blocks: StateBlocks, small: None
+) -> None:
+    """Memory settles the second interval while the first is still to be encoded: neither's keys are lost."""
+    numbers = [number for number in range(1_000) if group_of(number) == 3]
+    other = [number for number in range(1_000) if group_of(number) == 1]
+    subtasks = process()
+    first_keys, second_keys = [*other[:4], *numbers[:4]], numbers[4:50]
+    subtasks.put(dict.fromkeys(first_keys, 1))
+    first = subtasks.freeze(1, 0)
+    subtasks.put(dict.fromkeys(second_keys, 2))
+    second = subtasks.freeze(2, 0)
+    subtasks.put(dict.fromkeys(numbers[50:100], 3))
+    subtasks.write(first)
+    restored = Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=subtasks.write(second))
+    assert restored.items() == {key_of(n): 1 for n in first_keys} | {key_of(n): 2 for n in second_keys}
+
+
+def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
+    process: Process, blocks: StateBlocks, small: None
+) -> None:
+    """It has images of all key groups, also of one that has no block yet while the older one is encoded."""
+    numbers = [number for number in range(2_000) if group_of(number) == 3]
+    others = [number for number in range(2_000) if group_of(number) == 1]
+    subtasks = process()
+    subtasks.put({others[0]: 1})
+    first = subtasks.freeze(1, 0, whole=True)
+    subtasks.put(dict.fromkeys(numbers[:40], 2))
+    second = subtasks.freeze(2, 0)
+    subtasks.write(first)
+    savepoint = subtasks.freeze(3, 0, whole=True)
+    subtasks.put(dict.fromkeys(others[1:100], 4))
+    subtasks.write(second)
+    restored = Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=subtasks.write(savepoint))
+    assert restored.items() == {key_of(others[0]): 1} | dict.fromkeys(map(key_of, numbers[:40]), 2)
+
+
 def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     subtasks = process()
     table: Any = subtasks.tables[0]
