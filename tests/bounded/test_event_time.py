@@ -51,7 +51,7 @@ def assert_judged(report: AuditReport, checkpoints: int) -> None:
     assert len(report.checkpoints) >= checkpoints
 
 
-@pytest.mark.exhaustive(but=["hopping"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("window", ["hopping", "session", "revised"])
 def test_intervals_of_a_run_with_kills_are_computed_again(
     window: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
@@ -126,7 +126,7 @@ def ids_to(kafka: KafkaCluster, topic: str, job: Job) -> list[int]:
     return sorted(ids)
 
 
-@pytest.mark.exhaustive(but=["by_clock"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["by_clock", "in_batches"])
 def test_what_goes_by_the_clock_is_computed_again(
     target: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
@@ -173,7 +173,7 @@ def joined_job(run: Any, kafka: KafkaCluster, name: str, join: str) -> Job:
     return job
 
 
-@pytest.mark.exhaustive(but=["full"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("join", ["full", "as-of", "lookup", "tumbling-full", "co-process-arrival"])
 def test_a_backfill_of_joins_gives_what_a_run_gives(
     join: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path

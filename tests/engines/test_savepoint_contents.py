@@ -110,9 +110,12 @@ def test_every_file_that_cannot_be_read_is_named(savepoint: TopicSavepoint, expo
     (folder / "a-0.avro").unlink()
     (folder / "a-0.avro").mkdir()
     (folder / "b-0.avro").write_bytes(b"x")
-    unreadable, damaged = ExportedSavepoint.at(url).damage()
+    content = (folder / "c-0.avro").read_bytes()
+    (folder / "c-0.avro").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    unreadable, damaged, changed = ExportedSavepoint.at(url).damage()
     assert f"{url}/a-0.avro cannot be read: Is a directory" in unreadable
     assert f"{url}/b-0.avro is damaged: it has 1 bytes" in damaged
+    assert f"{url}/c-0.avro is damaged: its bytes are not those that were written" in changed
 
 
 def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
