@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -218,6 +219,20 @@ class TestJars:
         self.lines.clear()
         assert self.download(tmp_path, "exit 1") == self.folder
         assert self.lines == []
+
+    def test_a_second_process_says_that_it_waits(self, tmp_path: Path) -> None:
+        (tmp_path / "cache" / "exactlyonce").mkdir(parents=True)
+        with open(self.folder.parent / f"{self.folder.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+            def tell(line: str) -> None:
+                self.lines.append(line)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+            program(tmp_path / "bin" / "mvn", "exit 1")
+            with pytest.raises(BrokerUnavailable):
+                jars.kafka_jars(tell)
+        assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
     @pytest.mark.parametrize("change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar"])
     def test_a_wrong_download_is_not_kept(self, tmp_path: Path, change: str) -> None:

@@ -72,6 +72,16 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
     assert committer.commit([committable], 1, ORIGIN) is True
 
 
+def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
+    committer = target.led()
+    committable = target.staged(1, totals(1, 2))
+    (path,) = target.root.glob("staged/*/1.jsonl")
+    os.truncate(path, 5)
+    with pytest.raises(StoreError, match=rf"{path} has 5 bytes, and 5\d were written"):
+        committer.commit([committable], 1, ORIGIN)
+    assert target.published() == []
+
+
 def test_a_list_that_is_gone_or_changed_is_an_error(target, totals) -> None:
     committer = target.led()
     committable = target.staged(1, totals(1))
@@ -120,6 +130,15 @@ def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(targ
     assert target.published() == []
 
 
+def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals) -> None:
+    target = make_target(partition_by=("customer",))
+    committer = target.led()
+    committable = target.staged(1, totals(1))
+    (target.folder / "customer=ann").write_text("")
+    with pytest.raises(StoreError, match=r"customer=ann cannot be made, for a file is where a folder is needed"):
+        committer.commit([committable], 1, ORIGIN)
+
+
 # --- cleaning ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,3 +164,30 @@ def test_cleaning_keeps_what_is_of_this_attempt_and_of_newer_ones(target, totals
     (target.root / "staged" / "notes").mkdir()
     committer.clean(3, 2)
     assert [name.rpartition("-")[0] for name in target.waiting()] == ["3-2-0", "4-1-0", ""]
+
+
+def test_cleaning_removes_entries_that_were_being_written(target) -> None:
+    committer = target.led(3)
+    for name in ("2-0-7-abc", "3-0-7-abc"):
+        (target.root / "temporary" / name).touch()
+    committer.clean(3, 1)
+    assert os.listdir(target.root / "temporary") == ["3-0-7-abc"]
+
+
+def test_a_zombie_writer_adds_to_a_folder_that_is_being_removed(target, totals, monkeypatch) -> None:
+    target.led(1)
+    target.staged(1, totals(1))
+    (name,) = target.waiting()
+    unlink = os.unlink
+
+    def unlink_and_add(path) -> None:
+        unlink(path)
+        (target.root / "staged" / name / "late").touch()
+
+    monkeypatch.setattr(os, "unlink", unlink_and_add)
+    committer = target.committer()
+    committer.clean(2, 1)
+    assert target.waiting() == [name]
+    monkeypatch.undo()
+    committer.clean(2, 1)
+    assert target.waiting() == []

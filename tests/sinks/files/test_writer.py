@@ -173,6 +173,14 @@ def test_a_disk_that_fails_fails_the_sink(target, totals, stage, monkeypatch) ->
         opened.writer.write(opened.encoder.encode(totals(1)))
 
 
+def test_a_defect_in_the_thread_is_raised_as_it_is(target, totals, stage, monkeypatch) -> None:
+    target.led()
+    opened = target.open()
+    monkeypatch.setattr(opened.writer._files, "write", lambda parts: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        stage(opened, 1, totals(1))
+
+
 def test_a_folder_that_is_gone_fails_the_sink(target, totals, stage) -> None:
     """A writer does not make the target anew, whose disk may not be mounted."""
     target.led()

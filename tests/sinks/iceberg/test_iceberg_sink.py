@@ -20,7 +20,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
-from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 
 class Event(msgspec.Struct):
@@ -140,6 +140,17 @@ def test_another_column_of_the_same_name(lake: Any, evolve: Callable[[Any], None
     assert {row["customer"]: row["cents"] for row in rows} == {"customer 1": None, "customer 2": 2}
     if evolve is rename_and_add:
         assert sorted(table.scan().to_arrow()["cents_before"].to_pylist(), key=str) == [1, None]
+
+
+def test_a_narrower_column_of_the_same_name_halts(lake: Any) -> None:
+    lake.create(pa.schema([("customer", pa.string()), ("cents", pa.int64())]))
+    committer, staged = lake.led(), lake.staged(totals(2**40), 1)
+    with lake.table().update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("cents")
+    with lake.table().update_schema() as update:
+        update.add_column("cents", IntegerType())
+    with pytest.raises(StoreError, match=r"has a column of another type since .* Give the column its type again"):
+        commit(committer, staged)
 
 
 def test_a_column_that_is_dropped_halts(lake: Any) -> None:

@@ -46,6 +46,17 @@ def test_large_intervals_make_several_files(lake: Hands) -> None:
     assert [cents for _, cents in lake.rows()] == list(range(5_000))
 
 
+def test_two_pipelines_share_a_table(lake: Hands) -> None:
+    """A look shows each its own ledger."""
+    lake.create(TOTALS)
+    commit(lake.led(), lake.staged(totals(1), 3))
+    other = lake.committer("more")
+    other.fence(1, "topic-9")
+    mine, others = lake.committer().look(), other.look()
+    assert (mine.ledger, mine.origin, mine.problem) == ({0: 3}, ORIGIN, "")
+    assert (others.ledger, others.origin) == ({}, "topic-9")
+
+
 class Part(msgspec.Struct):
     id: int
     at: datetime

@@ -113,6 +113,12 @@ def test_a_stream_that_is_full_is_found_before_anything_is_written(server: Redis
     assert server.client.keys("total:*") == ["total:bob"]
 
 
+def test_a_write_without_a_ledger_is_in_parts_too(server: RedisServer) -> None:
+    store = store_of(server.url, part_rows=2, delivery="at_least_once")
+    store.write(chunks_of(store, totals(5), 2))
+    assert len(server.client.keys()) == 5
+
+
 def test_bytes_come_as_they_are(server: RedisServer) -> None:
     every = bytes(range(256)) + b"\r\n$1\r\n"
     store = begun(store_of(server.url, bytes, key=lambda value: value[::-1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -176,6 +178,24 @@ def test_a_replica(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_REDIS", primary.url)
     assert store.apply([], entry(1))
     assert primary.client.exists(LEDGER)
+
+
+def play_a_replica(listener: socket.socket) -> None:
+    """A server that takes everything but WAITAOF, as one from 7.2 on that became a replica after the rows."""
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rwb", buffering=0) as stream:
+        while count := stream.readline()[1:]:
+            words = [stream.read(int(stream.readline()[1:]) + 2) for _ in range(int(count))]
+            no = b"-ERR WAITAOF cannot be used with replica instances. Please also note that writes to replicas are\r\n"
+            stream.write(no if words[0] == b"WAITAOF\r\n" else b"+OK\r\n")
+
+
+def test_a_primary_that_is_a_replica_by_the_time_the_disk_has_the_rows() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=play_a_replica, args=(listener,), daemon=True).start()
+        store = store_of(f"redis://127.0.0.1:{listener.getsockname()[1]}")
+        refused(lambda: store.write([]), StoreUnavailable, "is a replica now: a failover is under way")
+        store.close()
 
 
 def test_a_disk_that_cannot_be_written(own_server: Own) -> None:

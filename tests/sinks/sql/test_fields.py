@@ -18,6 +18,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.schema import UnsupportedType
 from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
+from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
 
 
 class Size(Enum):
@@ -174,3 +175,18 @@ def test_a_record_without_the_field_is_refused() -> None:
 def test_a_type_without_fields_is_refused(type_: Any, text: str) -> None:
     with pytest.raises(UnsupportedType, match=text):
         fields_of(type_)
+
+
+def test_the_arguments_of_a_description() -> None:
+    assert list(description_problems("upsert", ("a",), True)) == []
+    wrong = list(description_problems("merge", ["a"], 1))
+    assert [text.split("=")[0] for text in wrong] == ["mode", "create", "key"]
+    assert "needs the columns" in next(description_problems("delete", (), False))
+    assert "twice" in next(description_problems("upsert", ("a", "a"), False))
+
+
+def test_a_key_is_made_of_scalars_that_are_there() -> None:
+    assert list(row_problems(Wide, ("text", "anInt"))) == []
+    wrong = list(row_problems(Wide, ("nothing", "perhaps", "inner", "names")))
+    assert ["has bool" in wrong[0], "admits None" in wrong[1], "JSON" in wrong[2], "list" in wrong[3]] == [True] * 4
+    assert [each.name for each in row_fields(Wide, "delete", ("id",))] == ["id"]

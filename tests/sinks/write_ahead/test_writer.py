@@ -54,6 +54,16 @@ def writer() -> tuple[RowsWriter, Topic]:
     return RowsWriter("db", 3, topic), topic
 
 
+def test_an_interval_without_rows_has_nothing_to_commit() -> None:
+    made, topic = writer()
+    made.barrier(1)
+    assert made.poll()
+    flushed = made.take_flushed(1)
+    assert flushed is not None
+    assert flushed.staged is None
+    assert topic.sent == []
+
+
 def test_rows_go_as_they_come() -> None:
     made, topic = writer()
     row = b"x" * 999 + b"\n"

@@ -20,7 +20,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -172,6 +172,17 @@ def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> N
     assert now[0] != first[0]
     assert now[1] < 5
     assert place.readable() == ["0", "1", "2", "3"]
+
+
+def test_an_older_writer(place: Place) -> None:
+    older = place.writer()
+    older.before_the_commit(place.writer)
+    with pytest.raises(Fenced):
+        older.write([record("older")], LIMIT_S)
+    with pytest.raises(Fenced):
+        older.write([record("older")], LIMIT_S)
+    assert place.writer().write([record("newer")], LIMIT_S) is Outcome.DONE
+    assert place.readable() == ["newer"]
 
 
 def test_a_broker_that_does_not_know_the_topic_yet(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
