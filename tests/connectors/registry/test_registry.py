@@ -32,7 +32,7 @@ from running import QUICK, Run, assert_updates, orders, run_here, stop, workers_
 from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.registry import check_reading, check_writing, opened
+from exactlyonce.connectors.registry import check_reading, check_writing, opened, settings
 from exactlyonce.connectors.registry.codec import LOOKS
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 from exactlyonce.testing.servers.registry import ANSWER_S, RegistryServer
@@ -74,6 +74,12 @@ class NewOrder(msgspec.Struct):
     customer: str
     tags: dict[str, int] = {}
     note: str | None = None
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry on a busy machine is no outage."""
+    monkeypatch.setitem(settings._DEFAULTS, "timeout", ANSWER_S)
 
 
 @pytest.fixture

@@ -142,21 +142,6 @@ def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals)
 # --- cleaning ---------------------------------------------------------------------------------------------------------
 
 
-def test_staged_files_do_not_grow_over_crashed_incarnations(target, totals, monkeypatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # processes end here, not machines
-    target.led()
-    decided = target.staged(1, totals(1))
-    for incarnation in range(2, 52):
-        committer = target.led(incarnation)
-        if incarnation == 30:
-            assert committer.commit([decided], incarnation, ORIGIN) is True
-        if incarnation >= 30:
-            committer.clean(incarnation, 1)
-        target.staged(2, totals(2), incarnation=incarnation)
-        assert len(target.waiting()) <= (1 if incarnation >= 30 else incarnation)
-    assert target.cents() == [1]
-
-
 def test_cleaning_keeps_what_is_of_this_attempt_and_of_newer_ones(target, totals) -> None:
     committer = target.led(3)
     for incarnation, attempt in [(1, 9), (3, 1), (3, 2), (4, 1)]:

@@ -119,17 +119,3 @@ def test_parts_that_are_gone_are_applied_again(server: RedisServer) -> None:
         store.apply(forgetting(), entry(1))
     assert store.apply(chunks, entry(1))
     assert sums(server) == list(range(8))
-
-
-def test_a_connection_that_was_lost_is_made_again(server: RedisServer) -> None:
-    store = a_stream(server)
-    store.apply(chunks_of(store, totals(1)), entry(1))
-    server.client.client_kill_filter(_type="normal", skipme=True)
-    assert store.apply(chunks_of(store, totals(1)), entry(2))
-    server.client.script_flush()
-    assert store.apply(chunks_of(store, totals(1)), entry(3))
-    store.close()
-    assert store.apply(chunks_of(store, totals(1)), entry(4))
-    server.restart()
-    assert store.apply(chunks_of(store, totals(1)), entry(5))
-    assert len(sums(server)) == 5

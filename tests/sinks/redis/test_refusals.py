@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import refusing
-from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
+from redis_rows import LEDGER, Total, begun, chunks_of, entry, store_of, totals
 from waiting import until
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
@@ -64,22 +64,6 @@ def test_the_url_is_looked_up_when_a_connection_is_made(
 def test_a_place_that_is_not_there(server: RedisServer) -> None:
     refused(store_of(server.url.replace("/0", "/99")).check, StoreError, "DB index is out of range")
     refused(store_of("redis://nowhere.invalid").check, StoreUnavailable, "Redis at nowhere.invalid:6379")
-
-
-def test_a_server_that_is_away(own_server: Own) -> None:
-    server = own_server()
-    begun(store_of(server.url))
-    store = store_of(server.url)
-    limit(store, 0.3)
-    server.kill()
-    for _ in range(2):
-        refused(store.check, StoreUnavailable, "Nothing is lost: it is asked again")
-    server.start()
-    server.pause()
-    for act in (store.check, lambda: store.fence("shop", "totals", 1, "t"), lambda: store.apply([], entry(1))):
-        refused(act, StoreUnavailable, "has not answered for")
-    server.go_on()
-    assert store_of(server.url).fence("shop", "totals", 1, "t") in ({}, {0: 1})  # what was asked may have been done
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------

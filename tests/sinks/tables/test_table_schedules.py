@@ -118,19 +118,6 @@ def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables) -> None:
     assert tables.totals() == []
 
 
-@on_mariadb
-def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
-    store = tables.ready()
-    with tables.server.connection() as fence:
-        fence.begin()
-        fence.query("UPDATE exactlyonce_ledger SET incarnation = 2 WHERE subtask = -1")
-        zombie = aside(store.apply, tables.chunks(store), entry(1))
-        tables.until_a_lock_is_waited_for()
-        fence.commit()
-    assert isinstance(zombie.exception(), Fenced)
-    assert tables.totals() == []
-
-
 def test_a_paused_server_is_unavailable(tables: Any) -> None:
     """No call is held for longer than its limit: neither a login, nor rows, nor a commit. Rows come once."""
     waiting = tables.chunks(tables.ready())
@@ -152,18 +139,3 @@ def test_a_paused_server_is_unavailable(tables: Any) -> None:
     assert tables.store().apply(waiting, entry(2))
     assert not tables.store().apply(waiting, entry(2))
     assert tables.totals() == sorted([*TOTALS, *TOTALS])
-
-
-@on_mariadb
-def test_a_connection_lost_while_idle_is_made_again(tables: Any) -> None:
-    store = tables.ready()
-    waiting = tables.chunks(store)
-    assert store.apply(waiting, entry(1))
-    tables.server.end_connections()
-    assert store.apply(waiting, entry(2))
-    idle = tables.store(quick=True)
-    assert idle.apply(waiting, entry(3))
-    ((newest,),) = tables.sql("SELECT max(id) FROM information_schema.processlist WHERE id <> connection_id()")
-    until(lambda: tables.sql(f"SELECT count(*) FROM information_schema.processlist WHERE id = {newest}") == [(0,)])
-    assert idle.apply(waiting, entry(4))
-    assert len(tables.totals()) == 16

@@ -20,7 +20,6 @@ from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS
-from exactlyonce.checkpoint.records.manifest import Repair
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -33,7 +32,6 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError, Undetermined
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.checkpoint.conftest import COMMITTABLE
 
 pytestmark = pytest.mark.broker
 
@@ -55,21 +53,6 @@ class TestLives:
         assert second.history.damaged == {}
         assert second.do(second.begin("there", 2)).incarnation == 2
         assert first.history.manifests == second.history.manifests
-
-    def test_every_kind_of_record_survives(self, store: Any) -> None:
-        log = store.living()
-        manifest = store.manifest(1, committables=(COMMITTABLE,))
-        repair = Repair(1, 1, 1, "eo:p:out:0:1.0:0", COMMITTABLE)
-        assert log.appended(manifest) is Outcome.DONE
-        assert log.appended(repair) is Outcome.DONE
-        store.clock.advance(11_000)
-        assert log.beaten(fenced_below=1) is Outcome.DONE
-        read = read_history(store.client, store.pipeline)
-        assert read.repairs_of(1) == [repair]
-        assert read.newest_incarnation == log.history.newest_incarnation
-        assert read.newest_incarnation is not None
-        assert read.newest_incarnation.heartbeat_ms - read.newest_incarnation.started_at_ms == 11_000
-        assert store.living("there", 2).incarnation.fenced_below == 1
 
     def test_an_incarnation_that_has_ended(self, store: Any) -> None:
         log = store.living()
