@@ -296,3 +296,15 @@ def test_a_session_that_grows_leaves_the_state_as_it_is_that_a_snapshot_may_have
     operator(as_batch([Arrived(2, "a", 15, NO_FLOOR)]))
     assert sorted(before) == [(0, 0, [0]), (30, 30, [1])]
     assert [state for _, _, state in operator.table.items()] == [(0, 30, [0, 2, 1])]
+
+
+def test_a_later_result_leaves_the_state_as_it_is_that_a_snapshot_may_have() -> None:
+    """Nor does it see what operators after it do to a result that was given."""
+    seen = Seen()
+    operator = operator_of(Revised(Tumbling("20ms"), early="5ms"), seen.take, seen.take_late)
+    operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 7, NO_FLOOR)]))
+    advance(operator, 4, 1)
+    seen.results[0].value.clear()
+    before = [state for _, _, state in operator.table.items()]
+    advance(operator, 9, 1)
+    assert (before, seen.results[1].value) == ([(None, {19: [1]}), ((1, [0]), {})], [0, 1])
