@@ -8,13 +8,16 @@ from typing import Any
 from planting import WRONG, in_place_of, mutant, replaced, unfitting
 
 from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.expiry import Latest
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_times import SourceTimes
 from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.state.slots import TableTimes
 
 ELSEWHERE = rf"does not come to|{WRONG}"
 """A late record is on time, or the other way round."""
@@ -86,6 +89,32 @@ def _fires_before_captured(real: Any, self: Subtask, **hurried: bool) -> bool:
     return moved or real(self, **hurried)
 
 
+@mutant("an older block counts below the floor", ELSEWHERE, luck="windows", shape="windows", first=2)
+@in_place_of(TableTimes, "first_place")
+def _no_floor(real: Any, self: TableTimes, group: int) -> bytes:
+    return b""
+
+
+@mutant("the end of a run is the end of time", ELSEWHERE, luck="windows", shape="windows", first=4)
+@in_place_of(SourceInput, "next")
+def _always_drains(real: Any, self: SourceInput, room: int, **hurried: bool) -> Any:
+    if self.triggers and self.triggers[0].final:
+        self.triggers[0] = self.triggers[0]._replace(drains=True)
+    return real(self, room, **hurried)
+
+
+@mutant(
+    "what a record has refreshed goes with its old slot", r"has \(\d+,\) in \w+, not", luck="windows", shape="expiring"
+)
+@in_place_of(Latest, "settle")
+def _old_slots(real: Any, self: Latest[Any]) -> None:
+    for key, entry in [*self._entries.items()]:
+        if entry is not None and (slots := self._table.slots_of(key)):
+            self._table.put(slots[0], key, entry)
+            del self._entries[key]
+    real(self)
+
+
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 OTHERWISE = "Nor can it be made again by a replay: a replay gives"
@@ -111,3 +140,9 @@ def _sooner(real: Any, self: OrderRuns, **given: Any) -> Any:
     pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True), key=lambda pair: kinds[pair[0]] == RECORDS)
     self.runs = [each for pair in pairs for each in pair]
     return real(self, **given)
+
+
+@mutant("the order log has no clock", OTHERWISE, luck="window replays", shape="clocked")
+@in_place_of(OrderRuns, "clock", unfitting())
+def _no_times(real: Any, self: OrderRuns, now_ms: int) -> None:
+    pass
