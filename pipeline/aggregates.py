@@ -359,10 +359,19 @@ class Max(_OfValues[T, V]):
         return Accumulator(type_, type_, greatest, max)
 
 
+_less = attrgetter("__lt__")
+
+
 def _ordered(value: _Value, aggregate: str) -> _Value:
     """*value*, of a known type; a NaN is an error."""
     get, type_ = value
     _refuse_none(type_, aggregate)
+    for member in hints.members(type_):
+        if isinstance(member, type) and member is not Any and _less(member) is _less(object):
+            raise Misuse(
+                f"{aggregate} is of values with an order, and {schema.type_name(member)} has none: give a function of "
+                f"the record that returns one that has, as a number"
+            )
     if type_ is not UNKNOWN and float not in hints.members(type_):
         return value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
@@ -21,6 +20,7 @@ from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.output import Output
+from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.validation import Problem, check
@@ -122,7 +122,7 @@ class Builder:
                 f'KafkaSource("customers", key=str, value=Customer, metadata=True), got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
-        function = Function(call=attrgetter("key"), name="the key of its messages")
+        function = Function(call=key_of_message, name="the key of its messages")
         key_type = UNKNOWN if changelog is None else changelog.key_type
         return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
 

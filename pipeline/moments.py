@@ -10,6 +10,8 @@ from exactlyonce.pipeline.errors import ConfigError
 
 LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: a later time is one of microseconds or nanoseconds."""
+LIKE_SECONDS = range(1_000_000_000, 100_000_000_000)
+"""ms until March 1973, which are seconds since 2001 more likely."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 

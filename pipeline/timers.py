@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from exactlyonce.pipeline import functions, hints
+from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.moments import NoTime, ms_of
@@ -27,6 +28,10 @@ V_contra = TypeVar("V_contra", contravariant=True)
 S = TypeVar("S")
 U_co = TypeVar("U_co", covariant=True)
 
+CLOCK = 1 << 62
+"""The slots of timers by the clock begin here. No event is so late."""
+FOREVER = END_OF_TIME
+"""The slot of a key's state."""
 Order = Literal["time", "arrival"]
 TAKES = ("key", "state", "record", "timers", "emit")
 
@@ -219,3 +224,16 @@ def migrated_entry(migrate: Callable[[Any], Any], records: Sequence[Any], order:
 def kept_state(entry: Any) -> Any:
     """The type of the state in entries of type *entry*."""
     return get_args(entry)[0]
+
+
+def shown_entry(slot: int, entry: Any) -> tuple[int | None, Any]:
+    """The time in ms at which an entry in *slot* is due, None for a key's state; and it for people.
+
+    >>> shown_entry(FOREVER, ("state", False)), shown_entry(CLOCK + 7, (None, True))
+    ((None, 'state'), (7, {'timer': 'clock'}))
+    """
+    if slot == FOREVER:
+        return None, entry[0]
+    shown = {"timer": "clock" if slot > CLOCK else "event"} if entry[1] else {}
+    held = [record for records in entry[2:] for *_, record in records]
+    return slot - CLOCK if slot > CLOCK else slot, shown | ({"held": held} if held else {})

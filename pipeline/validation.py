@@ -14,6 +14,7 @@ from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
+from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import Handling
@@ -91,7 +92,11 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
         return
     if not graph.consumers(node.id):
         wanted = _WANTED.get(node.kind, ".sink(id, ...)")
-        yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
+        if node.fn is key_of_message:
+            table = node.inputs[0].node
+            yield f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table), or remove it"
+        else:
+            yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
     for output in node.outputs:
         if not graph.consumers(node.id, output):
             yield f"the records of output {output!r} are not used: use .side(...) of it, or remove it"

@@ -16,6 +16,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
+from exactlyonce.pipeline.timers import shown_entry
 from exactlyonce.pipeline.windows import kept_in, moment, window_of
 from exactlyonce.state.index import IndexHead
 
@@ -52,8 +53,8 @@ class TimedKeyView(KeyView):
 
     start: datetime | None
     """None: the slot is none of a window."""
-    end: datetime
-    """The end of the window or pane, or the time at which the state is due. A session may still grow."""
+    end: datetime | None
+    """The end of the window or pane, or the time at which the state is due; None: it never is. A session may grow."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[
 
 def _timed(view: KeyView, meaning: str, slot: int | None) -> Iterator[TimedKeyView]:
     assert slot is not None
+    if meaning.startswith(("process=", "co_process=", "batches=")):
+        due_ms, state = shown_entry(slot, view.state)
+        at = None if due_ms is None else moment(due_ms)
+        yield TimedKeyView(view.key_group, view.key, state, view.version, start=None, end=at)
+        return
     if (window := window_of(meaning)) is None:
         yield TimedKeyView(**vars(view), start=None, end=moment(slot + 1))
         return

@@ -42,6 +42,7 @@ from exactlyonce.pipeline.errors import (
     StoppedShort,
     made_from,
 )
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.names import setting
 
@@ -452,6 +453,9 @@ class Job:
         if end.cancelled:
             self.report.note("cancelled, as asked for: it has ended without a last checkpoint")
         self.report.ended(manifest)
+        if self.options.until == "latest" and not self.options.drain and self.plan.graph.timed:
+            for line in _silent(manifest):
+                self.report.note(line)
         self._over(lost or self._falls_short(end, manifest))
 
     def _falls_short(self, end: events.End, manifest: Manifest) -> ExactlyOnceError | None:
@@ -466,6 +470,21 @@ class Job:
                 "open or lost: run it again, it goes on from its last checkpoint."
             )
         return None
+
+
+def _silent(manifest: Manifest) -> Iterator[str]:
+    """A line for each source with partitions that have had no record, and so hold back those that had."""
+    for source in sorted({offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}):
+        silent = [
+            f"{offset.topic}[{offset.partition}]"
+            for offset in manifest.offsets
+            if offset.source == source and offset.floor == NO_FLOOR
+        ]
+        if silent:
+            yield (
+                f"source {source!r}: no record has come from {', '.join(silent)}, so its watermark has not begun, and "
+                f"what waits for it stays in the state: a longer run goes on after idle= of the source, or with --drain"
+            )
 
 
 def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCheckpoint | None = None) -> StoppedShort:

@@ -24,18 +24,14 @@ from exactlyonce.engines.runtime.ordering import Held, hold, place_of
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError, Unavailable
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import CoHandling, Handling, Timers, kept_state
+from exactlyonce.pipeline.timers import CLOCK, FOREVER, CoHandling, Handling, Timers, kept_state
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
-CLOCK = 1 << 62
-"""The slots of timers by the clock begin here. No event is so late."""
-FOREVER = END_OF_TIME
-"""The slot of a key's state."""
 Taken = tuple[str, int, int, Any, Callable[..., Any]]
 """A held record, as in `Held`, and the method that takes it."""
 SLICE_KEYS = 500

@@ -15,6 +15,7 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
+from exactlyonce.pipeline.timers import FOREVER
 from exactlyonce.state.index import IndexHead
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
@@ -91,7 +92,8 @@ def test_states_of_windows() -> None:
         ("hopping=60000 every=10000", 19_997, 7),
         ("tumbling=1 d offset=3600000 zone=Europe/Paris", 0, 7),
         ("tumbling=10000 early=4000 lateness=2000", 11_999, [[1, 7], {9_999: 7}]),
-        ("timers", -1, 7),
+        ("process=time", FOREVER, [7, False, []]),
+        ("deduplicate=1000 order=arrival", -1, 7),
     ):
         head = IndexHead("totals", 41, 128, "any", times=GroupTimes([], [], [], [], meaning))
         keys = [*key_views(head, [KeptEntry(3, canonical_key("ann"), msgspec.msgpack.encode(state), 1, slot)])]
@@ -103,6 +105,7 @@ def test_states_of_windows() -> None:
         ["1970-01-01 00:00:10.000", "1970-01-01 00:00:20.000"],
         ["1970-01-01 00:00:00.000", "1970-01-02 00:00:00.000"],
         *[["1970-01-01 00:00:00.000", "1970-01-01 00:00:10.000"]] * 2,
+        ["-", "-"],
         ["-", "1970-01-01 00:00:00.000"],
     ]
     assert shown == [["3", '"ann"', *cells, "7"] for cells in times]

@@ -117,6 +117,14 @@ def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_l
     assert "tumbling=1000 of=Count No key has a state." in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_run_that_leaves_windows_open_names_the_partition_without_a_record(job_of: JobOf) -> None:
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=2)
+    feed(job, 0, 1_500_000_000, 1_700_000_000)
+    said = " ".join(job.finish_here().split())
+    assert f"no record has come from {job.topic}[1], so its watermark has not begun" in said
+    assert "the time of its first record is 1970-01-18T08:40:00.000Z: if time= gives seconds, let it give ms" in said
+
+
 def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: JobOf) -> None:
     job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
     feed(job, 0, 100, 1_100)

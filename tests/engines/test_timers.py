@@ -25,13 +25,13 @@ from test_windows import (
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.timed import KeyReader
-from exactlyonce.engines.runtime.timers import FOREVER, OPERATORS, CoHandlerOperator, HandlerOperator
+from exactlyonce.engines.runtime.timers import OPERATORS, CoHandlerOperator, HandlerOperator
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.output import Emit
-from exactlyonce.pipeline.timers import CoHandling, Handling, Order, Timers, kept_entry
+from exactlyonce.pipeline.timers import FOREVER, CoHandling, Handling, Order, Timers, kept_entry
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.hash_map import HashMapBackend

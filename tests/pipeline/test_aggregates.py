@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
@@ -187,6 +188,10 @@ def test_several_aggregates_give_a_record_with_their_names() -> None:
     assert type(value) is accumulator.value
 
 
+class Color(Enum):
+    RED = "red"
+
+
 @pytest.mark.parametrize(
     ("aggregate", "problem"),
     [
@@ -198,6 +203,7 @@ def test_several_aggregates_give_a_record_with_their_names() -> None:
         (Mean(lambda order: order.note, type=str), "Mean is of numbers or timedeltas"),
         (TopN(0, "amount"), "TopN(0, ...) must be of 1 record or more"),
         (CountDistinct("id", error=0.0), "CountDistinct(error=0.0): it must be from 0.002 to 0.2"),
+        (Max(lambda order: Color.RED, Color), "Max is of values with an order, and Color has none: give a function"),
         (Percentiles("note", [50]), "Percentiles is of values that may be None"),
         (Percentiles("amount", [101]), "give a list of numbers from 0 to 100"),
         (CountDistinct(lambda order: (yield order)), "the lambda must be a plain function of a record"),

@@ -114,8 +114,8 @@ _decoder = msgspec.msgpack.Decoder(_Frame)
 
 HELD: dict[str, Any] = {
     "window": list[Event],
-    "timer": kept_entry(list[Event], Event, "time"),
-    "clocked": kept_entry(list[Event], Event, "arrival"),
+    "timer": kept_entry(list[Event], [Event], "time"),
+    "clocked": kept_entry(list[Event], [Event], "arrival"),
     "as_of": AsOf().kept_state(Event, Event),
 }
 """The types of states by the kind of the step."""
