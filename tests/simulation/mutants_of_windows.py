@@ -104,7 +104,11 @@ def _always_drains(real: Any, self: SourceInput, room: int, **hurried: bool) -> 
 
 
 @mutant(
-    "what a record has refreshed goes with its old slot", r"has \(\d+,\) in \w+, not", luck="windows", shape="expiring"
+    "what a record has refreshed goes with its old slot",
+    r"has \(\d+,\) in \w+, not",
+    luck="windows",
+    shape="expiring",
+    first=46,
 )
 @in_place_of(Latest, "settle")
 def _old_slots(real: Any, self: Latest[Any]) -> None:
