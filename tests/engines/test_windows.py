@@ -234,6 +234,7 @@ BRIDGE = [(0, "a", 0), (0, "a", 40), (0, "a", 20), (0, "a", 10), (0, "a", 30)]
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @settings(max_examples=150)
 @example(arrivals=BRIDGE, disorder=60, cuts={2}, room=1)
+@example(arrivals=[(0, "a", 0), (0, "a", 15)], disorder=60, cuts={0}, room=1)  # a session ends where the next begins
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_results_and_late_records_are_a_function_of_times_and_floors(
     window: Window | Revised, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
