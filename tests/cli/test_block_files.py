@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.connectors.blocks.names import name_of
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.engines.blocks import block_storage, references
 from tests.cli.conftest import Orders, files
 
 
@@ -40,6 +46,72 @@ def test_looking_at_it(orders: Orders, root: Path) -> None:
     found = command("doctor", orders.name, "--deep").said
     assert f"Damaged in file://{root}" in found
     assert some.name.rpartition(".")[2] not in found, "people know blocks by their keys"
+
+
+@pytest.mark.exhaustive
+def test_files_that_cannot_be_read(orders: Orders, root: Path) -> None:
+    taken = orders.ended_by_savepoint("--parallelism", "3", *settings(root))
+    state, index = blocks_of_newest(orders, root)
+    for ref in state[:2]:
+        make_unreadable(root, ref)
+    damaged = next(root.rglob(name_of(state[2]) or ""))
+    damaged.write_bytes(b"x" * state[2].size)
+    found = orders.command("doctor", orders.name, "--deep").said
+    for ref in state[:2]:
+        assert re.search(rf"Block {ref.key} in \S+ cannot be read: .* Is a directory", found), found
+    assert f"Block {state[2].key}" in found
+    assert f"checkpoint {taken}, the newest among them" in found
+    assert "failed all blocks" not in found
+    verified = orders.command("savepoints", "verify", orders.name, str(taken))
+    assert (verified.code, verified.out.count(f"Savepoint {taken} cannot be restored: Block")) == (1, 3), verified
+    make_unreadable(root, index)
+    found = orders.command("doctor", orders.name).said
+    assert re.search(rf"Damaged in file://{root}: Block {index.key} in \S+ cannot be read", found), found
+
+
+def make_unreadable(root: Path, ref: BlockRef) -> None:
+    place = next(root.rglob(name_of(ref) or ""))
+    place.unlink()
+    place.mkdir()
+
+
+def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockRef]:
+    newest, topic = orders.newest(), find_topic(orders.config, orders.name)
+    with closing(block_storage(orders.config, topic, f"file://{root}")) as storage:
+        refs = references(newest, storage)
+    indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
+    return [ref for ref in refs - indexes if "/totals/" in ref.key], next(iter(indexes))
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
+    """It keeps what was written up to it, and no more with every start. Readers learn how to release it."""
+
+    def run() -> str:
+        orders.write(70)
+        return orders.ran("--num-retained", "1", *settings(root)).said
+
+    number = orders.ended_by_savepoint(*settings(root))
+    run()
+    index = next(iter(orders.history().manifests[number].operators[0].index[0]))
+    damaged = next(each for each in files(root) if index.sha256.hex() in each.name)
+    damaged.write_bytes(b"x" * damaged.stat().st_size)
+    deletion = ("savepoints", "delete", orders.name, str(number))
+    ends = f"`exactlyonce {' '.join(deletion)}`"
+    lie = []
+    for _ in range(3):
+        said = run()
+        assert f"savepoint {number} is damaged and can no longer be restored" in said
+        assert ends in said
+        lie.append(len(files(root)))
+    assert lie[0] == lie[1] == lie[2]
+    found = orders.command("doctor", orders.name, "--deep").said
+    assert (ends in found, "when the checkpoint expires" in found) == (True, False), found
+    orders.command.done(*deletion)
+    assert "is damaged" not in run()
+    assert len(files(root)) < lie[0]
+    found = orders.command("doctor", orders.name, "--deep").out
+    assert ("Damaged" in found, "of no checkpoint" in found) == (False, False), found
 
 
 def test_a_disk_that_is_not_mounted(orders: Orders, root: Path) -> None:

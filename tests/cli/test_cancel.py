@@ -102,6 +102,19 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
 
 
 @pytest.mark.exhaustive
+def test_a_savepoint_keeps_all(orders: Orders) -> None:
+    """Nothing is deleted while one is kept: it lies where the checkpoints do."""
+    with orders.running(*DELETING) as run:
+        number = orders.taken()
+        cancelled = orders.command.done("cancel", orders.name)
+        assert run.wait() == 0
+    assert f"with savepoints {number}" in cancelled.said
+    assert number in orders.history().manifests
+    orders.ran()
+    assert len(orders.totals()) == 700
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "finisher"), [("erasing-blocks", "run"), ("erasing-topic", "cancel"), ("erasing-topic", "reset")]

@@ -141,6 +141,14 @@ def state_block(orders: Orders) -> BlockRef:
 
 
 @pytest.mark.exhaustive
+def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
+    orders.ran()
+    ended = orders.command("doctor", orders.name, "--checkpoint-timeout", "20m")
+    assert ended.code == 1
+    assert "transaction.max.timeout.ms" in ended.out.replace("\n", " ")
+
+
+@pytest.mark.exhaustive
 def test_input_that_retention_has_taken(orders: Orders) -> None:
     orders.ran()
     orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})

@@ -59,7 +59,7 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--paralelism", "2"), "run: error: unrecognized arguments: --paralelism. Did you mean --para"),
         (("savepoints", "list", "a", "--jsno"), "list: error: unrecognized arguments: --jsno. Did you mean --json?\n"),
         (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options go after the command"),
-        (("checkpoints", "a", "x"), "unrecognized arguments: words without an option before them"),
+        (("doctor", "a", "x"), "unrecognized arguments: words without an option before them"),
         (("broker", "start", "--port", "99999"), "'99999' is not a port: write a number from 0 to 65535"),
     ],
 )
@@ -135,7 +135,9 @@ def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...]
     [
         ("run", "m:wrong"),
         ("run", "m:wrong", "--verbose"),
+        ("backfill", "m:wrong"),
         ("catch-up", "m:wrong"),
+        ("audit", "m:wrong"),
         ("checkpoints", "m:wrong"),
     ],
     ids=" ".join,

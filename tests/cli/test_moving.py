@@ -115,3 +115,26 @@ def test_another_name_of_the_same_place(orders: Orders, roots: tuple[Path, Path]
     assert orders.history().incarnation_latest == 1
     orders.ran("--checkpoint-storage", old)
     assert_whole(orders, old, 770, number)
+
+
+@pytest.mark.slow
+def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
+    """A storage that was left may be away: the run goes on, says so, and cleans it once it is back."""
+    old, new = (f"file://{root}" for root in roots)
+    number = orders.ended_by_savepoint("--checkpoint-storage", old)
+    orders.write(70)
+    orders.ran(*in_storage(new, number))
+    aside = tmp_path / "aside"
+    roots[0].rename(aside)
+    for _ in range(2):
+        orders.write(7)
+        done = orders.ran(*in_storage(new))
+    assert f"{old}, a former storage of {orders.name}'s checkpoints, cannot be read" in done.said, done.err
+    assert len(orders.totals()) == 784
+    assert "cannot be looked at" in orders.command.done("checkpoints", orders.name).said
+    orders.command.done("savepoints", "delete", orders.name, str(number))
+    assert len(files(aside)) > 0
+    aside.rename(roots[0])
+    orders.ran("--checkpoint-storage", new)
+    assert files(roots[0]) == []
+    assert_whole(orders, new, 784)

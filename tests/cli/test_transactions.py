@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from confluent_kafka import Producer
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import traces
 from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.ending import aborting, committing
@@ -153,3 +155,18 @@ def open_transaction(orders: Orders, name: str) -> str:
     producer.produce(f"{orders.name}-totals", b"0")
     assert producer.flush(LIMIT_S) == 0
     return name
+
+
+@pytest.mark.exhaustive
+def test_what_the_broker_has_aborted_meanwhile(orders: Orders) -> None:
+    orders.killed_at("coordinator-decided")
+    (listed,) = shown(orders, "list")
+    with closing(Transactions(orders.config)) as transactions:
+        transactions.end_until_answered(listed["name"], listed["producer_id"], listed["epoch"], commit=False)
+    wait_until(lambda: shown(orders, "list")[0]["state"] == "CompleteAbort")
+    assert (shown(orders, "list")[0]["decided_in"], orders.totals()) == (1, [])
+    done = shown(orders, "commit", "--take-over")
+    assert (done["checkpoint"], list(done["fates"].values())) == (1, ["repaired"])
+    assert len(orders.totals()) == 700
+    orders.ran()
+    assert len(orders.totals()) == 700

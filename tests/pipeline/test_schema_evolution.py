@@ -45,7 +45,7 @@ class Swapped(NamedTuple):
 
 LOST: list[tuple[Any, Any, str]] = [
     (struct(("a", P1), ("b", P1)), struct(("first", P2 | None), ("a", P2), ("b", P2)), "S.a.y"),
-    (dict[str, dict[str, int]], dict[str, P1], "S (its keys beside x, y)"),
+    (dict[str, dict[str, int]], dict[str, P1], "S (its keys beside x, y)"), (tuple[P1, int], tuple[P2, int], "S.y"),
     (tuple[int, int], A1, "S (its items beside x)"),
     (A2, A1, "S (its fields are stored by position)"), (Pair, Swapped, "S (its fields are stored by position)"),
     (dict[tuple[int, ...], int], dict[frozenset[int], int], "S (its items that occur more than once)"),
@@ -70,6 +70,18 @@ def test_what_has_no_place_is_named(old: Any, new: Any, expected: str) -> None:
 @pytest.mark.parametrize(("old", "new"), WHOLE)
 def test_what_loses_nothing_has_no_problem(old: Any, new: Any) -> None:
     assert lost(describe(old), describe(new), "S") == []
+
+
+def test_members_of_unions() -> None:
+    """Tags tell records of a union apart; without them several could be meant."""
+    cash = struct(("sum", int), ("coins", int), name="Cash", tag=True)
+    card = struct(("sum", int), name="Card", tag=True)
+    less = struct(("sum", int), name="Cash", tag=True)
+    plain = struct(("sum", int), ("coins", int, 0), name="Payment")
+    assert lost(describe(cash | card), describe(less | card), "S") == ["S.coins"]
+    assert lost(describe(cash | card), describe(card | cash), "S") == []
+    assert lost(describe(cash | card), describe(plain), "S") == ["S (which of 2 records it is)"]
+    assert lost(describe(cash), describe(plain), "S") == []
 
 
 class Node(msgspec.Struct):
