@@ -102,11 +102,10 @@ WRONG = {
 
 
 def test_a_table_that_cannot_be_read_by_its_key(shop: Any) -> None:
-    for columns, said in WRONG.items():
-        shop.sql("DROP TABLE IF EXISTS wrong")
-        shop.sql(f"CREATE TABLE wrong ({columns})")
+    for number, (columns, said) in enumerate(WRONG.items()):
+        shop.sql(f"CREATE TABLE wrong{number} ({columns})")
         with pytest.raises(ConfigError) as raised:
-            shop.source("wrong", value=Named).finder("s").find(())
+            shop.source(f"wrong{number}", value=Named).finder("s").find(())
         assert said in str(raised.value)
 
 
