@@ -52,6 +52,8 @@ class HandlerOperator(TimedOperator[Emitted]):
     """Whether records have event times."""
     _takers: tuple[Callable[..., Any], ...] = field(init=False)
     """The methods that take records, one for each input."""
+    _none_held: tuple[tuple[()], ...] = field(init=False)
+    """Those held of each input, if they are held: none."""
     _taker: Callable[..., Any] = field(init=False)
     """The one of the call under way."""
     _timers: Timers = field(default_factory=Timers, init=False)
@@ -92,6 +94,7 @@ class HandlerOperator(TimedOperator[Emitted]):
     def __post_init__(self) -> None:
         TimedOperator.__post_init__(self)
         self._takers = tuple(getattr(self.handler, name) for name in self.handling.takers)
+        self._none_held = ((),) * len(self._takers) if self.handling.order == "time" else ()
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ class HandlerOperator(TimedOperator[Emitted]):
 
     def _new_entry(self, state: Any = None, *, timer: bool = False) -> Any:
         """An entry without held records."""
-        return (state, timer, *([] for _ in self._takers)) if self.handling.order == "time" else (state, timer)
+        return (state, timer, *map(list, self._none_held))
 
     def _take(self, batch: Batch) -> None:
         """Call the handler for the records as they come."""

@@ -194,7 +194,7 @@ def test_kills_and_other_parallelism_make_no_difference(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("join", ["full", "as-of"])
+@pytest.mark.parametrize("join", ["full", "as-of", "hopping-left"])
 def test_barriers_that_overtake_records_of_either_side_make_no_difference(
     join: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:

@@ -298,6 +298,30 @@ def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
     assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])
 
 
+def test_after_a_drain_windows_without_a_pair_are_over_too() -> None:
+    join, seen = WindowJoin(Tumbling("20ms")), Seen()
+    operator = operator_of(join, seen)
+    for (record, _), watermark in zip(
+        arrived([("l", "a", 5, False), ("r", "a", 6, False), ("l", "a", 25, False), ("r", "a", 26, False)], 0),
+        (END_OF_TIME, 30, 31, 99), strict=True,
+    ):  # fmt: skip
+        (operator.left if record.side == "l" else operator.right)(as_batch([record], join))
+        seen.watermark = NO_WATERMARK
+        advance(operator, watermark, 1)
+        operator = operator_of(join, seen, operator.table)
+    assert ([result[1:3] for result in seen.results], seen.late) == ([(2, 3)], [1])
+
+
+def test_a_session_of_both_sides_that_grows_leaves_the_state_that_a_snapshot_may_have() -> None:
+    join = WindowJoin(Session("20ms"))
+    operator = operator_of(join, Seen())
+    records = [Arrived(side, "a", time, time, time, NO_FLOOR) for side, time in (("l", 0), ("r", 10))]
+    operator.left(as_batch(records[:1], join))
+    (before,) = [state for _, _, state in operator.table.items()]
+    operator.right(as_batch(records[1:], join))
+    assert [len(side) for side in before[2]] == [1, 0]
+
+
 def test_at_one_time_the_place_counts_and_not_which_came_first() -> None:
     places = [("u", 0), ("t", 1), ("t", 0)]
     for order in (places, places[::-1]):

@@ -143,6 +143,7 @@ def operator_of(
     late: Callable[[Batch], None] = print,
     order: Order = "time",
     watermarks: dict[int, int] | None = None,
+    late_right: Callable[[Batch], None] | None = None,
 ) -> HandlerOperator:
     methods, handlings = dir(handler), {"on_record": Handling, "on_left": CoHandling}
     handling = next(of for name, of in handlings.items() if name in methods)(
@@ -155,8 +156,8 @@ def operator_of(
     )  # fmt: skip
     return OPERATORS[type(handling)](
         "p", HashMapBackend().timed_table(stored), range(MAX_PARALLELISM), MAX_PARALLELISM, handling, handler,
-        KeyReader("p", str), StateType("p", State), downstream=[listen], sides={"late": [late]}, late_output="late",
-        late_right_output="late",
+        KeyReader("p", str), StateType("p", State), downstream=[listen], late_output="late",
+        late_right_output="late-right", sides={"late": [late], "late-right": [late_right or late]},
     )  # fmt: skip
 
 
@@ -179,7 +180,11 @@ def play(
         out.extend(batch.records)
         times.extend(batch.times)
 
-    operator = operator_of(handler, listen, lambda batch: late.extend(record.id for record in batch.records))
+    late_right: list[int] = []
+    operator = operator_of(
+        handler, listen, lambda batch: late.extend(record.id for record in batch.records),
+        late_right=lambda batch: late_right.extend(record.id for record in batch.records),
+    )  # fmt: skip
     stream = list(floors(arrivals, disorder))
     for batch, watermark in in_batches(stream, cuts):
         if isinstance(operator, CoHandlerOperator):
@@ -193,7 +198,9 @@ def play(
     operator.advance(10_000)
     settle(operator, room)
     assert {slot for slot, _, _ in operator.table.items()} <= {FOREVER}, "no timer is left"
-    return out, times, sorted(late)
+    if isinstance(operator, CoHandlerOperator):
+        assert [arrivals[id][0] for id in late + late_right] == [0] * len(late) + [1] * len(late_right)
+    return out, times, sorted(late + late_right)
 
 
 @pytest.mark.parametrize("handler", [lambda _: Gathers(), GathersBoth], ids=["one-input", "two"])
