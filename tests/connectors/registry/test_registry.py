@@ -77,7 +77,7 @@ class NewOrder(msgspec.Struct):
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry on a busy machine is no outage."""
     monkeypatch.setitem(settings._DEFAULTS, "timeout", ANSWER_S)
 
