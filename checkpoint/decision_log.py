@@ -164,8 +164,8 @@ class DecisionLog:
         outcome = yield from self._append(self._staged([first], forgotten, []))
         if outcome is Outcome.NOT_WRITTEN:
             raise BrokerUnavailable(
-                f"The broker did not take the start of {self.pipeline}: {self.refusal} Nothing was read or written yet: "
-                f"run it again."
+                f"The broker did not take the start of {self.pipeline}: {self.refusal} Nothing was read or written "
+                f"yet: run it again."
             )
         if outcome is not Outcome.DONE:
             raise BrokerUnavailable(
