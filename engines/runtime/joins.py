@@ -33,8 +33,9 @@ LEFT, RIGHT = 0, 1
 VERSIONS = END_OF_TIME
 """The slot of a key's versions, which is never due."""
 
-UNWRITTEN_MAX = 100_000
-"""The most records of an interval join that are in memory alone, and not in the table, but for those of a batch."""
+UNWRITTEN_MAX = 40_000
+"""The most records that are in memory alone, and not in the table, but for those of a batch: a barrier waits until they
+are written."""
 
 State = tuple[list[Any], list[Any]]
 """The entries of the left side and of the right side, in one slot of one key; see `kept_state` of the joins."""
@@ -318,6 +319,7 @@ class AsOfJoiner(Joiner[AsOf]):
     """By bucket, in order of arrival."""
     _written: dict[int, int] = field(default_factory=dict, init=False)
     """By bucket, how many of them, from the first on, the table has."""
+    _count_unwritten: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
@@ -357,11 +359,14 @@ class AsOfJoiner(Joiner[AsOf]):
         ):
             place = origin.topic() or "", origin.partition() or 0, origin.offset() or 0
             buckets[time >> _BUCKET_BITS].append((time, key, *place, floor, record))
+        self._count_unwritten += len(batch.times)
+        if self._count_unwritten > UNWRITTEN_MAX:
+            self.settle()
 
     def settle(self) -> None:
         waiting, written = self._waiting, self._written
         rest = [one for bucket, some in waiting.items() for one in some[written.get(bucket, 0) :]]
-        self._written = {bucket: len(some) for bucket, some in waiting.items()}
+        self._written, self._count_unwritten = {bucket: len(some) for bucket, some in waiting.items()}, 0
         slots, keys = [one[0] | _SLOT_MS for one in rest], [one[1] for one in rest]
         self.table.update(_waits, slots, keys, [(time, *entry) for time, _, *entry in rest])
 
@@ -424,7 +429,9 @@ class AsOfJoiner(Joiner[AsOf]):
             if bucket == last and (rest := [one for one in due if one[0] > watermark]):
                 self._waiting[bucket] = rest
                 self._written[bucket] = sum(one[0] > watermark for one in due[:written])
+                written -= self._written[bucket]
                 due = [one for one in due if one[0] <= watermark]
+            self._count_unwritten -= len(due) - written
             due.sort(key=_turn)
             for some in slices(len(due)):
                 results = self._answered(due[some], known)
