@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.engines.runtime.batch import Batch, floors_of
+from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of
 from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
@@ -76,6 +76,22 @@ class Origins(Sequence[Coordinates]):
     def __iter__(self) -> Iterator[Coordinates]:
         names, marks = map(self._names.__getitem__, self._topics), map(self._marks.__getitem__, self._topics)
         return map(Coordinates, names, self._partitions, self._offsets, marks)
+
+    @property
+    def columns(self) -> tuple[list[str], Sequence[int], Sequence[int]]:
+        """See `coordinates_of`."""
+        return list(map(self._names.__getitem__, self._topics)), self._partitions, self._offsets
+
+
+def coordinates_of(origins: Sequence[Origin]) -> tuple[list[str], Sequence[int], Sequence[int]]:
+    """The topics, partitions and offsets of *origins*, as columns."""
+    if isinstance(origins, Origins):
+        return origins.columns
+    return (
+        [origin.topic() or "" for origin in origins],
+        [origin.partition() or 0 for origin in origins],
+        [origin.offset() or 0 for origin in origins],
+    )
 
 
 class BatchCodec:
@@ -174,15 +190,16 @@ class OpenFrame:
         if batch.floors is not None or self._floors is not None:
             self._floors = self._floors or array("q", [NO_FLOOR]) * len(self)
             self._floors += array("q", floors_of(batch))
-        topics: list[Any] = [origin.topic() or "" for origin in batch.origins]
+        topics: list[Any]
+        topics, partitions, offsets = coordinates_of(batch.origins)
         if topics and hasattr(batch.origins[0], "mark"):
             marks = [getattr(origin, "mark", None) for origin in batch.origins]
             topics = [name if mark is None else (name, mark) for name, mark in zip(topics, marks, strict=True)]
         for name in sorted(set(topics), key=str):
             self._names.setdefault(name, len(self._names))
         self._topics += array("H", map(self._names.__getitem__, topics))
-        self._partitions += array("i", [origin.partition() or 0 for origin in batch.origins])
-        self._offsets += array("q", [origin.offset() or 0 for origin in batch.origins])
+        self._partitions += array("i", partitions)
+        self._offsets += array("q", offsets)
 
     def encode(self) -> bytes:
         records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))

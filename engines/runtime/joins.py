@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Origins
+from exactlyonce.engines.runtime.batch_codec import Origins, coordinates_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -282,9 +282,8 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                     yield Joined(key_of(key), None, record)
 
 
-_place: Callable[[Any], Any] = itemgetter(0, 1, 2, 3)
-
-
+_version_turn: Callable[[Any], Any] = itemgetter(0, 1, 2, 3)
+"""By time, topic, partition and offset."""
 Waiting = tuple[int, bytes, str, int, int, int, Any]
 """(time, key, topic, partition, offset, floor, record) of a left record."""
 _turn: Callable[[Waiting], Any] = itemgetter(0, 1, 2, 3, 4)
@@ -354,11 +353,9 @@ class AsOfJoiner(Joiner[AsOf]):
         assert batch.times is not None
         assert batch.keys is not None
         buckets = self._waiting
-        for time, key, origin, floor, record in zip(
-            batch.times, batch.keys, batch.origins, floors, batch.records, strict=True
-        ):
-            place = origin.topic() or "", origin.partition() or 0, origin.offset() or 0
-            buckets[time >> _BUCKET_BITS].append((time, key, *place, floor, record))
+        coordinates = coordinates_of(batch.origins)
+        for waiting in zip(batch.times, batch.keys, *coordinates, floors, batch.records, strict=True):
+            buckets[waiting[0] >> _BUCKET_BITS].append(waiting)
         self._count_unwritten += len(batch.times)
         if self._count_unwritten > UNWRITTEN_MAX:
             self.settle()
@@ -378,13 +375,13 @@ class AsOfJoiner(Joiner[AsOf]):
         keep_ms, oldest = self.join.keep_ms, self._oldest(self.watermark)
         by_key: dict[bytes, list[Any]] = {}
         ends: dict[tuple[int, bytes], None] = {}
-        for key, time, floor, origin, value in zip(keys, times, floors, batch.origins, values, strict=True):
+        since = [max(time, floor + 1) for time, floor in zip(times, floors, strict=True)]
+        arrived = zip(times, *coordinates_of(batch.origins), since, values, strict=True)
+        for key, version in zip(keys, arrived, strict=True):
             if (versions := by_key.get(key)) is None:
                 versions = by_key[key] = self._versions(key)
-            place = origin.topic() or "", origin.partition() or 0, origin.offset() or 0
-            version = (time, *place, max(time, floor + 1), value)
-            versions.insert(bisect_right(versions, _place(version), key=_place), version)
-            if value is None:  # a slot without records, in which it is dropped
+            versions.insert(bisect_right(versions, _version_turn(version), key=_version_turn), version)
+            if version[5] is None:  # a slot without records, in which it is dropped
                 ends[max(version[4] + keep_ms, self.watermark) + 1 | _SLOT_MS, key] = None
         needed = [_needed(versions, oldest) for versions in by_key.values()]
         self.table.update(_versioned, [VERSIONS] * len(needed), [*by_key], needed)

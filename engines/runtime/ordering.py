@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
@@ -22,7 +22,8 @@ from exactlyonce.pipeline.timed import Timed
 
 Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
-place_of = itemgetter(0, 1, 2)
+held_turn = itemgetter(0, 1, 2)
+"""By topic, partition and offset."""
 Over = tuple[int, list[Held]]
 """A slot that is over, and the records to give."""
 
@@ -31,10 +32,7 @@ def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], 
     """Keep the records of *batch* in the slots of their times, each by *add* to what is kept there of its key."""
     assert batch.times is not None
     assert batch.keys is not None
-    held = [
-        (origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record)
-        for origin, record in zip(batch.origins, batch.records, strict=True)
-    ]
+    held = list(zip(*coordinates_of(batch.origins), batch.records, strict=True))
     for chunk in chunks(len(held)):
         operator.table.update(add, batch.times[chunk], batch.keys[chunk], held[chunk])
         operator.activity.breathe()
@@ -89,7 +87,7 @@ class Sorter(TimedOperator[Over]):
 
     def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
         """The records to give of a slot and key group that is over."""
-        return [held for entry in entries for held in sorted(entry, key=place_of)]
+        return [held for entry in entries for held in sorted(entry, key=held_turn)]
 
 
 @dataclass(slots=True)
@@ -120,7 +118,7 @@ class Deduplicator(Sorter):
         first: list[bytes] = []
         for key, (before, held) in zip(keys, entries, strict=True):
             if held and before is None and not self._remembered(slot, key):
-                given.append(min(held, key=place_of))
+                given.append(min(held, key=held_turn))
                 first.append(key)
         if self.spec.within_ms > 1:
             ends = [slot + self.spec.within_ms - 1] * len(first)

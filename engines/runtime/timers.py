@@ -20,7 +20,7 @@ from typing import Any
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
-from exactlyonce.engines.runtime.ordering import Held, hold, place_of
+from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError, Unavailable
@@ -288,7 +288,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         origins: list[Coordinates] = []
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
             held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
-            held.sort(key=place_of)  # of one record, that of the first input comes first
+            held.sort(key=held_turn)  # of one record, that of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(Coordinates(self.id, group, slot, ""))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import islice, product, repeat
 from operator import itemgetter
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import coordinates_of
 from exactlyonce.engines.runtime.operators import Sides
 from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, TimedParts
 from exactlyonce.engines.runtime.windows import HoppingWindows, Over, SessionWindows, TumblingWindows, WindowOperator
@@ -26,7 +27,7 @@ Entry = tuple[int, str, int, int, Any]
 """(time, topic, partition, offset, record)."""
 State = tuple[list[Entry], list[Entry]]
 """The entries of the left side and of the right side, in order of arrival."""
-_place = itemgetter(0, 1, 2, 3)
+_turn = itemgetter(0, 1, 2, 3)
 _record = itemgetter(4)
 
 
@@ -78,11 +79,8 @@ class WindowJoiner(Sides, WindowOperator[Any]):
 
     def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
         assert batch.times is not None
-        side = RIGHT if right else LEFT
-        return [
-            (side, (time, origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record))
-            for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
-        ]
+        entries = zip(batch.times, *coordinates_of(batch.origins), batch.records, strict=True)
+        return list(zip(repeat(RIGHT if right else LEFT), entries, strict=False))
 
     def _slices(
         self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[State]
@@ -97,7 +95,7 @@ class WindowJoiner(Sides, WindowOperator[Any]):
         yield Due(last, 0, Over(group, last, (), (), ()))
 
     def _pairs(self, state: State) -> Iterator[Pair[Any, Any]]:
-        lefts, rights = (list(map(_record, sorted(entries, key=_place))) for entries in state)
+        lefts, rights = (list(map(_record, sorted(entries, key=_turn))) for entries in state)
         if not rights and self.how in ("left", "full"):
             rights = [None]
         if not lefts and self.how in ("right", "full"):

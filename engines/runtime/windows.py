@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch, Origin
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
@@ -121,10 +121,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
         if not self.accumulator.placed:
             return batch.records
         assert batch.times is not None
-        return [
-            Placed(Place(time, origin.topic() or "", origin.partition() or 0, origin.offset() or 0), record)
-            for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
-        ]
+        return list(map(Placed, map(Place, batch.times, *coordinates_of(batch.origins)), batch.records))
 
     def _slices(
         self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
