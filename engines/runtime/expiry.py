@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.joins import Lookups, replaced
 from exactlyonce.engines.runtime.operators import StateCalls
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.expiry import Expiry
@@ -144,11 +144,11 @@ class ExpiringOperator(TimedOperator[None]):
         assert isinstance(expiry, Expiry)
         state_type = StateType[Any](node.id, VersionedState(expiry.state_of(node.state_type)))
         latest = Latest(parts.table, parts.groups, state_type, expiry)
-        shared = node.id, parts.table, parts.groups, parts.max_parallelism, latest
         if node.lookup is not None:
-            return ExpiringLookup(*shared, node.lookup, parts.read_keys)
+            return ExpiringLookup(*parts.shared, latest, node.lookup, parts.read_keys)
         return ExpiringStateful(
-            *shared,
+            *parts.shared,
+            latest,
             parts.function,
             node.kind is Kind.STATEFUL_FLAT_MAP,
             node.kind is Kind.REDUCE,
@@ -169,7 +169,7 @@ class ExpiringOperator(TimedOperator[None]):
         """The slots that end, which give nothing. A drain ends none: the next run goes on with the states."""
         for slot in [] if self.drains else self.table.slots(self.watermark):
             self.table.drop(slot, self.table.groups(slot))
-            yield Due(slot, 0, None)
+            yield nothing_at(slot)
 
 
 @dataclass(slots=True)

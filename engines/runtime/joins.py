@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Origins, coordinates_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
+from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at, slices
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup
@@ -49,9 +49,6 @@ class Results(NamedTuple):
     floors: Sequence[int] | None = None
 
 
-_NONE = Results((), ())
-
-
 @dataclass(slots=True)
 class Joiner(Sides, TimedOperator[Results], Generic[J]):
     """The common part of the joins by time."""
@@ -61,8 +58,7 @@ class Joiner(Sides, TimedOperator[Results], Generic[J]):
 
     @classmethod
     def made(cls, parts: TimedParts) -> Joiner[J]:
-        node = parts.node
-        return cls(node.id, parts.table, parts.groups, parts.max_parallelism, cast("J", node.timed), parts.read_keys)
+        return cls(*parts.shared, cast("J", parts.node.timed), parts.read_keys)
 
     def _give(self, results: Sequence[Results]) -> None:
         records = list(chain.from_iterable(some.records for some in results))
@@ -269,7 +265,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                     alone = [*self._without_partner(keys[some], states[some])]
                     yield Due(slot, len(alone), Results(alone, [slot] * len(alone)))
             self.table.drop(slot, groups)
-            yield Due(slot, 0, _NONE)
+            yield nothing_at(slot)
 
     def _without_partner(self, keys: Sequence[bytes], states: Sequence[State]) -> Iterator[Joined[Any, Any, Any]]:
         (left_alone, right_alone), key_of = self._alone, self.read_keys.one
@@ -439,7 +435,7 @@ class AsOfJoiner(Joiner[AsOf]):
             for group in groups:
                 for key in self.table.read(slot, group)[0]:
                     self._forget(key, watermark)
-                yield Due(slot, 0, _NONE)
+                yield nothing_at(slot)
             self.table.drop(slot, groups)
 
     def _answered(self, due: Sequence[Waiting], known: dict[bytes, tuple[Any, Sequence[Any]]]) -> Results:

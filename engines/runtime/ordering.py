@@ -24,7 +24,7 @@ Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
 held_turn = itemgetter(0, 1, 2)
 """By topic, partition and offset."""
-Over = tuple[int, list[Held]]
+Released = tuple[int, list[Held]]
 """A slot that is over, and the records to give."""
 
 
@@ -39,12 +39,12 @@ def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], 
 
 
 @dataclass(slots=True)
-class Sorter(TimedOperator[Over]):
+class Sorter(TimedOperator[Released]):
     """`in_order`: an entry is a list of held records."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
-        return cls(parts.node.id, parts.table, parts.groups, parts.max_parallelism)
+        return cls(*parts.shared)
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -54,7 +54,7 @@ class Sorter(TimedOperator[Over]):
     def _take(self, batch: Batch) -> None:
         hold(self, batch, self._with)
 
-    def _due(self) -> Iterator[Due[Over]]:
+    def _due(self) -> Iterator[Due[Released]]:
         table = self.table
         slots = table.slots(self.watermark)
         if self.drains:  # what was given before is remembered in the next run
@@ -68,7 +68,7 @@ class Sorter(TimedOperator[Over]):
                     yield Due(slot, len(held), (slot, held))
                 table.drop(slot, [group])
 
-    def _give(self, results: Sequence[Over]) -> None:
+    def _give(self, results: Sequence[Released]) -> None:
         held = list(chain.from_iterable(held for _, held in results))
         times = list(chain.from_iterable(repeat(slot, len(held)) for slot, held in results))
         origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
@@ -101,7 +101,7 @@ class Deduplicator(Sorter):
         spec = parts.node.timed
         assert isinstance(spec, Deduplicate)
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
-        return class_(parts.node.id, parts.table, parts.groups, parts.max_parallelism, spec=spec)
+        return class_(*parts.shared, spec=spec)
 
     @staticmethod
     def _with(entry: Any, held: Held) -> Any:

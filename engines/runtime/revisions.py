@@ -13,8 +13,8 @@ from itertools import compress
 from typing import Any, cast
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.timed import Due, slices
-from exactlyonce.engines.runtime.windows import Ended, Over, WindowOperator
+from exactlyonce.engines.runtime.timed import Due, nothing_at, slices
+from exactlyonce.engines.runtime.windows import Ended, WindowOperator, WindowResults
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Revised
 
@@ -66,7 +66,7 @@ class RevisedWindows(WindowOperator[Revised]):
         keys, origins = batch.keys, batch.origins
         self._update(added, into, [keys[place] for place in places], parts, lambda at: origins[places[at]])
 
-    def _due(self) -> Iterator[Due[Over]]:
+    def _due(self) -> Iterator[Due[WindowResults]]:
         table, lateness = self.table, self.window.lateness_ms
         slots = table.slots(self.watermark)
         ended, known, slot = Ended(table), set(slots), self.watermark
@@ -80,16 +80,16 @@ class RevisedWindows(WindowOperator[Revised]):
                     for last, part in sorted(new.items())
                 ]
                 for some in slices(len(parts)):
-                    over, ends = self._revised(slot, group, parts[some])
+                    results, ends = self._revised(slot, group, parts[some])
                     for end in ends.difference(known):
                         known.add(end)
                         heappush(slots, end)
-                    yield Due(slot, len(over.keys), over)
+                    yield Due(slot, len(results.keys), results)
                 ended.add(slot, group, len(keys))
-            yield Due(slot, 0, _NOTHING)
+            yield nothing_at(slot)
         ended.drop(slot)
 
-    def _revised(self, slot: int, group: int, parts: Sequence[Part]) -> tuple[Over, set[int]]:
+    def _revised(self, slot: int, group: int, parts: Sequence[Part]) -> tuple[WindowResults, set[int]]:
         """The results of *parts*, which are kept for later ones; the slots up to the watermark that these are in."""
         table, window, merge, clone = self.table, self.window, self.accumulator.merge, self.clone or _same
         assert merge is not None
@@ -109,11 +109,8 @@ class RevisedWindows(WindowOperator[Revised]):
         table.update(_given, ends, [key for _, key, _ in kept], [given for *_, given in kept])
         lasts = [last for _, last, *_ in parts]
         start = {last: window.start(last) for last in set(lasts)}.__getitem__
-        over = Over(group, slot, map(start, lasts), [key for key, *_ in parts], states, lasts, revisions)
-        return over, {end for end in ends if end <= self.watermark}
-
-
-_NOTHING = Over(0, 0, (), (), ())
+        results = WindowResults(group, slot, map(start, lasts), [key for key, *_ in parts], states, lasts, revisions)
+        return results, {end for end in ends if end <= self.watermark}
 
 
 def _same(state: Any) -> Any:

@@ -43,6 +43,11 @@ class Due(NamedTuple, Generic[R]):
     results: R
 
 
+def nothing_at(slot: int) -> Due[Any]:
+    """A step of a firing that gives nothing: *slot* is over, or others get a turn before the rest of it."""
+    return Due(slot, 0, None)
+
+
 def slices(count: int, size: int = SLICE_KEYS) -> Iterator[slice]:
     """So many keys in slices."""
     return (slice(start, start + size) for start in range(0, count, size))
@@ -61,6 +66,11 @@ class TimedParts:
     """The user's function, opened; None: it has none."""
     has_times: bool = True
     """Whether records have event times."""
+
+    @property
+    def shared(self) -> tuple[str, TimedTable[Any], Sequence[int], int]:
+        """The first fields of every `TimedOperator`."""
+        return self.node.id, self.table, self.groups, self.max_parallelism
 
     @property
     def read_keys(self) -> KeyReader:

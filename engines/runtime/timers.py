@@ -34,7 +34,7 @@ from exactlyonce.state.state_type import StateType
 
 Taken = tuple[str, int, int, Any, Callable[..., Any]]
 """A held record, as in `Held`, and the method that takes it."""
-SLICE_KEYS = 500
+CALLED_KEYS_MAX = 500
 """The most keys in a slice of a firing: each may take a user's time."""
 
 
@@ -80,10 +80,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         assert isinstance(handling, Handling)
         state_type = StateType[Any](node.id, kept_state(node.state_type))
         return cls(
-            node.id,
-            parts.table,
-            parts.groups,
-            parts.max_parallelism,
+            *parts.shared,
             handling,
             parts.function,
             parts.read_keys,
@@ -273,7 +270,7 @@ class HandlerOperator(TimedOperator[Emitted]):
             last = slot
             for group in table.groups(slot):
                 keys, entries = table.read(slot, group)
-                for some in slices(len(keys), SLICE_KEYS):
+                for some in slices(len(keys), CALLED_KEYS_MAX):
                     yield self._fired(slot, group, keys[some], entries[some])
                 table.drop(slot, [group])
         self._limit = NO_WATERMARK
@@ -351,7 +348,7 @@ class HandlerOperator(TimedOperator[Emitted]):
             slot = heappop(slots)
             for group in table.groups(slot):
                 keys, _ = table.read(slot, group)
-                for part in slices(len(keys), SLICE_KEYS):
+                for part in slices(len(keys), CALLED_KEYS_MAX):
                     some = keys[part]
                     for key in some:
                         table.put(slot, key, None)

@@ -15,8 +15,14 @@ from typing import Any
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import coordinates_of
 from exactlyonce.engines.runtime.operators import Sides
-from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, TimedParts
-from exactlyonce.engines.runtime.windows import HoppingWindows, Over, SessionWindows, TumblingWindows, WindowOperator
+from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, TimedParts, nothing_at
+from exactlyonce.engines.runtime.windows import (
+    HoppingWindows,
+    SessionWindows,
+    TumblingWindows,
+    WindowOperator,
+    WindowResults,
+)
 from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.joins import Pair, WindowJoin
 from exactlyonce.pipeline.timed import Timed
@@ -57,13 +63,10 @@ class WindowJoiner(Sides, WindowOperator[Any]):
 
     @classmethod
     def made(cls, parts: TimedParts) -> WindowJoiner:
-        node, join = parts.node, parts.node.timed
+        join = parts.node.timed
         assert isinstance(join, WindowJoin)
         return _OF_WINDOW[type(join.window)](
-            node.id,
-            parts.table,
-            parts.groups,
-            parts.max_parallelism,
+            *parts.shared,
             join.window,
             _BOTH_SIDES,
             parts.read_keys,
@@ -84,15 +87,15 @@ class WindowJoiner(Sides, WindowOperator[Any]):
 
     def _slices(
         self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[State]
-    ) -> Iterator[Due[Over]]:
+    ) -> Iterator[Due[WindowResults]]:
         pairs = (
             (start, key, pair)
             for start, key, state in zip(starts, keys, states, strict=True)
             for pair in self._pairs(state)
         )
         while some := [*islice(pairs, SLICE_KEYS)]:
-            yield Due(last, len(some), Over(group, last, *zip(*some, strict=True)))
-        yield Due(last, 0, Over(group, last, (), (), ()))
+            yield Due(last, len(some), WindowResults(group, last, *zip(*some, strict=True)))
+        yield nothing_at(last)
 
     def _pairs(self, state: State) -> Iterator[Pair[Any, Any]]:
         lefts, rights = (list(map(_record, sorted(entries, key=_turn))) for entries in state)

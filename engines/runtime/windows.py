@@ -30,8 +30,8 @@ from exactlyonce.state.state_type import StateType
 W = TypeVar("W", Tumbling, Hopping, Session, Revised)
 
 
-class Over(NamedTuple):
-    """Some keys, of one key group, whose windows have results in a slot."""
+class WindowResults(NamedTuple):
+    """Results of one key group in one slot, by columns."""
 
     group: int
     slot: int
@@ -46,7 +46,7 @@ class Over(NamedTuple):
 
 
 @dataclass(slots=True)
-class WindowOperator(TimedOperator[Over], Generic[W]):
+class WindowOperator(TimedOperator[WindowResults], Generic[W]):
     """The common part of the operators, one for each kind of window."""
 
     window: W
@@ -64,10 +64,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
         assert node.accumulator is not None
         accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
         return cls(
-            node.id,
-            parts.table,
-            parts.groups,
-            parts.max_parallelism,
+            *parts.shared,
             cast("W", node.timed),
             node.accumulator,
             parts.read_keys,
@@ -83,10 +80,10 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
             self._add(batch, slots, self._given(batch, right=right))
         self.activity.leave(self.id, entered_s, len(batch.records))
 
-    def _give(self, results: Sequence[Over]) -> None:
+    def _give(self, results: Sequence[WindowResults]) -> None:
         columns = _Columns()
-        for over in results:
-            columns.add(over)
+        for some in results:
+            columns.add(some)
         origins = list(map(Coordinates, repeat(self.id), columns.groups, columns.slots, repeat("")))
         batch = Batch(self._windowed(columns), origins, times=columns.slots)
         if (function := self.function) is not None:
@@ -125,11 +122,11 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
 
     def _slices(
         self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
-    ) -> Iterator[Due[Over]]:
+    ) -> Iterator[Due[WindowResults]]:
         """The results of *keys*, whose windows are over."""
         for some in slices(len(keys)):
-            over = Over(group, last, starts[some], keys[some], states[some])
-            yield Due(last, len(over.keys), over)
+            results = WindowResults(group, last, starts[some], keys[some], states[some])
+            yield Due(last, len(results.keys), results)
 
     def _windowed(self, columns: _Columns) -> list[Any]:
         result = self.accumulator.result
@@ -142,7 +139,7 @@ class WindowOperator(TimedOperator[Over], Generic[W]):
 
 @dataclass(slots=True)
 class _Columns:
-    """Results by columns: each has a place in all of them."""
+    """Results of all groups and slots, by columns."""
 
     groups: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -152,15 +149,15 @@ class _Columns:
     lasts: list[int] = field(default_factory=list)
     revisions: list[int] = field(default_factory=list)
 
-    def add(self, over: Over) -> None:
-        count = len(over.keys)
-        self.groups += repeat(over.group, count)
-        self.slots += repeat(over.slot, count)
-        self.starts += over.starts
-        self.keys += over.keys
-        self.states += over.states
-        self.lasts += repeat(over.slot, count) if over.lasts is None else over.lasts
-        self.revisions += repeat(0, count) if over.revisions is None else over.revisions
+    def add(self, results: WindowResults) -> None:
+        count = len(results.keys)
+        self.groups += repeat(results.group, count)
+        self.slots += repeat(results.slot, count)
+        self.starts += results.starts
+        self.keys += results.keys
+        self.states += results.states
+        self.lasts += repeat(results.slot, count) if results.lasts is None else results.lasts
+        self.revisions += repeat(0, count) if results.revisions is None else results.revisions
 
 
 @dataclass(slots=True)
@@ -198,7 +195,7 @@ class TumblingWindows(WindowOperator[Tumbling]):
         kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
         return self.without_late(batch, kept, right=right), list(compress(lasts, kept))
 
-    def _due(self) -> Iterator[Due[Over]]:
+    def _due(self) -> Iterator[Due[WindowResults]]:
         table, due = self.table, self.table.slots(self.watermark)
         ended = Ended(table)
         for last in due:
@@ -233,7 +230,7 @@ class HoppingWindows(WindowOperator[Hopping]):
         slots = [pane - count for pane, count in zip(panes, missed, strict=True)]
         return self.without_late(batch, kept, right=right), list(compress(slots, kept))
 
-    def _due(self) -> Iterator[Due[Over]]:
+    def _due(self) -> Iterator[Due[WindowResults]]:
         window, table, watermark = self.window, self.table, self.watermark
         slots = table.slots(watermark)
         panes = dict(zip(slots, window.lasts(slots), strict=True))
@@ -377,7 +374,7 @@ class SessionWindows(WindowOperator[Session]):
             slots, keys, states = zip(*sessions, strict=True)
             self.table.update(_replaced, slots, keys, states)
 
-    def _due(self) -> Iterator[Due[Over]]:
+    def _due(self) -> Iterator[Due[WindowResults]]:
         table, gap, watermark = self.table, self.window.gap_ms, self.watermark
         due, slot = table.slots(watermark), watermark
         ended, open_still = Ended(table), list[tuple[int, bytes, Any]]()
