@@ -1,7 +1,7 @@
 """Cases from the tests of other systems, as data: our windows and joins give the results that these expect.
 
-Records are `KEY TIME...`, and `NAME...@TIME` in joins, in ms. A row with *differs* expects our result, and names the other
-system's rule.
+Records are `KEY TIME...`, and `NAME...@TIME` in joins, in ms. A row with *differs* expects our result, and names the
+other system's rule.
 """
 
 from __future__ import annotations
