@@ -125,8 +125,15 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
     ) -> Iterator[Due[WindowResults]]:
         """The results of *keys*, whose windows are over."""
         for some in slices(len(keys)):
-            results = WindowResults(group, last, starts[some], keys[some], states[some])
+            results = WindowResults(group, last, starts[some], keys[some], self._given_out(states[some]))
             yield Due(last, len(results.keys), results)
+
+    def _given_out(self, states: Sequence[Any]) -> Sequence[Any]:
+        """*states*, copied if they are the results: what comes after may change these, and a snapshot that is still
+        being written has the states of the table."""
+        if self.clone is None or self.accumulator.result is not None:
+            return states
+        return list(map(self.clone, states))
 
     def _windowed(self, columns: _Columns) -> list[Any]:
         result = self.accumulator.result
@@ -276,6 +283,9 @@ class HoppingWindows(WindowOperator[Hopping]):
                 merged[key] = merge(merged[key], part) if key in merged else part
         keys = sorted(merged)
         return keys, [merged[key] for key in keys]
+
+    def _given_out(self, states: Sequence[Any]) -> Sequence[Any]:
+        return states  # they are merged copies
 
     def _copied(self, keys: list[bytes], states: list[Any]) -> tuple[list[bytes], list[Any]]:
         """*keys* with states that a merge may change."""

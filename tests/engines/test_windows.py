@@ -309,3 +309,18 @@ def test_a_later_result_leaves_the_state_as_it_is_that_a_snapshot_may_have() -> 
     before = [state for _, _, state in operator.table.items()]
     advance(operator, 9, 1)
     assert (before, seen.results[1].value) == ([(None, {19: [1]}), ((1, [0]), {})], [0, 1])
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_what_changes_a_result_leaves_a_snapshot_as_it_is_that_is_being_written(window: Window | Revised) -> None:
+    written = []
+    for change in (list.copy, list.clear):
+        seen = Seen()
+        operator = operator_of(window, seen.take, seen.take_late)
+        operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 7, NO_FLOOR)]))
+        snapshot = operator.table.freeze(1, 0)
+        advance(operator, 1_000, 1)
+        for result in seen.results:
+            change(result.value)
+        written.append([block.body for block in snapshot.encode() if block is not None])
+    assert written[0] == written[1]
