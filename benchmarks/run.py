@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import elsewhere
+import enrich
 import event_time
+import event_time_extremes
 import files
 import formats
 import keyed_state
@@ -50,6 +52,8 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "totals": throughput.totals,
     "many-totals": throughput.many_totals,
     "event-time": event_time.scenario,
+    "event-time-extremes": event_time_extremes.scenario,
+    "enrich": enrich.scenario,
     "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
