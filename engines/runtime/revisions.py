@@ -45,7 +45,7 @@ class RevisedWindows(WindowOperator[Revised]):
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         assert batch.keys is not None
         assert batch.times is not None
-        window, lateness, add = self.window, self.window.lateness_ms, self.accumulator.add
+        window, lateness, add = self.window, self.window.lateness_ms, self._added
         places: list[int] = []
         into: list[int] = []
         parts: list[tuple[int, Any]] = []

@@ -113,6 +113,12 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
                 raise self.error(origin_of(chunk.start + failed.index), cause) from cause
             self.activity.breathe()
 
+    def _added(self, state: Any, given: Any) -> Any:
+        """*state* with what is *given*, for operators that keep more than that in the table: if it is the record
+        itself, a copy of that, for other windows and branches have it, too."""
+        state = self.accumulator.add(state, given)
+        return self.clone(state) if state is given and self.clone is not None else state
+
     def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
         """The records as the accumulator takes them."""
         if not self.accumulator.placed:
@@ -342,7 +348,7 @@ class SessionWindows(WindowOperator[Session]):
 
     def _take(self, key: bytes, sessions: list[_Open], time: int, given: Any) -> None:
         """Add a record of *key* to its *sessions*, and unite those that it connects."""
-        gap, add = self.window.gap_ms, self.accumulator.add
+        gap, add = self.window.gap_ms, self._added
         for session in sessions:
             if session.first - gap < time < session.last + gap:
                 break

@@ -324,3 +324,24 @@ def test_what_changes_a_result_leaves_a_snapshot_as_it_is_that_is_being_written(
             change(result.value)
         written.append([block.body for block in snapshot.encode() if block is not None])
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_a_record_that_is_taken_as_the_accumulator_stays_as_it_is(window: Window | Revised) -> None:
+    """Other windows may have it, and other branches of the stream."""
+    seen = Seen()
+    operator = operator_of(window, seen.take, seen.take_late)
+    operator.accumulator = folded(list, _taken, merge, list[int], {})
+    batch = as_batch([Arrived(0, "a", 2, NO_FLOOR), Arrived(1, "a", 3, NO_FLOOR), Arrived(2, "a", 4, NO_FLOOR)])
+    records = batch.records = [[0], [1], [2]]
+    operator(batch)
+    advance(operator, 1_000, 1)
+    assert records == [[0], [1], [2]]
+    assert {tuple(sorted(result.value)) for result in seen.results} == {(0, 1, 2)}
+
+
+def _taken(ids: list[int], record: list[int]) -> list[int]:
+    if not ids:
+        return record
+    ids += record
+    return ids
