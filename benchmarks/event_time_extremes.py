@@ -91,13 +91,13 @@ def _quiet(bench: Bench) -> Figure:
     ):
         job.next_checkpoint()
         for number in range(bench.size(60, 5)):
-            began_s, deadline_s, unseen = time.time(), time.monotonic() + LIMIT_S, FEW
             bench.cluster.feed(state.source, encoded(range(number * FEW, (number + 1) * FEW), list(range(FEW))))
+            began_s, deadline_s, unseen = time.monotonic(), time.monotonic() + LIMIT_S, FEW
             while unseen:
                 messages = consumer.consume(unseen, 0.01)
                 require_records(messages)
                 unseen -= len(messages)
-                late_ms += [(time.time() - began_s) * 1000 - IDLE_MS - INTERVAL_MS] * len(messages)
+                late_ms += [(time.monotonic() - began_s) * 1000 - IDLE_MS - INTERVAL_MS] * len(messages)
                 if time.monotonic() > deadline_s:
                     raise Failed(
                         f"{unseen} of {FEW} windows are not seen after {LIMIT_S:.0f} s: {job.checkpoints[-1:]}"

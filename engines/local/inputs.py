@@ -201,7 +201,8 @@ class SourceInput:
         quiet = self.reader.quiet()
         if unsure := times.unsure(quiet, now_s):
             quiet = self.reader.quiet(ask=unsure)
-        times.rest(self.reader.positions(), quiet, now_s, behind=self._behind)
+        asked_s = self.slices.now_s() - now_s
+        times.rest(self.reader.positions(), quiet, now_s, behind=self._behind, asked_s=asked_s)
         self._ticks_s, self._behind = now_s + TICK_S, True
         return times.advanced(now_s)
 

@@ -134,6 +134,10 @@ def test_servers_are_asked_before_a_split_becomes_idle_and_after_a_pause() -> No
         times.rest(splits, [1], tenths / 10, behind=False)
     assert asked == [(10.0, {1})], "it is idle from then on"
     assert times.unsure([1], 13.5) == [1]
+    times.rest(splits, [1], 13.5, behind=False, asked_s=0.9)
+    assert not times.unsure([1], 15.3), "servers that took their time were no pause"
+    times.rest(splits, [1], 15.3, behind=False, asked_s=60.0)
+    assert times.unsure([1], 17.5) == [1]
     assert of(0, 1, idle=None).unsure([1], 13.5) == ()
 
 
