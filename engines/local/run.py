@@ -24,7 +24,7 @@ from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
 from exactlyonce.engines.local.monitoring.metrics import Metrics
 from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Paths, serving
-from exactlyonce.engines.local.monitoring.traces import exporting
+from exactlyonce.engines.local.monitoring.spans import exporting
 from exactlyonce.engines.local.monitoring.waiting import WaitingNow
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many

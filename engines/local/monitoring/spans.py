@@ -23,7 +23,7 @@ EXPORT_TIMEOUT_S = 5
 _OF_CHECKPOINT = ("kind", "bytes", "state_bytes", "committables", "records_committed", "sync_ms", "async_ms")
 
 
-class Traces(Reporter):
+class Spans(Reporter):
     """Gives the spans of *pipeline*'s run to a tracer of *provider*."""
 
     def __init__(self, pipeline: str, provider: TracerProvider) -> None:
@@ -92,8 +92,8 @@ class Traces(Reporter):
 
 
 @contextmanager
-def exporting(pipeline: str, url: str) -> Iterator[Traces]:
-    """The traces of *pipeline*'s run, sent to the collector at *url* by OTLP over HTTP, from a thread of their own."""
+def exporting(pipeline: str, url: str) -> Iterator[Spans]:
+    """The spans of *pipeline*'s run, sent to the collector at *url* by OTLP over HTTP, from a thread of their own."""
     with needing("otel", "opentelemetry-sdk", "traces (--traces)"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -105,6 +105,6 @@ def exporting(pipeline: str, url: str) -> Iterator[Traces]:
     exporter = OTLPSpanExporter(f"{url}/v1/traces", timeout=EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     try:
-        yield Traces(pipeline, provider)
+        yield Spans(pipeline, provider)
     finally:
         provider.shutdown()

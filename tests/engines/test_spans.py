@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from run_figures import CHECKPOINT, PHASES
 
-from exactlyonce.engines.local.monitoring.traces import Traces
+from exactlyonce.engines.local.monitoring.spans import Spans
 from exactlyonce.engines.options import collector_at
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -22,25 +22,25 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def traces(exporter: InMemorySpanExporter) -> Traces:
+def spans(exporter: InMemorySpanExporter) -> Spans:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    traces = Traces("totals", provider)
-    traces.event({"event": "started", "incarnation": 3})
-    return traces
+    spans = Spans("totals", provider)
+    spans.event({"event": "started", "incarnation": 3})
+    return spans
 
 
-def step(traces: Traces, step: str, at_ms: int, **fields: Any) -> None:
-    traces.event({"event": "step", "step": step, "at_ms": at_ms, **fields})
+def step(spans: Spans, step: str, at_ms: int, **fields: Any) -> None:
+    spans.event({"event": "step", "step": step, "at_ms": at_ms, **fields})
 
 
-def test_a_completed_checkpoint(traces: Traces, exporter: InMemorySpanExporter) -> None:
+def test_a_completed_checkpoint(spans: Spans, exporter: InMemorySpanExporter) -> None:
     begun_ms, ended_ms = 1_700_000_000_200, 1_700_000_000_500
-    step(traces, "triggered", begun_ms, checkpoint=7)
+    step(spans, "triggered", begun_ms, checkpoint=7)
     ack = {"task": "words", "worker": 1, **dict.fromkeys(PHASES, 10)}
-    step(traces, "acknowledged", begun_ms + 50, checkpoint=7, **ack)
+    step(spans, "acknowledged", begun_ms + 50, checkpoint=7, **ack)
     assert exporter.get_finished_spans() == (), "it is still running"
-    traces.event(CHECKPOINT)
+    spans.event(CHECKPOINT)
     (span,) = exporter.get_finished_spans()
     assert (span.name, span.start_time, span.end_time) == (
         "checkpoint", begun_ms * 1_000_000, ended_ms * 1_000_000,
@@ -54,22 +54,22 @@ def test_a_completed_checkpoint(traces: Traces, exporter: InMemorySpanExporter) 
     ]  # fmt: skip
 
 
-def test_an_aborted_checkpoint_and_a_restart(traces: Traces, exporter: InMemorySpanExporter) -> None:
-    step(traces, "deployed", 10, workers=[41, 42])
+def test_an_aborted_checkpoint_and_a_restart(spans: Spans, exporter: InMemorySpanExporter) -> None:
+    step(spans, "deployed", 10, workers=[41, 42])
     for number in (1, 2):
-        step(traces, "triggered", 20, checkpoint=number)
-    traces.event({"event": "note", "at_ms": 30, "text": "checkpoint 1 took longer than 5 ms; aborted"})
+        step(spans, "triggered", 20, checkpoint=number)
+    spans.event({"event": "note", "at_ms": 30, "text": "checkpoint 1 took longer than 5 ms; aborted"})
     for at_ms in (40, 50):  # the second attempt fails, too
-        step(traces, "restarting", at_ms, reason=f"killed at {at_ms}")
-        step(traces, "deployed", at_ms + 5, workers=[43, 44])
-        step(traces, "restored", at_ms + 6, worker=0)
-    step(traces, "restored", 60, worker=1)
-    spans = exporter.get_finished_spans()
-    assert [(span.name, span.end_time) for span in spans] == [
+        step(spans, "restarting", at_ms, reason=f"killed at {at_ms}")
+        step(spans, "deployed", at_ms + 5, workers=[43, 44])
+        step(spans, "restored", at_ms + 6, worker=0)
+    step(spans, "restored", 60, worker=1)
+    finished = exporter.get_finished_spans()
+    assert [(span.name, span.end_time) for span in finished] == [
         ("checkpoint", 30_000_000), ("checkpoint", 45_000_000), ("restart", 60_000_000),
     ]  # fmt: skip
-    assert [span.status.status_code for span in spans] == [StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET]
-    restart = spans[-1]
+    assert [span.status.status_code for span in finished] == [StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET]
+    restart = finished[-1]
     assert restart.start_time == 40_000_000
     assert restart.attributes is not None
     assert (restart.attributes["exactlyonce.reason"], restart.attributes["exactlyonce.attempts"]) == ("killed at 50", 2)
