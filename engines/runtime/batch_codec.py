@@ -13,7 +13,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of
-from exactlyonce.engines.runtime.operators import facts_of, or_skip
+from exactlyonce.engines.runtime.operators import facts_of, or_skip, shown_origin
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -137,7 +137,7 @@ class BatchCodec:
         """*frame* without the records that stem from *skips*; None: nothing is left."""
         batch = self.decode(frame)
         gone = {(place.topic, place.partition, place.offset) for place in skips}
-        kept = [(origin.topic(), origin.partition(), origin.offset()) not in gone for origin in batch.origins]
+        kept = [place not in gone for place in zip(*coordinates_of(batch.origins), strict=True)]
         if all(kept):
             return frame
         return self.encode(batch.where(kept)) if any(kept) else None
@@ -147,10 +147,9 @@ class BatchCodec:
             try:
                 code(record)
             except Exception as problem:
-                where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
                 return RecordError(
                     f"A record that was to be sent to another worker or round a loop is not a valid "
-                    f"{type_name(self._type)}: {problem}. It stems from the record at {where}. The job has stopped "
+                    f"{type_name(self._type)}: {problem}. It stems from {shown_origin(origin)}. The job has stopped "
                     f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
                     f"declare another type by output={or_skip(origin)}.",
                     **facts_of("", origin),

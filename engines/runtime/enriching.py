@@ -19,7 +19,7 @@ from typing import Any
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S
 from exactlyonce.engines.runtime.answers import AnswerCodec, Answers, FetchFailed
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip
+from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip, shown_origin
 from exactlyonce.engines.runtime.outage import is_outage
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.enrich import Calls, Enriched
@@ -133,9 +133,8 @@ class Enricher(BatchOperator):
 
     def _wrong(self, batch: Batch, place: int, what: str) -> RecordError:
         origin = batch.origins[place]
-        where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
         return RecordError(
-            f"Operator {self.id!r} {what.removesuffix('.')}. That was for the record at {where}. The job has stopped "
+            f"Operator {self.id!r} {what.removesuffix('.')}. That was for {shown_origin(origin)}. The job has stopped "
             f"before it; nothing is lost. Fix the function, and run again{or_skip(origin)}.",
             **facts_of(self.id, origin),
         )

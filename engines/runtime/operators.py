@@ -61,7 +61,7 @@ def record_error(
 ) -> RecordError | Unavailable:
     """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else."""
     text = text_of(error).removesuffix(".")
-    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or _shown(origin)}."
+    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or shown_origin(origin)}."
     if is_outage(error):
         return Unavailable(
             f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
@@ -81,7 +81,7 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
     text = text_of(error).removesuffix(".")
     return RecordError(
-        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
+        f"Sink {sink!r} cannot write {shown_origin(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
         f"before the sink, then run again{or_skip(origin)}.",
         **facts_of(sink, origin),
@@ -97,7 +97,8 @@ def or_skip(origin: Origin | None) -> str:
     return f"; or leave the record out: {option}" + (f"@{mark}" if mark else "")
 
 
-def _shown(origin: Origin | None) -> str:
+def shown_origin(origin: Origin | None) -> str:
+    """The record at *origin* for an error or a note."""
     if origin is None:
         return "a record"
     return f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}"
@@ -536,9 +537,9 @@ class Declared:
 def _not_as_declared(declared: Declared, origin: Origin, problem: str) -> RecordError:
     name = type_name(declared.type)
     return RecordError(
-        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
-        f"{problem.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, "
-        f"or declare what it returns{or_skip(origin)}."
+        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for "
+        f"{shown_origin(origin)}: {problem.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its "
+        f"function return {name}, or declare what it returns{or_skip(origin)}."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from exactlyonce.engines.runtime.batch import Batch, floors_of
-from exactlyonce.engines.runtime.operators import BatchOperator
+from exactlyonce.engines.runtime.operators import BatchOperator, shown_origin
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
@@ -258,6 +258,6 @@ class TimedOperator(BatchOperator, Generic[R]):
                 break
             more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
             self.note(
-                f"late: operator {self.id!r} leaves out the record at {origin.topic()}[{origin.partition()}] offset "
-                f"{origin.offset()}, of {shown_time(time)}: its time was over at {shown_time(floor)}{more}"
+                f"late: operator {self.id!r} leaves out {shown_origin(origin)}, of {shown_time(time)}: its time was "
+                f"over at {shown_time(floor)}{more}"
             )
