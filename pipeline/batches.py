@@ -7,11 +7,11 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.output import Emit
+from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.timers import Handling, Timers
 
 T = TypeVar("T")
@@ -28,12 +28,9 @@ class Batches(Handling):
 
     @property
     def problems(self) -> list[str]:
-        known = isinstance(self.count, int) and not isinstance(self.count, bool) and self.count > 0
-        problems = [] if known else [f"a batch of {self.count!r} records: give a whole number above 0"]
-        try:
-            problems += [] if self.timeout_ms != 0 else ["timeout= must be above 0"]
-        except ConfigError as error:
-            problems.append(str(error).removesuffix("."))
+        problems = [] if self.timeout is None else duration_problems(self.timeout, "timeout")
+        if not is_count(self.count):
+            problems.insert(0, f"a batch of {self.count!r} records: give a whole number above 0")
         return problems
 
     @cached_property

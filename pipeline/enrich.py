@@ -7,8 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sizes import is_count
 
@@ -51,12 +50,7 @@ class Calls:
             problems.append(f"in_flight={self.in_flight!r} must be {self.batch} or more: the records of a call")
         if not is_count(self.retries, least=0):
             problems.append(f"retries={self.retries!r} must be 0 or more")
-        try:
-            if self.timeout_s <= 0:
-                problems.append(f"timeout={self.timeout!r} must be longer")
-        except ConfigError as error:
-            problems.append(str(error))
-        return problems
+        return problems + duration_problems(self.timeout, "timeout")
 
     def __str__(self) -> str:
         return f"calls of {self.batch}, {self.in_flight} in flight, timeout {self.timeout}, retries {self.retries}"

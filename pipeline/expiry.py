@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
@@ -30,10 +29,7 @@ class Expiry(Timed):
 
     @property
     def problems(self) -> list[str]:
-        try:
-            return [] if self.ttl_ms else ["ttl= must be above 0"]
-        except ConfigError as error:
-            return [str(error).removesuffix(".")]
+        return duration_problems(self.ttl, "ttl")
 
     @cached_property
     def ttl_ms(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import msgspec
 
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Window, Windowed, kept_state, window_problems
@@ -99,12 +99,12 @@ class IntervalJoin(Timed):
 
     @property
     def left_ms(self) -> int:
-        """So long after a left record a right one may match it."""
+        """The time after a left record at which the last right one may match it."""
         return max(0, self.latest_ms)
 
     @property
     def right_ms(self) -> int:
-        """So long after a right record a left one may match it."""
+        """The time after a right record at which the last left one may match it."""
         return max(0, -self.earliest_ms)
 
     def right(self, record: Any) -> Any:
@@ -166,16 +166,11 @@ class AsOf(Timed):
     @property
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
-        problems = _how_problems(self.how, Enrichment)
-        try:
-            duration_ms(self.keep, "keep=")
-        except ConfigError as error:
-            problems.append(str(error).removesuffix("."))
-        return problems
+        return [*_how_problems(self.how, Enrichment), *duration_problems(self.keep, "keep", least_ms=0)]
 
     @cached_property
     def keep_ms(self) -> int:
-        return duration_ms(self.keep, "keep=")
+        return duration_ms(self.keep, "keep")
 
     def right(self, record: Any) -> Any:
         """The type of versions, from that of the right records."""

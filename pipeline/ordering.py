@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import Order
@@ -46,10 +45,7 @@ class Deduplicate(Timed):
     @property
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
-        try:
-            problems = [] if duration_ms(self.within, "within") else ["within= must be above 0"]
-        except ConfigError as error:
-            problems = [str(error).removesuffix(".")]
+        problems = duration_problems(self.within, "within")
         if self.order not in get_args(Order):
             problems.append(f"order={self.order!r} must be one of {', '.join(map(repr, get_args(Order)))}")
         return problems

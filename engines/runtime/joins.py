@@ -117,7 +117,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
     _bounds: tuple[tuple[int, int], tuple[int, int]] = field(init=False)
     """By side: the bounds of a partner's time less the own."""
     _after: tuple[int, int] = field(init=False)
-    """By side: so long after an entry a partner may come."""
+    """By side: the time after an entry at which the last partner may come."""
     _alone: tuple[bool, bool] = field(init=False)
     """By side: whether entries without a partner come out."""
     _width: tuple[int, int] = field(init=False)
@@ -130,7 +130,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         Joiner.__post_init__(self)
         join = self.join
         self._bounds = (join.earliest_ms, join.latest_ms), (-join.latest_ms, -join.earliest_ms)
-        self._after = max(0, join.latest_ms), max(0, -join.earliest_ms)
+        self._after = join.left_ms, join.right_ms
         self._alone = join.how in ("left", "full"), join.how in ("right", "full")
         shared = max(1, (join.latest_ms - join.earliest_ms) // 4)
         left, right = self._alone

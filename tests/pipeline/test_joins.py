@@ -121,7 +121,7 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
     r"expected a window, as Tumbling\(\"10s\"\), got '10s'": lambda p: itself(p, window="10s"),
     "the gap must be above 0": lambda p: itself(p, window=Session("0s")),
     "how='full' must be one of 'inner', 'left'": lambda p: _enriched(p, "lookup", how="full"),
-    "keep= is 'long'": lambda p: _enriched(p, "as_of", keep="long"),
+    "keep is 'long'": lambda p: _enriched(p, "as_of", keep="long"),
     r"late records are Order, and 'late' is declared with Customer": lambda p: itself(p, late=late),
     "the keys of the left side are int, and those of the right one str": lambda p: _enriched(p, "as_of", key=of_id),
     "join goes by event time, and the records of 'timeless' have none": lambda p: (
