@@ -589,7 +589,13 @@ def folded(new: Any, add: Any, merge: Any, state: Any, names: Mapping[str, Any])
             raise TypeError(f"{adding.name} returned None: let it return the accumulator")
         return state
 
-    return Accumulator(type_, type_, added, merge)
+    def merged(state: Any, other: Any) -> Any:
+        state = merge(state, other)
+        if state is None:
+            raise TypeError(f"{merging[0].name} returned None: let it return the accumulator")
+        return state
+
+    return Accumulator(type_, type_, added, merged if merging else None)
 
 
 def held(record: Any, names: Mapping[str, Any]) -> Accumulator:

@@ -91,8 +91,7 @@ class RevisedWindows(WindowOperator[Revised]):
 
     def _revised(self, slot: int, group: int, parts: Sequence[Part]) -> tuple[WindowResults, set[int]]:
         """The results of *parts*, which are kept for later ones; the slots up to the watermark that these are in."""
-        table, window, merge, clone = self.table, self.window, self.accumulator.merge, self.clone or _same
-        assert merge is not None
+        table, window, clone = self.table, self.window, self.clone or _same
         revisions: list[int] = []
         states: list[Any] = []
         kept: list[tuple[int, bytes, tuple[int, Any]]] = []
@@ -100,7 +99,9 @@ class RevisedWindows(WindowOperator[Revised]):
             end = last + window.lateness_ms
             entry = table.get(end, key) if end > slot else None
             before = given if entry is None else cast("tuple[int, Any] | None", entry[0])
-            count, state = (0, part) if before is None else (before[0], merge(clone(before[1]), clone(part)))
+            count, state = before or (0, part)
+            if before is not None:
+                (state,) = self._merge([key], [clone(state)], [clone(part)], window.start(last), last)
             revisions.append(count)
             states.append(clone(state))
             if end > slot:

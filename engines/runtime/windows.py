@@ -16,10 +16,11 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch, Origin
 from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
-from exactlyonce.engines.runtime.operators import chunks
+from exactlyonce.engines.runtime.operators import chunks, record_error
 from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
-from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
+from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Windowed, moment
@@ -118,6 +119,21 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
         itself, a copy of that, for other windows and branches have it, too."""
         state = self.accumulator.add(state, given)
         return self.clone(state) if state is given and self.clone is not None else state
+
+    def _merge(
+        self, keys: Sequence[bytes], states: Sequence[Any], parts: Sequence[Any], start: int, last: int
+    ) -> list[Any]:
+        """The *states* of *keys* in the window from *start* to *last*, each merged with its part."""
+        merge, merged = self.accumulator.merge, list[Any]()
+        assert merge is not None
+        try:
+            merged += map(merge, states, parts)  # keeps the results before an error
+            require_whole(merged, len(keys))
+        except USERS_ERRORS as error:
+            key = self.read_keys.one(keys[len(merged)])
+            on = f"two parts of the window of {key!r} from {shown_time(start)} to {shown_time(last + 1)}"
+            raise record_error(f"merge() of operator {self.id!r}", self.id, None, error, on=on) from error
+        return merged
 
     def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
         """The records as the accumulator takes them."""
@@ -251,12 +267,12 @@ class HoppingWindows(WindowOperator[Hopping]):
         fired = min(before.values())
         due = {last for pane in set(panes.values()) for last in window.windows(pane) if fired < last <= watermark}
         for last in sorted(due):
-            groups = self._parts(last, panes)
+            start, groups = window.start(last), self._parts(last, panes)
             ended = [slot for slot, pane in panes.items() if window.last_window(pane) <= last]
             for group in sorted(groups):
                 if before[group] < last:
-                    keys, states = self._merged(group, groups[group])
-                    yield from self._slices(last, group, [window.start(last)] * len(keys), keys, states)
+                    keys, states = self._merged(group, groups[group], start, last)
+                    yield from self._slices(last, group, [start] * len(keys), keys, states)
             if ended:
                 table.drop(ended[-1], groups)
 
@@ -270,23 +286,23 @@ class HoppingWindows(WindowOperator[Hopping]):
                     groups.setdefault(group, []).append(slot)
         return groups
 
-    def _merged(self, group: int, slots: Sequence[int]) -> tuple[list[bytes], list[Any]]:
-        """The keys of all *slots* of *group*, sorted, with their merged states."""
-        merge = self.accumulator.merge
-        assert merge is not None
+    def _merged(self, group: int, slots: Sequence[int], start: int, last: int) -> tuple[list[bytes], list[Any]]:
+        """The keys of all *slots* of *group*, sorted, with their merged states of the window from *start* to *last*."""
         (keys, states), *others = [self._copied(*self.table.read(slot, group)) for slot in slots]
         differing = []
         for more, parts in others:
             if more == keys:  # as in most panes: far cheaper than key by key
-                states = list(map(merge, states, parts))
+                states = self._merge(keys, states, parts, start, last)
             else:
                 differing.append((more, parts))
         if not differing:
             return keys, states
         merged = dict(zip(keys, states, strict=True))
         for more, parts in differing:
-            for key, part in zip(more, parts, strict=True):
-                merged[key] = merge(merged[key], part) if key in merged else part
+            new = dict(zip(more, parts, strict=True))
+            both = [key for key in more if key in merged]
+            states = self._merge(both, [merged[key] for key in both], [new[key] for key in both], start, last)
+            merged |= new | dict(zip(both, states, strict=True))
         keys = sorted(merged)
         return keys, [merged[key] for key in keys]
 

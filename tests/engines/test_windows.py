@@ -19,6 +19,7 @@ from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
 from exactlyonce.engines.runtime.timed import KeyReader, TimedOperator
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
+from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
@@ -345,3 +346,28 @@ def _taken(ids: list[int], record: list[int]) -> list[int]:
         return record
     ids += record
     return ids
+
+
+def nothing(one: list[int], other: list[int]) -> Any:
+    one += other
+
+
+@pytest.mark.parametrize("window", [Hopping("40ms", every="20ms"), Revised(Tumbling("40ms"), early="20ms")], ids=str)
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda one, other: 1 // 0, "ZeroDivisionError: .*"),
+        (lambda one, other: next(iter(())), "StopIteration: .*"),
+        (nothing, "TypeError: nothing returned None: let it return the accumulator.*"),
+    ],
+)  # fmt: skip
+def test_an_error_of_merge_names_operator_key_and_window(
+    window: Window | Revised, wrong: Callable[[list[int], list[int]], list[int]], error: str
+) -> None:
+    seen = Seen()
+    operator = operator_of(window, seen.take, seen.take_late)
+    operator.accumulator = folded(list, add, wrong, list[int], {})
+    operator(as_batch([Arrived(0, "a", 40, NO_FLOOR), Arrived(1, "a", 60, NO_FLOOR)]))
+    raised = f"^merge\\(\\) of operator 'w' raised {error}, on two parts of the window of 'a' from "
+    with pytest.raises(RecordError, match=raised + r"1970-01-01T00:00:00.040Z to 1970-01-01T00:00:00.080Z\. .*lost"):
+        advance(operator, 1_000, 1)
