@@ -940,8 +940,9 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
         ``merge(one, other)`` returns that of two parts of a window; hopping windows, sessions, *early* and *lateness*
         need it. Parts come in any order: `merge` must be associative and commutative, and agree with `add`, or results
-        depend on the run. *state* is the type of the accumulator where no annotation tells it; *state_version* and
-        *migrations* are those of `stateful_map`, the other options those of `aggregate`.
+        depend on the run; `exactlyonce.testing.assert_merges` tries it. *state* is the type of the accumulator where no
+        annotation tells it; *state_version* and *migrations* are those of `stateful_map`, the other options those of
+        `aggregate`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
