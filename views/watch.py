@@ -76,11 +76,11 @@ class Watch:
         self._seen = dict(sorted(views.items())[-CHECKPOINTS:])
         seen = [*self._seen.values()]
         state, verdict = self._verdict(history, seen, problem, now_ms)
-        lags = [each.lag for each in partitions if each.lag is not None]
+        lags = [partition.lag for partition in partitions if partition.lag is not None]
         open_transactions = sum(output.kind == TRANSACTION for output in waiting)
         figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": open_transactions}
         if self._letters:
-            counts = [_records_by_sink(each.manifest) for each in seen]
+            counts = [_records_by_sink(view.manifest) for view in seen]
             figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)
         if not problem:
             self._samples.append((now_ms, figures["records_per_s"], figures["lag"]))
@@ -92,13 +92,13 @@ class Watch:
             "incarnation": newest.incarnation if newest else 0, "restarts": 0,
             "figures": figures, "samples": list(self._samples), "workers": [],
             "graph": self._nodes(history.latest.parallelism if history.latest else 1),
-            "checkpoints": [bar for each in seen for bar in _bars(each)][-CHECKPOINTS:],
-            "partitions": [each._asdict() for each in partitions],
+            "checkpoints": [bar for view in seen for bar in _bars(view)][-CHECKPOINTS:],
+            "partitions": [partition._asdict() for partition in partitions],
             "watermarks": [
-                {"id": each.source, "at_ms": each.at_ms, "held_back_by": each.held_back_by, "late": None}
-                for each in source_watermarks(history.latest)
+                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None}
+                for source in source_watermarks(history.latest)
             ] if history.latest else [],
-            "savepoints": [_savepoint(each) for each in reversed(history.savepoints.values())],
+            "savepoints": [_savepoint(manifest) for manifest in reversed(history.savepoints.values())],
             "transactions": [output.figures(now_ms) for output in waiting],
             "notes": [*_story(history)][:NOTES],
         }  # fmt: skip
@@ -176,7 +176,7 @@ def _ago(view: CheckpointView, now_ms: int) -> str:
 
 def _usual_s(seen: Sequence[CheckpointView]) -> float:
     """The median time from one checkpoint to the next, in seconds; 0 if there are fewer than two."""
-    at_ms = [each.manifest.completed_at_ms for each in seen]
+    at_ms = [view.manifest.completed_at_ms for view in seen]
     steps = sorted(after - before for before, after in pairwise(at_ms))
     return steps[len(steps) // 2] / 1000 if steps else 0.0
 
@@ -185,7 +185,7 @@ def _rate(seen: Sequence[CheckpointView]) -> int:
     """Records of topics read per second, from the last checkpoint but one to the last."""
     if len(seen) < 2:
         return 0
-    before, after = (each.manifest for each in seen[-2:])
+    before, after = (view.manifest for view in seen[-2:])
     positions = [{(at.topic_id, at.partition): at.offset for at in manifest.in_cluster} for manifest in (before, after)]
     read = sum(max(0, offset - positions[0].get(place, offset)) for place, offset in positions[1].items())
     return int(read * 1000 / max(1, after.completed_at_ms - before.completed_at_ms))
@@ -193,7 +193,7 @@ def _rate(seen: Sequence[CheckpointView]) -> int:
 
 def _cause(waiting: Sequence[WaitingOutput], now_ms: int) -> str:
     """The transaction that the broker aborts next, if that is soon: it holds readers back meanwhile."""
-    left = [(left_ms, each) for each in waiting if (left_ms := each.left_ms(now_ms)) is not None]
+    left = [(left_ms, output) for output in waiting if (left_ms := output.left_ms(now_ms)) is not None]
     left_ms, nearest = min(left, key=lambda pair: pair[0], default=(0, None))
     if nearest is None or nearest.timeout_ms is None or left_ms > nearest.timeout_ms / 2:
         return ""
@@ -215,14 +215,14 @@ def _records_by_sink(manifest: Manifest) -> dict[str, int]:
 
 def _bars(view: CheckpointView) -> list[dict[str, Any]]:
     """A checkpoint, after those that were aborted before it."""
-    aborted = [
+    bars = [
         {
-            "id": each["checkpoint"], "triggered_ms": each["triggered_at_ms"], "outcome": "aborted",
-            "duration_ms": each["lasted_ms"], "reason": each["reason"],
+            "id": aborted["checkpoint"], "triggered_ms": aborted["triggered_at_ms"], "outcome": "aborted",
+            "duration_ms": aborted["lasted_ms"], "reason": aborted["reason"],
         }
-        for each in view.phases["aborted"]
+        for aborted in view.phases["aborted"]
     ]  # fmt: skip
-    return [*aborted, _bar(view)]
+    return [*bars, _bar(view)]
 
 
 def _opened(bar: Mapping[str, Any]) -> dict[str, Any]:

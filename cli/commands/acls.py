@@ -66,7 +66,9 @@ def acls(args: argparse.Namespace) -> int:
     stores = [*grants_of_graph(graph, user, creates=not args.no_create)]
     if args.json:
         document = {
-            "kafka": [right._asdict() | {"prefixed": right.prefixed, "operations": each} for right, each in kafka],
+            "kafka": [
+                right._asdict() | {"prefixed": right.prefixed, "operations": operations} for right, operations in kafka
+            ],
             "stores": [{"node": node, **grants._asdict()} for node, grants in stores],
         }
         print(text.document(document))

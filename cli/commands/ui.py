@@ -57,11 +57,11 @@ def ui(args: argparse.Namespace) -> int:
     if len(watched) == 1:
         paths = paths_of(watched[0].state, watched[0].checkpoint, watched[0].changes)
     else:
-        paths = paths_of(lambda: {"pipelines": [each.summary() for each in watched]}, lambda _: None)
-        for each in watched:
-            paths = {**paths, **paths_of(each.state, each.checkpoint, each.changes, f"/{each.pipeline}/")}
+        paths = paths_of(lambda: {"pipelines": [one.summary() for one in watched]}, lambda _: None)
+        for one in watched:
+            paths = {**paths, **paths_of(one.state, one.checkpoint, one.changes, f"/{one.pipeline}/")}
     with serving(host, port, paths):
-        threads = [threading.Thread(target=each.run, name="watch", daemon=True) for each in watched]
+        threads = [threading.Thread(target=one.run, name="watch", daemon=True) for one in watched]
         for thread in threads:
             thread.start()
         print(f"http://{args.listen}/ shows {', '.join(chosen)}. Ctrl-C ends it.", flush=True)

@@ -167,8 +167,8 @@ class Metrics(Reporter):
             self._metrics["pending_records"].remove(self._pipeline, *map(str, place), str(subtask))
 
     def turned(self, state: str, rests_s: float = 0.0) -> None:
-        for each in STATES:
-            self._of("job_state", each).set(int(each == state))
+        for known in STATES:
+            self._of("job_state", known).set(int(known == state))
 
     def answer(self, asked: Asked) -> Answer:
         """All of them, in the form that the scraper accepts. For any thread."""

@@ -190,7 +190,7 @@ class Page(Reporter):
         for figures in self._workers.values():
             late.update(figures.newest.late)
             for id, watermark in figures.newest.watermarks.items():
-                lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda each: (each.idle, each.time_ms))
+                lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda known: (known.idle, known.time_ms))
         for id, watermark in lowest.items():
             at_ms = watermark.time_ms if NO_WATERMARK < watermark.time_ms < END_OF_TIME else None
             yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id]}
