@@ -152,7 +152,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         state = self._taker(own, state, record, self._timers, self._emit)
         if self._mutable_is(state, record):
             state = self.state_type.clone(state)
-        return self._settled(key, own, state, passed)
+        return self._settled(key, own, self._unshared(state), passed)
 
     def _passed(self, key: bytes) -> int:
         """The watermark of the key group of *key*."""
@@ -169,7 +169,16 @@ class HandlerOperator(TimedOperator[Emitted]):
         elif self.has_times:
             self._timers.event.now_ms = self._result_time
         method = self.handler.on_clock if clock else self.handler.on_time
-        return method(own, state, moment(at), self._timers, self._emit)
+        return self._unshared(method(own, state, moment(at), self._timers, self._emit))
+
+    def _unshared(self, state: Any) -> Any:
+        """The state that a call has returned; a copy, if what it has emitted may have a part of it: that keeps its
+        value."""
+        if self._given:
+            if state is not None and self.state_type.mutable and any(map(self.state_type.shares, self._given)):
+                state = self.state_type.clone(state)
+            self._given.clear()
+        return state
 
     def _settled(self, key: bytes, own: Any, state: Any, passed: int) -> Any:
         """Note the timers that the last call has set; those at *passed* or before go off at once."""
@@ -203,10 +212,6 @@ class HandlerOperator(TimedOperator[Emitted]):
 
     def _entry(self, key: bytes, state: Any) -> Any:
         """The entry of *state*."""
-        if self._given:
-            if state is not None and self.state_type.mutable and any(map(self.state_type.shares, self._given)):
-                state = self.state_type.clone(state)
-            self._given.clear()
         self._emptied[key] = state is None
         return self._new_entry(state)
 

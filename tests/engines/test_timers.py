@@ -353,3 +353,31 @@ def test_what_a_handler_lacks_is_said_with_the_record_or_the_timer() -> None:
         RecordError, match=r"on_time\(\) of operator 'p' raised ZeroDivisionError.*on the timer of 'a' at"
     ):
         settle(operator)
+
+
+class EmitsState:
+    """Emits its state as it is, which the next call for the key changes in place."""
+
+    def on_record(self, key: str, ids: State | None, record: Arrived, timers: Timers, emit: Emit[State]) -> State:
+        ids = ids or []
+        ids.append(record.id)
+        emit(ids)
+        timers.event.set(moment(40))
+        return ids
+
+    def on_time(self, key: str, ids: State | None, at: datetime, timers: Timers, emit: Emit[State]) -> State:
+        assert ids is not None
+        ids.append(-1)
+        return ids
+
+
+@pytest.mark.parametrize("order", ["time", "arrival"])
+def test_an_output_with_the_state_keeps_its_value_as_the_next_call_changes_that(order: Order) -> None:
+    out: list[State] = []
+    operator = operator_of(EmitsState(), lambda batch: out.extend(batch.records), order=order)
+    operator.advance(50)
+    settle(operator)
+    operator(as_batch([Arrived(0, "a", 60, -1_000), Arrived(1, "a", 60, -1_000)]))
+    operator.advance(100)
+    settle(operator)
+    assert out == [[0], [0, -1, 1]]
