@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_figures import CHECKPOINT, PHASES, progress
 
-from exactlyonce import Pipeline
+from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import WatermarkOf
@@ -95,6 +95,19 @@ def test_checkpoints(page: Page) -> None:
     trigger(page, *range(4, 4 + CHECKPOINTS))
     assert (len(outcomes(page)), min(outcomes(page))) == (CHECKPOINTS, 4)
     assert [detail(page, wrong) for wrong in (1, "", "x", -1)] == [404] * 4
+
+
+def test_operators_say_which_records_they_bring_together(health: Health) -> None:
+    pipeline = Pipeline("counts")
+    words = pipeline.source("words", KafkaSource("words", value=str, time=lambda word: 0)).key_by(len, id="by-length")
+    counts = words.window(Tumbling("10s")).aggregate("counts", Count(), lateness="5s")
+    counts.sink("out", KafkaSink("out"))
+    words.reduce("longest", max).sink("longest-out", KafkaSink("longest"))
+    page = Page(plan(pipeline.build(), 2), health, Clock())
+    told = {node["id"]: node["about"] for node in page.state()["graph"]}
+    assert told["words"] == "KafkaSource words"
+    assert told["counts"] == "tumbling 10s, lateness 5s"
+    assert told["longest"] == "state str"
 
 
 def test_the_bottleneck_is_named(page: Page) -> None:

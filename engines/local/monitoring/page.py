@@ -265,11 +265,14 @@ def drawn(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _about(graph: LogicalGraph, node: Node) -> str:
-    """What it reads, writes or keeps."""
+    """What it reads or writes, which records it brings together, or what it keeps."""
     if node.source is not None:
         return f"{type(node.source).__name__} {node.source.place}"
     if node.sink is not None:
         return f"{type(node.sink).__name__} {node.sink.shown}"
+    for told in (node.timed, node.lookup, node.calls):
+        if told is not None:
+            return str(told)
     return f"state {node.kept.name}" if node.state_type is not None else schema.type_name(node.type)
 
 
