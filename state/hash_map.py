@@ -88,7 +88,8 @@ class HashMapStates(StatesTable[S]):
         if added:
             keys = list(islice(reversed(self._states), added))
             groups = self._contents.layout.groups(keys)
-            require(self._keys.keys() >= set(groups), f"all keys are of the key groups {sorted(self._keys)}")
+            foreign = set(groups) - self._keys.keys()
+            require(not foreign, f"no key is of another table, as those of the key groups {foreign} are")
             self._take(keys, groups)
 
     def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
