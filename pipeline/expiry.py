@@ -13,7 +13,7 @@ from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
 
 SLOTS = 16
-"""The slots of a time to live: a state moves to a later one so often at most."""
+"""The slots of a time to live, or of what is left out as a duplicate: a state moves to a later one so often at most."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.expiry import SLOTS
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import Order
@@ -35,7 +36,7 @@ class InOrder(Timed):
 class Deduplicate(Timed):
     """Leaves out the records of a key within a time after one that it has given.
 
-    A slot is the time of held records, and the last ms of the time after a record that was given.
+    A slot is the time of held records, or an end of the time after a record that was given: these share slots.
     """
 
     within: str
@@ -59,6 +60,14 @@ class Deduplicate(Timed):
     @cached_property
     def within_ms(self) -> int:
         return duration_ms(self.within)
+
+    def slot(self, time: int) -> int:
+        """The slot that remembers a record that was given at *time*: none that it leaves out comes later.
+
+        The table is fast with few slots. Two records of a key that are given are `within` apart, so each has its own.
+        """
+        end = time + self.within_ms - 1
+        return end + -end % max(1, self.within_ms // SLOTS)
 
     def kept_state(self, record: Any) -> Any:
         """The type of what is kept for a slot: the time of a record that was given, and held records; see `InOrder`."""

@@ -61,12 +61,18 @@ class Sorter(TimedOperator[Released]):
             while slots and not any(map(self._holds, table.groups(slots[-1]), repeat(slots[-1]))):
                 slots.pop()
         for slot in slots:
-            for group in table.groups(slot):
+            groups = table.groups(slot)
+            for group in groups:
                 keys, entries = table.read(slot, group)
                 for some in slices(len(keys)):
                     held = self._over(slot, keys[some], entries[some])
                     yield Due(slot, len(held), (slot, held))
-                table.drop(slot, [group])
+            table.drop(slot, groups)
+        if slots:
+            self._end(slots[-1])
+
+    def _end(self, slot: int) -> None:
+        """*slot* was the last of a firing."""
 
     def _give(self, results: Sequence[Released]) -> None:
         held = list(chain.from_iterable(held for _, held in results))
@@ -95,6 +101,8 @@ class Deduplicator(Sorter):
     """`deduplicate`: an entry is (time of a record that was given, or None; held records)."""
 
     spec: Deduplicate = field(kw_only=True)
+    _given: dict[bytes, int] = field(default_factory=dict, init=False)
+    """The time of the last record that this firing has given, by key. The table has it at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:
@@ -115,20 +123,25 @@ class Deduplicator(Sorter):
 
     def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
         given: list[Held] = []
-        first: list[bytes] = []
-        for key, (before, held) in zip(keys, entries, strict=True):
-            if held and before is None and not self._remembered(slot, key):
+        for key, (_, held) in zip(keys, entries, strict=True):
+            if held and not self._remembered(slot, key):
                 given.append(min(held, key=held_turn))
-                first.append(key)
-        if self.spec.within_ms > 1:
-            ends = [slot + self.spec.within_ms - 1] * len(first)
-            self.table.update(_remembering, ends, first, [slot] * len(first))
+                self._given[key] = slot
         return given
+
+    def _end(self, slot: int) -> None:
+        kept = [(end, key, time) for key, time in self._given.items() if (end := self.spec.slot(time)) > slot]
+        self._given.clear()
+        if kept:
+            self.table.update(_remembering, *zip(*kept, strict=True))
 
     def _remembered(self, slot: int, key: bytes) -> bool:
         """Whether a record of *key* was given less than the time before *slot*."""
-        later = [end for end in self.table.slots_of(key) if end > slot]
-        return any(self.table.get(end, key)[0] is not None for end in later)  # type: ignore[index]  # it has a state
+        if (given := self._given.get(key)) is not None:
+            return slot - given < self.spec.within_ms
+        entries = (self.table.get(end, key) for end in self.table.slots_of(key) if end >= slot)
+        times = (entry[0] for entry in entries if entry is not None)
+        return any(time is not None and slot - time < self.spec.within_ms for time in times)
 
 
 def _remembering(entry: Any, time: int) -> Any:
@@ -147,7 +160,8 @@ class ArrivalDeduplicator(Deduplicator):
         times: dict[bytes, list[int]] = {}
         for key, time in zip(batch.keys, batch.times, strict=True):
             if (before := times.get(key)) is None:
-                before = times[key] = [end - within + 1 for end in table.slots_of(key)]
+                entries = (table.get(end, key) for end in table.slots_of(key))
+                before = times[key] = [entry for entry in entries if entry is not None]
             first = all(abs(time - other) >= within for other in before)
             kept.append(first)
             if first:
@@ -155,7 +169,7 @@ class ArrivalDeduplicator(Deduplicator):
         given = batch.where(kept)
         assert given.times is not None
         assert given.keys is not None
-        table.update(_latest, [time + within - 1 for time in given.times], given.keys, given.times)
+        table.update(_latest, list(map(self.spec.slot, given.times)), given.keys, given.times)
         if given.records:
             self.push(given.unkeyed(given.records))
 

@@ -32,7 +32,7 @@ from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.stored import StoredState
 
-SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("1ms"), Deduplicate("30ms", "arrival")]
+SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("50ms"), Deduplicate("1ms"), Deduplicate("50ms", "arrival")]
 
 
 def operator_of(spec: Any, given: list[Any], late: list[Any], watermarks: dict[int, int] | None = None) -> Sorter:
