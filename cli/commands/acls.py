@@ -24,7 +24,7 @@ examples:
   exactlyonce acls orders:pipeline --principal User:orders
   exactlyonce acls orders:pipeline --principal User:orders --no-create | sh
 
-A run that lacks one ends at its start, and names it; one that lacks Read on the group runs, and notes it.
+A run that lacks one ends at once, and names it; without Read on the group it runs, and notes it.
 """
 _USER = re.compile(r"[\w.@-]{1,63}")
 """Names that need no escape in any store."""

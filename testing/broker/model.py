@@ -62,6 +62,7 @@ class _Topic:
 class BrokerModel:
     """A `TransactionalBroker` in memory.
 
+    >>> from exactlyonce.testing.clock import SimulatedClock
     >>> clock = SimulatedClock()
     >>> broker = BrokerModel(clock)
     >>> broker.create_topic("t").name

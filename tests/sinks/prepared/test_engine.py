@@ -16,7 +16,7 @@ PLACES = ("store-preparing", "store-prepared", "coordinator-decided", "store-com
 
 
 @on_mariadb
-@pytest.mark.exhaustive(matrix=True, in_all=["mariadb-store-entering"])
+@pytest.mark.exhaustive(matrix=True, in_all=["store-entering-mariadb"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, job: PreparedJob, failpoint: Any, tmp_path: Path) -> None:
     running = job.start("--parallelism", "2", env=failpoint(name, nth=2))
