@@ -58,9 +58,9 @@ def ms_of(time: Any, subject: str = "time= gave") -> int:
 
 
 def shown_time(ms: int) -> str:
-    """A time for people.
+    """A time for people; the end of time is that of the calendar.
 
     >>> shown_time(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    return (_EPOCH + ms * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (_EPOCH + min(ms, LATEST_MS) * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")

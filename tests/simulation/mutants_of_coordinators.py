@@ -67,8 +67,8 @@ mutant(
 
 @mutant(
     "zombie coordinators are not fenced",
-    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn", luck="zombies",
-    first=3,
+    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn|which is tombstoned",
+    luck="zombies", first=3,
 )  # fmt: skip
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
@@ -175,8 +175,8 @@ def _finish_drops_nothing(real: Any, *known: Any, **options: Any) -> Any:
 
 @mutant("a cancelled run leaves its transactions open", r"is left Ongoing", luck="cancelled")
 @in_place_of(Coordinator, "_cancel")
-def _left_open(real: Any, self: Any, request: str) -> Any:
-    effects = real(self, request)
+def _left_open(real: Any, self: Any, request: str, now_ms: int) -> Any:
+    effects = real(self, request, now_ms)
     return self._end(None) if effects else []
 
 

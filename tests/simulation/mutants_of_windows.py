@@ -40,7 +40,7 @@ def _unregistered(real: Any, self: SourceTimes, now_s: float) -> Any:
 
 @mutant("a partition is idle while its records are unread", ELSEWHERE, luck="windows", shape="windows-idle")
 @in_place_of(SourceTimes, "rest")
-def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, now_s: float, *, behind: bool) -> None:
+def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, now_s: float, **_: Any) -> None:
     real(self, positions, [position.partition for position in positions], now_s, behind=False)
 
 
@@ -137,7 +137,13 @@ def _no_clock(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> No
         real(self, name, watermark)
 
 
-@mutant("a replay takes watermarks first", OTHERWISE, luck="window replays", shape="windows-twice", first=2)
+@mutant(
+    "a replay takes watermarks first",
+    rf"{ELSEWHERE}|{OTHERWISE}",
+    luck="window replays",
+    shape="windows-twice",
+    first=2,
+)
 @in_place_of(OrderRuns, "cut", unfitting())
 def _sooner(real: Any, self: OrderRuns, **given: Any) -> Any:
     kinds = [each.kind for each in self.inputs]
