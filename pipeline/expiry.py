@@ -16,6 +16,15 @@ SLOTS = 16
 """The slots of a time to live, or of what is left out as a duplicate: a state moves to a later one so often at most."""
 
 
+def shared_slot(end_ms: int, span_ms: int) -> int:
+    """The slot of what is over at *end_ms* and was kept for *span_ms*: at or less than a part of the span after it.
+
+    >>> shared_slot(1_001, 160), shared_slot(1_010, 160), shared_slot(1_001, 15)
+    (1010, 1010, 1001)
+    """
+    return end_ms + -end_ms % max(1, span_ms // SLOTS)
+
+
 @dataclass(frozen=True)
 class Expiry(Timed):
     """A state has expired for a record *ttl* or more after the last record of its key.
@@ -37,8 +46,7 @@ class Expiry(Timed):
 
     def slot(self, last_ms: int) -> int:
         """The slot of a state whose last record was at *last_ms*."""
-        end_ms = last_ms + self.ttl_ms
-        return end_ms + -end_ms % max(1, self.ttl_ms // SLOTS)
+        return shared_slot(last_ms + self.ttl_ms, self.ttl_ms)
 
     @staticmethod
     def state_of(entry: Any) -> Any:

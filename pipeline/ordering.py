@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from exactlyonce.pipeline.durations import duration_ms, duration_problems
-from exactlyonce.pipeline.expiry import SLOTS
+from exactlyonce.pipeline.expiry import shared_slot
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import Order
@@ -66,8 +66,7 @@ class Deduplicate(Timed):
 
         The table is fast with few slots. Two records of a key that are given are `within` apart, so each has its own.
         """
-        end = time + self.within_ms - 1
-        return end + -end % max(1, self.within_ms // SLOTS)
+        return shared_slot(time + self.within_ms - 1, self.within_ms)
 
     def kept_state(self, record: Any) -> Any:
         """The type of what is kept for a slot: the time of a record that was given, and held records; see `InOrder`."""
