@@ -78,13 +78,16 @@ def running(command: Command) -> Iterator[Callable[[], str | None]]:
             process.wait()
 
 
-def growth(bench: Bench, sink: str, records: int, failure: Callable[[], str | None]) -> float:
+def growth(
+    bench: Bench, sink: str, records: int, failure: Callable[[], str | None], isolation: str = "read_committed"
+) -> float:
     """Records a second of *sink* from the first commit to the last, until readers see *records* and no more come.
 
-    Measured by offsets, so markers are counted with records: a few for each commit.
+    Measured by offsets, so markers are counted with records: a few for each commit. With "read_uncommitted" as
+    *isolation* it is from the first write to the last.
     """
     consumer = Consumer(
-        {"bootstrap.servers": bench.cluster.servers, "group.id": "look", "isolation.level": "read_committed", **QUIET}
+        {"bootstrap.servers": bench.cluster.servers, "group.id": "look", "isolation.level": isolation, **QUIET}
     )
     partitions = [TopicPartition(sink, partition) for partition in range(PARTITIONS)]
     seen: list[tuple[float, int]] = []
@@ -111,8 +114,8 @@ def measured(bench: Bench, name: str, source: str, records: int) -> float:
     bench.cluster.create(sink)
     try:
         if name == "ours":
-            with Job(bench.cluster.servers, "totals", name=sink, source=source, sink=sink):
-                rate = growth(bench, sink, records, lambda: None)
+            with Job(bench.cluster.servers, "totals", name=sink, source=source, sink=sink) as job:
+                rate = growth(bench, sink, records, job.failure)
         else:
             command = {"streams": streams, "quix": quix}[name]
             with (

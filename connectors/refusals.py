@@ -29,7 +29,8 @@ def cut_off(server: str, message: str) -> StoreUnavailable:
 
 def passing(server: str, why: str, message: str, kind: type[StoreUnavailable] = StoreUnavailable) -> StoreUnavailable:
     """The server cannot do it now."""
-    return kind(f"{server} cannot do it now: {why}. It says: {message}. {_AGAIN}")
+    end = "" if why.endswith("?") else "."
+    return kind(f"{server} cannot do it now: {why}{end} It says: {message}. {_AGAIN}")
 
 
 def refused(server: str, message: str, advice: str, kind: type[StoreError] = StoreError) -> StoreError:

@@ -121,8 +121,9 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def put(self, slot: int, key: bytes, state: S | None) -> None:
         """Replace a state; None removes it. Nothing else may change *state* from now on."""
 
-    def slots_of(self, key: bytes) -> list[int]:
-        """The slots with a state of *key*, ascending; only in a table made with ``by_key=True``."""
+    def slots_of(self, key: bytes) -> Sequence[int]:
+        """The slots with a state of *key*, ascending, until the next change; only in a table made with
+        ``by_key=True``."""
 
     def slots(self, limit: int) -> list[int]:
         """The slots up to *limit* with any state, ascending. The states of one may all have been removed."""

@@ -88,7 +88,8 @@ class HashMapStates(StatesTable[S]):
         if added:
             keys = list(islice(reversed(self._states), added))
             groups = self._contents.layout.groups(keys)
-            require(self._keys.keys() >= set(groups), f"all keys are of the key groups {sorted(self._keys)}")
+            foreign = set(groups) - self._keys.keys()
+            require(not foreign, f"no key is of another table, as those of the key groups {foreign} are")
             self._take(keys, groups)
 
     def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
@@ -127,9 +128,8 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         self._index(keys, groups)
 
     def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        for key, present in zip(keys, self._slots.of_places(keys, groups, dict), strict=True):
+        for key, present in zip(keys, self._slots.of_places(keys, groups, dict, self._times), strict=True):
             present[key] = None
-        self._times.note(keys, groups)
         if self._by_key is not None:
             self._by_key.add(keys)
 

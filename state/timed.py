@@ -60,10 +60,9 @@ class TimedStates(StatesTable[S]):
         """Remove the state at *place*, if there is one, and note it in *changes*."""
         raise NotImplementedError
 
-    def slots_of(self, key: bytes) -> list[int]:
+    def slots_of(self, key: bytes) -> Sequence[int]:
         """See `TimedTable.slots_of`."""
-        require(self._by_key is not None, "a table made with by_key=True is asked for the slots of a key")
-        assert self._by_key is not None
+        assert self._by_key is not None, "a table made with by_key=True is asked for the slots of a key"
         return self._by_key.slots(key)
 
     def watermark(self, group: int) -> int:
@@ -89,18 +88,26 @@ class SlotsByKey:
         self._slots: dict[bytes, list[int]] = {}
 
     def add(self, keys: Iterable[bytes]) -> None:
+        by_key = self._slots
         for place in keys:
-            slots, slot = self._slots.setdefault(key_of(place), []), unpacked_slot(place)
-            if slot not in slots:
+            key, slot = key_of(place), unpacked_slot(place)
+            slots = by_key.get(key)
+            if slots is None:
+                by_key[key] = [slot]
+            elif slot > slots[-1]:
+                slots.append(slot)
+            elif slot not in slots:
                 insort(slots, slot)
 
     def remove(self, keys: Iterable[bytes]) -> None:
+        by_key = self._slots
         for place in keys:
             key = key_of(place)
-            slots = self._slots[key]
-            del slots[bisect_left(slots, unpacked_slot(place))]
-            if not slots:
-                del self._slots[key]
+            slots = by_key[key]
+            if len(slots) == 1:
+                del by_key[key]
+            else:
+                del slots[bisect_left(slots, unpacked_slot(place))]
 
-    def slots(self, key: bytes) -> list[int]:
-        return list(self._slots.get(key, ()))
+    def slots(self, key: bytes) -> Sequence[int]:
+        return self._slots.get(key, ())

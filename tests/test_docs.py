@@ -24,9 +24,11 @@ from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.testing.cluster import KafkaCluster
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "docs", "docs/design", "docs/sinks", "examples", "tests", "benchmarks")
+FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
-PIPELINES, EVENT_TIME, JOINS = (Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins"))
+PIPELINES, EVENT_TIME, JOINS, ENRICH = (
+    Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins", "enrich")
+)
 
 
 class Fence(NamedTuple):
@@ -150,6 +152,7 @@ def test_targets_of_make_exist(page: Path) -> None:
     [
         (PIPELINES, {"orders": "customer"}, 10), (EVENT_TIME, {"visits": "page"}, 3),
         (JOINS, {"payments": "currency", "rates": "currency"}, 2),
+        (ENRICH, {"orders": "item"}, 0),
     ],
 )  # fmt: skip
 def test_pipelines_write_what_the_page_says(

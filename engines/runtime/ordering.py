@@ -7,50 +7,44 @@ leaves no state, and no word about it in a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
+from exactlyonce.engines.runtime.operators import chunks
+from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.state.backend import TimedTable
 
 Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
-place_of = itemgetter(0, 1, 2)
+held_turn = itemgetter(0, 1, 2)
+"""By topic, partition and offset."""
+Released = tuple[int, list[Held]]
+"""A slot that is over, and the records to give."""
 
 
-def held_of(batch: Batch) -> list[Held]:
-    """The records of *batch* with their places."""
-    return [
-        (origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record)
-        for origin, record in zip(batch.origins, batch.records, strict=True)
-    ]
+def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], Any]) -> None:
+    """Keep the records of *batch* in the slots of their times, each by *add* to what is kept there of its key."""
+    assert batch.times is not None
+    assert batch.keys is not None
+    held = list(zip(*coordinates_of(batch.origins), batch.records, strict=True))
+    for chunk in chunks(len(held)):
+        operator.table.update(add, batch.times[chunk], batch.keys[chunk], held[chunk])
+        operator.activity.breathe()
 
 
 @dataclass(slots=True)
-class Sorter(TimedOperator):
+class Sorter(TimedOperator[Released]):
     """`in_order`: an entry is a list of held records."""
-
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
-    _firing: Iterator[tuple[int, list[Held]]] | None = field(default=None, init=False)
-    _reaches: int = field(default=NO_WATERMARK, init=False)
-    """The last slot that the firing under way takes."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
-        return cls(parts.node.id, parts.table, parts.groups)
-
-    def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+        return cls(*parts.shared)
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -58,46 +52,33 @@ class Sorter(TimedOperator):
         self.activity.leave(self.id, entered_s, len(batch.records))
 
     def _take(self, batch: Batch) -> None:
-        """Keep the records until no earlier one can come."""
-        assert batch.times is not None
-        assert batch.keys is not None
-        held = held_of(batch)
-        for chunk in chunks(len(held)):
-            self.table.update(self._with, batch.times[chunk], batch.keys[chunk], held[chunk])
-            self.activity.breathe()
+        hold(self, batch, self._with)
 
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._due()
-        times: list[int] = []
-        given: list[Held] = []
-        for slot, held in self._firing:
-            given += held
-            times += repeat(slot, len(held))
-            if len(given) >= room:
-                break
-        else:
-            self._firing = None
-            self.table.advance(self._reaches)
-        self.activity.leave(self.id, entered_s, 0)
-        if given:
-            origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in given]
-            self.push(Batch([held[3] for held in given], origins, times=times))
-        return self._firing is None
-
-    def _due(self) -> Iterator[tuple[int, list[Held]]]:
-        """The records of each slot and key group that is due."""
-        table, self._reaches = self.table, self.watermark
+    def _due(self) -> Iterator[Due[Released]]:
+        table = self.table
         slots = table.slots(self.watermark)
-        if self.watermark == END_OF_TIME:  # what was given before is remembered in the next run
+        if self.drains:  # what was given before is remembered in the next run
             while slots and not any(map(self._holds, table.groups(slots[-1]), repeat(slots[-1]))):
                 slots.pop()
-            self._reaches = max(slots, default=NO_WATERMARK)
         for slot in slots:
-            for group in table.groups(slot):
-                yield slot, self._over(slot, *table.read(slot, group))
-                table.drop(slot, [group])
+            groups = table.groups(slot)
+            for group in groups:
+                keys, entries = table.read(slot, group)
+                for some in slices(len(keys)):
+                    held = self._over(slot, keys[some], entries[some])
+                    yield Due(slot, len(held), (slot, held))
+            table.drop(slot, groups)
+        if slots:
+            self._end(slots[-1])
+
+    def _end(self, slot: int) -> None:
+        """*slot* was the last of a firing."""
+
+    def _give(self, results: Sequence[Released]) -> None:
+        held = list(chain.from_iterable(held for _, held in results))
+        times = list(chain.from_iterable(repeat(slot, len(held)) for slot, held in results))
+        origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
+        self.push(Batch([record for *_, record in held], origins, times=times))
 
     @staticmethod
     def _with(entry: list[Held] | None, held: Held) -> Any:
@@ -112,7 +93,7 @@ class Sorter(TimedOperator):
 
     def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
         """The records to give of a slot and key group that is over."""
-        return [held for entry in entries for held in sorted(entry, key=place_of)]
+        return [held for entry in entries for held in sorted(entry, key=held_turn)]
 
 
 @dataclass(slots=True)
@@ -120,13 +101,15 @@ class Deduplicator(Sorter):
     """`deduplicate`: an entry is (time of a record that was given, or None; held records)."""
 
     spec: Deduplicate = field(kw_only=True)
+    _given: dict[bytes, int] = field(default_factory=dict, init=False)
+    """The time of the last record that this firing has given, by key. The table has it at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:
         spec = parts.node.timed
         assert isinstance(spec, Deduplicate)
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
-        return class_(parts.node.id, parts.table, parts.groups, spec=spec)
+        return class_(*parts.shared, spec=spec)
 
     @staticmethod
     def _with(entry: Any, held: Held) -> Any:
@@ -140,20 +123,25 @@ class Deduplicator(Sorter):
 
     def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
         given: list[Held] = []
-        first: list[bytes] = []
-        for key, (before, held) in zip(keys, entries, strict=True):
-            if held and before is None and not self._remembered(slot, key):
-                given.append(min(held, key=place_of))
-                first.append(key)
-        if self.spec.within_ms > 1:
-            ends = [slot + self.spec.within_ms - 1] * len(first)
-            self.table.update(_remembering, ends, first, [slot] * len(first))
+        for key, (_, held) in zip(keys, entries, strict=True):
+            if held and not self._remembered(slot, key):
+                given.append(min(held, key=held_turn))
+                self._given[key] = slot
         return given
+
+    def _end(self, slot: int) -> None:
+        kept = [(end, key, time) for key, time in self._given.items() if (end := self.spec.slot(time)) > slot]
+        self._given.clear()
+        if kept:
+            self.table.update(_remembering, *zip(*kept, strict=True))
 
     def _remembered(self, slot: int, key: bytes) -> bool:
         """Whether a record of *key* was given less than the time before *slot*."""
-        later = [end for end in self.table.slots_of(key) if end > slot]
-        return any(self.table.get(end, key)[0] is not None for end in later)  # type: ignore[index]  # it has a state
+        if (given := self._given.get(key)) is not None:
+            return slot - given < self.spec.within_ms
+        entries = (self.table.get(end, key) for end in self.table.slots_of(key) if end >= slot)
+        times = (entry[0] for entry in entries if entry is not None)
+        return any(time is not None and slot - time < self.spec.within_ms for time in times)
 
 
 def _remembering(entry: Any, time: int) -> Any:
@@ -172,7 +160,8 @@ class ArrivalDeduplicator(Deduplicator):
         times: dict[bytes, list[int]] = {}
         for key, time in zip(batch.keys, batch.times, strict=True):
             if (before := times.get(key)) is None:
-                before = times[key] = [end - within + 1 for end in table.slots_of(key)]
+                entries = (table.get(end, key) for end in table.slots_of(key))
+                before = times[key] = [entry for entry in entries if entry is not None]
             first = all(abs(time - other) >= within for other in before)
             kept.append(first)
             if first:
@@ -180,7 +169,7 @@ class ArrivalDeduplicator(Deduplicator):
         given = batch.where(kept)
         assert given.times is not None
         assert given.keys is not None
-        table.update(_latest, [time + within - 1 for time in given.times], given.keys, given.times)
+        table.update(_latest, list(map(self.spec.slot, given.times)), given.keys, given.times)
         if given.records:
             self.push(given.unkeyed(given.records))
 

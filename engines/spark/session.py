@@ -30,6 +30,7 @@ _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """Environment variables that show a chosen Spark: by spark-submit, or by the name of a Connect server."""
 STDERR = 2
 JAVA_VERSION_MIN = 17
+_MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|yarn$|(spark|k8s|sc)://.")
 _UNBOUNDED = 2**31 - 1
 """The default of spark.dynamicAllocation.maxExecutors."""
 _TRUE = ("true", "1", "yes")
@@ -146,6 +147,15 @@ def _stderr_into(log: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(ours, STDERR)
         os.close(ours)
+
+
+def require_master(master: str) -> None:
+    """Raise `ConfigError` unless Spark knows such a URL."""
+    if not _MASTER.match(master):
+        raise ConfigError(
+            f"--master {master} is no URL of a Spark: write local[4], spark://host:7077, yarn, k8s://https://host:6443 "
+            f"or, of a Connect server, sc://host:15002."
+        )
 
 
 def is_local(master: str) -> bool:

@@ -130,7 +130,8 @@ class TieredStates(StatesTable[S]):
             return
         groups = self._layout.groups(keys)
         own = self._groups.counts.keys()
-        require(own >= set(groups), f"all keys are of the key groups {sorted(own)}")
+        foreign = set(groups) - own
+        require(not foreign, f"no key is of another table, as those of the key groups {foreign} are")
         if self._groups.unread:
             self._groups.read(self._groups.unread.intersection(groups))
         unpack, large = self.state_type.unpack, list[tuple[S | None, bytes]]()

@@ -85,9 +85,8 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
             self._by_key.add(present)
 
     def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        for added in self._slots.of_places(keys, groups, lambda: [0]):
+        for added in self._slots.of_places(keys, groups, lambda: [0], self._times):
             added[0] += 1
-        self._times.note(keys, groups)
 
     def _remove(self, place: bytes, changes: dict[bytes, S | None]) -> None:
         if self._states[place] is not None:
@@ -101,7 +100,7 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         return self._get(packed_slot(slot) + key)
 
-    def slots_of(self, key: bytes) -> list[int]:
+    def slots_of(self, key: bytes) -> Sequence[int]:
         """See `TimedTable.slots_of`."""
         if self._groups.unread:
             self._groups.read(self._layout.groups([packed_slot(0) + key]))

@@ -139,14 +139,6 @@ def test_planted_defects_account_for_every_difference(seed: int) -> None:
     assert len(offsets) == len(set(offsets))
 
 
-def test_a_long_sequence_is_compared_in_one_go() -> None:
-    """A hundred thousand records with defects at both ends take no more than a few times what reading them takes."""
-    words = [f"k{place % 7}:{place}" for place in range(100_000)]
-    shown = [*words[:10], *words[11:-10], words[-9], words[-10], *words[-8:]]
-    found = compare(expected(" ".join(words)), seen(" ".join(shown)), PARTITION)
-    assert [each.kind for each in found] == [MISSING, REORDERED]
-
-
 def history(
     *committables: Committable, repairs: tuple[Repair, ...] = (), fates: dict[str, str] | None = None
 ) -> History:

@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, Arrived, as_batch, floors
+from test_windows import (
+    ARRIVALS,
+    MAX_PARALLELISM,
+    WATERMARKS,
+    Arrived,
+    advance,
+    as_batch,
+    floors,
+    in_batches,
+    play_restored,
+)
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import TimedParts
 from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
+from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.keys import canonical_key, key_group
@@ -22,18 +32,20 @@ from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.stored import StoredState
 
-SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("1ms"), Deduplicate("30ms", "arrival")]
+SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("50ms"), Deduplicate("1ms"), Deduplicate("50ms", "arrival")]
 
 
-def operator_of(spec: Any, given: list[Any], late: list[Any]) -> Sorter:
+def operator_of(spec: Any, given: list[Any], late: list[Any], watermarks: dict[int, int] | None = None) -> Sorter:
     stored = StoredState[Any](
         operator="s", type=VersionedState(spec.kept_state(Arrived)), groups=range(MAX_PARALLELISM),
-        max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+        max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
     table = HashMapBackend().timed_table(stored, by_key=spec.by_key)
     node = Node("s", Kind.IN_ORDER, timed=spec, key_type=str)
     operator = OPERATORS[type(spec)].made(
-        TimedParts(node=node, table=table, groups=range(MAX_PARALLELISM), function=None)
+        TimedParts(
+            node=node, table=table, groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM, function=None
+        )
     )
 
     def listen(batch: Batch) -> None:
@@ -44,13 +56,6 @@ def operator_of(spec: Any, given: list[Any], late: list[Any]) -> Sorter:
     operator.downstream, operator.late_output = [listen], "late"
     operator.sides = {"late": [lambda batch: late.extend(batch.records)]}
     return operator
-
-
-def advance(operator: Sorter, watermark: int, room: int) -> None:
-    operator.advance(watermark)
-    while not operator.fire(room):
-        pass
-    operator.firings.clear()
 
 
 def expected(spec: Any, records: Sequence[Arrived]) -> list[Arrived]:
@@ -78,14 +83,11 @@ def test_results_are_a_function_of_times_and_floors(
 ) -> None:
     results: list[Arrived] = []
     late: list[Arrived] = []
-    operator, waiting = operator_of(spec, results, late), list[Arrived]()
+    operator = operator_of(spec, results, late)
     stream = list(floors(arrivals, disorder))
-    for number, (record, watermark) in enumerate(stream):
-        waiting.append(record)
-        if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
-            waiting = []
-            advance(operator, watermark, room)
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        advance(operator, watermark, room)
     advance(operator, 10_000, room)
     advance(operator, 20_000, room)
     records = [record for record, _ in floors(arrivals, disorder)]
@@ -96,6 +98,17 @@ def test_results_are_a_function_of_times_and_floors(
     assert list(operator.table.items()) == [], "what has expired leaves no state"
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_each_key_group_goes_on_at_its_own_watermark(spec: Any) -> None:
+    results: list[Arrived] = []
+    late: list[Arrived] = []
+    operator = operator_of(spec, results, late, WATERMARKS)
+    records = play_restored(operator, operator)
+    assert [record.id for record in late] == [record.id for record in records if record.time <= record.floor]
+    wanted = expected(spec, [record for record in records if record.time > record.floor])
+    assert sorted(record.id for record in results) == sorted(record.id for record in wanted)
+
+
 def test_a_drain_remembers_what_was_given_for_the_next_run() -> None:
     results: list[Arrived] = []
     late: list[Arrived] = []
@@ -104,7 +117,7 @@ def test_a_drain_remembers_what_was_given_for_the_next_run() -> None:
     advance(operator, END_OF_TIME, 1)
     later = OPERATORS[Deduplicate].made(
         TimedParts(node=Node("s", Kind.DEDUPLICATE, timed=Deduplicate("30ms")), table=operator.table,
-                   groups=range(MAX_PARALLELISM), function=None)
+                   groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM, function=None)
     )  # fmt: skip
     later.downstream, later.late_output, later.sides = operator.downstream, "late", operator.sides
     later(as_batch([Arrived(2, "a", 12, -99), Arrived(3, "a", 39, -99), Arrived(4, "a", 40, -99)]))

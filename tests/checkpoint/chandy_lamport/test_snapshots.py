@@ -7,10 +7,8 @@ shipped `Alignment` decides in the shipped modes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
-from defects import DEFECTS
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -115,11 +113,6 @@ def told() -> list[Schedule]:
     return drawn(schedules(pipeline(), by_all=True), 60)
 
 
-@pytest.fixture(scope="module")
-def anything() -> list[Schedule]:
-    return drawn(schedules(any_graph(), overtaking=True), 200)
-
-
 def flaws(histories: list[Schedule], make: Make) -> set[Flaw]:
     return {each.flaw for schedule in histories for each in violations(schedule, lived_through(schedule, make))}
 
@@ -138,30 +131,3 @@ def test_shipped_unaligned_barriers_find_something_in_the_channels_too(told: lis
     """Some schedules have something on its way; in others every barrier has come in time, and nothing is recorded."""
     networks = [(schedule, lived_through(schedule, under(Overtaking))) for schedule in told]
     assert {recorded(*each) > 0 for each in networks} == {True, False}
-
-
-class Hasty(Overtaking):
-    """It takes the markers of inputs that owe them for come once it is told."""
-
-    def _come(self, snapshot: int) -> list[Link]:
-        return [*self._ordinary, *self._feedback]
-
-    def marker(self, link: Link, snapshot: int) -> Iterable[Link]:
-        assert self._alignment is not None
-        return self._come(snapshot) if self._alignment.barrier(link, snapshot) else []
-
-
-def test_what_comes_on_inputs_that_owe_the_barrier_must_be_recorded(told: list[Schedule]) -> None:
-    assert flaws(told, under(Hasty)) == {Flaw.LOST}
-    assert flaws(told, under(Overtaking)) == set()
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_defect_is_found(anything: list[Schedule], name: str) -> None:
-    assert flaws(anything, DEFECTS[name].make) == DEFECTS[name].flaws
-
-
-def test_without_a_planted_defect_nothing_is_found(anything: list[Schedule]) -> None:
-    assert flaws(anything, Network) == set()
-    for schedule in anything:
-        demand_right(schedule, lived_through(schedule))
