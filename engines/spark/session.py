@@ -111,6 +111,10 @@ def _started(
     settings = {**({} if submitted else _defaults(master or "")), **conf}
     _refuse_speculation(settings)
     _name_python(settings.get("spark.pyspark.python"))
+    if "SPARK_REMOTE" not in os.environ and "spark.remote" not in settings:
+        os.environ.pop(
+            "SPARK_CONNECT_MODE_ENABLED", None
+        )  # PySpark leaves it behind a session of Connect, also to children
     if not submitted:
         builder = builder.appName(name)
     if master is not None:
