@@ -78,7 +78,8 @@ class Watch:
         state, verdict = self._verdict(history, seen, problem, now_ms)
         lags = [partition.lag for partition in partitions if partition.lag is not None]
         open_transactions = sum(output.kind == TRANSACTION for output in waiting)
-        figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": open_transactions}
+        rate = _rate(seen) if state == RUNNING else 0
+        figures = {"records_per_s": rate, "lag": sum(lags), "open_transactions": open_transactions}
         if self._letters:
             counts = [_records_by_sink(view.manifest) for view in seen]
             figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)

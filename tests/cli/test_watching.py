@@ -56,6 +56,7 @@ def test_the_life_of_a_pipeline(orders: Orders, watch: Watch, look: Look) -> Non
     orders.ran()
     ended = look()
     assert (ended["state"], ended["well"], ended["figures"]["lag"]) == ("ended", True, 0)
+    assert ended["figures"]["records_per_s"] == 0
     assert ended["transactions"] == []
     assert [what.split(":")[0] for _, what in ended["notes"]][::-1] == [
         "incarnation 1 began", "incarnation 2 began", "incarnation 2 ended cleanly",
