@@ -130,6 +130,17 @@ def test_a_view_and_a_table_that_was_made_anew(shop: Any) -> None:
         source.open_split(start)
 
 
+@on_postgres
+def test_a_refused_table_is_not_kept_locked(shop: Any) -> None:
+    shop.sql("CREATE TABLE keyless (id int, name text)")
+    finder = shop.source("keyless", value=Named).finder("s")
+    with pytest.raises(ConfigError, match="takes NULL"):
+        finder.find(())
+    with shop.connection() as other:
+        other.execute("SET lock_timeout = '30s'")
+        other.execute("DROP TABLE keyless")
+
+
 class Values(msgspec.Struct):
     flag: bool
     number: Decimal
