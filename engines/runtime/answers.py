@@ -25,7 +25,21 @@ BODY_SIZE_MAX = PART_SIZE_MAX - 1024
 
 
 class FetchFailed(Exception):
-    """The function failed on one record for good. Its text names the error."""
+    """The function failed on one record for good, by an error of class *name* and with its text."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+    @classmethod
+    def read(cls, line: str) -> FetchFailed:
+        """That of a `line`."""
+        name, _, text = line.partition(": ")
+        return cls(name, text)
+
+    @property
+    def line(self) -> str:
+        return f"{self.name}: {self}"
 
 
 class _Body(msgspec.Struct, Generic[A], array_like=True):
@@ -48,7 +62,7 @@ class AnswerCodec:
     def encode(self, answers: Sequence[Any]) -> Iterator[bytes]:
         """Bodies of at most `BODY_SIZE_MAX` bytes. Raises ValueError for an answer that is larger, and TypeError,
         ValueError or OverflowError for one that cannot be encoded."""
-        failed = {place: str(answer) for place, answer in enumerate(answers) if isinstance(answer, FetchFailed)}
+        failed = {place: answer.line for place, answer in enumerate(answers) if isinstance(answer, FetchFailed)}
         given = [answer for answer in answers if not isinstance(answer, FetchFailed)]
         body = self._encoder.encode(_Body(given if self._wire.wrap is None else self._wire.wrap(given), failed))
         if len(body) <= BODY_SIZE_MAX:
@@ -68,7 +82,7 @@ class AnswerCodec:
             return answers
         given = iter(answers)
         places = range(len(answers) + len(read.failed))
-        return [FetchFailed(read.failed[place]) if place in read.failed else next(given) for place in places]
+        return [FetchFailed.read(read.failed[place]) if place in read.failed else next(given) for place in places]
 
 
 @dataclass

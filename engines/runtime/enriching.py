@@ -194,7 +194,7 @@ class Enricher(BatchOperator):
             return [answer for (answer,) in alone]
         if not self.survives(failure):
             raise _Failed(place, failure)
-        return [FetchFailed(f"{type(failure).__name__}: {text_of(failure)}{place_of(failure)}")]
+        return [FetchFailed(type(failure).__name__, f"{text_of(failure)}{place_of(failure)}")]
 
     async def _outcome(self, fetch: Callable[..., Any], records: Sequence[Any]) -> tuple[list[Any], Any]:
         """The answers and None, or the error, as a value: a `CancelledError` of the function is none of ours."""
