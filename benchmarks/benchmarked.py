@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from orders import CHEAP, Order, Priced, Total
 
-from exactlyonce import AvroCodec, Count, Enriched, Hopping, Pipeline, ProtobufCodec, Session, Tumbling
+from exactlyonce import AvroCodec, Count, Enriched, Hopping, Pipeline, ProtobufCodec, Session, Tumbling, Windowed
 from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
@@ -141,6 +141,28 @@ def windowed(name: str, source: str, sink: str, window: str) -> Pipeline:
     chosen = orders.key_by(lambda order: order.customer).window(windows[window])
     counts: Any = chosen.fold("counts", int, counted) if window == "folded" else chosen.aggregate("counts", Count())
     counts.sink("out", KafkaSink(sink, key=lambda count: count.key))
+    return pipeline
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The number of a customer's orders in a window that begins at `start`, in ms."""
+
+    customer: str
+    start: int
+    count: int
+
+
+def as_counted(window: Windowed[str, int]) -> Counted:
+    """The window as other systems write it."""
+    return Counted(window.key, int(window.start.timestamp()) * 1000, window.value)
+
+
+def counts(name: str, source: str, sink: str) -> Pipeline:
+    """The number of orders per customer in windows of 10 s, in the form that other systems write, too."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    windows = orders.key_by(lambda order: order.customer).window(Tumbling("10s")).aggregate("counts", Count())
+    windows.map(as_counted).sink("out", KafkaSink(sink, key=lambda counted: counted.customer))
     return pipeline
 
 

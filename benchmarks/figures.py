@@ -78,6 +78,7 @@ BOUNDS = {
     "reading through Spark, against a loop by hand": Bound(0.7, 1.0, at_least=True),
     "backfill on Spark, running total, against local engine": Bound(0.3, 0.7, at_least=True),
     "backfill on Spark, running total, against by hand on Spark": Bound(0.8, 1.0, at_least=True),
+    "backfill on Spark, tumbling count, against local engine": Bound(0.6, 0.9, at_least=True),
     "audit on two executors, against one": Bound(1.7, 1.9, at_least=True),
     "audit on Spark, running total, against its backfill": Bound(0.5, 0.7, at_least=True),
     "streaming sink on Spark, ratio": Bound(0.8, 0.95, at_least=True),

@@ -16,7 +16,7 @@ import org.apache.kafka.streams.processor.api.Record;
 import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.Stores;
 
-/** A running total per customer on Kafka Streams, exactly once: java -cp JARS Totals.java SERVERS INPUT OUTPUT FOLDER */
+/** A running total per customer on Kafka Streams, exactly once: java -cp JARS streams_totals.java SERVERS INPUT OUTPUT FOLDER */
 public class Totals {
     static final String STORE = "totals";
 

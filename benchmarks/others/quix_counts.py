@@ -1,0 +1,39 @@
+"""The orders per customer in windows of 10 s on Quix Streams, exactly once, final results only:
+python quix_counts.py SERVERS INPUT OUTPUT FOLDER."""
+
+import sys
+from typing import Any
+
+from quixstreams import Application
+
+servers, source, sink, folder = sys.argv[1:]
+application = Application(
+    broker_address=servers,
+    consumer_group=f"{sink}-quix",
+    processing_guarantee="exactly-once",
+    commit_interval=0.5,
+    auto_offset_reset="earliest",
+    state_dir=folder,
+    loglevel="WARNING",
+    producer_extra_config={"queue.buffering.max.messages": 1_000_000},
+)
+
+
+def event_ms(order: dict[str, Any], headers: Any, timestamp: int, timestamp_type: Any) -> int:
+    """The event time of an order: its number, less up to 1.5 s."""
+    number: int = order["id"]
+    return number + 2_000 - number * 7_919 % 1_500
+
+
+def named(window: dict[str, Any], key: str, timestamp: int, headers: Any) -> dict[str, Any]:
+    """The window with its customer."""
+    return {"customer": key, "start": window["start"], "count": window["value"]}
+
+
+orders = application.topic(source, key_deserializer="str", value_deserializer="json", timestamp_extractor=event_ms)
+counts = application.topic(sink, key_serializer="str", value_serializer="json")
+windows = (
+    application.dataframe(orders).tumbling_window(10_000, grace_ms=2_000).count().final(closing_strategy="partition")
+)
+windows.apply(named, metadata=True).to_topic(counts)
+application.run()
