@@ -7,9 +7,9 @@ while an older interval is open.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.backend import Table, TimedTable
@@ -23,6 +23,8 @@ from exactlyonce.state.stored import StoredState
 from exactlyonce.state.timed import SlotsByKey, TimedStates
 
 S = TypeVar("S")
+_append: Callable[[Any, Any], None] = list.append
+_note: Callable[[Any, Any], None] = dict.setdefault
 
 
 class HashMapBackend:
@@ -94,9 +96,7 @@ class HashMapStates(StatesTable[S]):
 
     def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """Note new *keys*, which are in *groups*."""
-        added = self._interval.added
-        for key, group in zip(keys, groups, strict=True):
-            added[group].append(key)
+        exhaust(map(_append, map(self._interval.added.__getitem__, groups), keys))
 
 
 class KeyedTable(HashMapStates[S], BatchTable[S]):
@@ -128,8 +128,7 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         self._index(keys, groups)
 
     def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        for key, present in zip(keys, self._slots.of_places(keys, groups, dict, self._times), strict=True):
-            present[key] = None
+        exhaust(map(_note, self._slots.of_places(keys, groups, dict, self._times), keys))
         if self._by_key is not None:
             self._by_key.add(keys)
 

@@ -153,21 +153,20 @@ class Slots(Generic[T]):
 
     def of_places(
         self, keys: Sequence[bytes], groups: Sequence[int], new: Callable[[], T], times: TableTimes
-    ) -> Iterator[T]:
+    ) -> list[T]:
         """The value for each place, which is in its key group; *new* makes it where there is none, for *times* to
         note."""
         values = self._values
-        for pair in zip(map(slot_of, keys), groups, strict=True):
-            value = values.get(pair)
-            if value is None:
-                value = values[pair] = new()
-                slot = unpacked_slot(pair[0])
-                if slot not in self._groups:
-                    insort(self._order, slot)
-                    self._groups[slot] = set()
-                self._groups[slot].add(pair[1])
-                times.note(slot, pair[1])
-            yield value
+        pairs = list(zip(map(slot_of, keys), groups, strict=True))
+        for pair in set(pairs).difference(values):
+            values[pair] = new()
+            slot = unpacked_slot(pair[0])
+            if slot not in self._groups:
+                insort(self._order, slot)
+                self._groups[slot] = set()
+            self._groups[slot].add(pair[1])
+            times.note(slot, pair[1])
+        return list(map(values.__getitem__, pairs))
 
     def popped(self, limit: int, groups: Collection[int]) -> Iterator[tuple[int, int, T]]:
         """Take out the slots of *groups* up to *limit*: each with its key group and value."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -21,6 +19,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Origins, coordinates_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at, slices
+from exactlyonce.engines.runtime.waiting import UNWRITTEN_MAX, Waiting
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup
@@ -32,10 +31,6 @@ J = TypeVar("J", IntervalJoin, AsOf)
 LEFT, RIGHT = 0, 1
 VERSIONS = END_OF_TIME
 """The slot of a key's versions, which is never due."""
-
-UNWRITTEN_MAX = 40_000
-"""The most records that are in memory alone, and not in the table, but for those of a batch: a barrier waits until they
-are written."""
 
 State = tuple[list[Any], list[Any]]
 """The entries of the left side and of the right side, in one slot of one key; see `kept_state` of the joins."""
@@ -280,14 +275,12 @@ class IntervalJoiner(Joiner[IntervalJoin]):
 
 _version_turn: Callable[[Any], Any] = itemgetter(0, 1, 2, 3)
 """By time, topic, partition and offset."""
-Waiting = tuple[int, bytes, str, int, int, int, Any]
+EarlyLeft = tuple[int, bytes, str, int, int, int, Any]
 """(time, key, topic, partition, offset, floor, record) of a left record."""
-_turn: Callable[[Waiting], Any] = itemgetter(0, 1, 2, 3, 4)
+_turn: Callable[[EarlyLeft], Any] = itemgetter(0, 1, 2, 3, 4)
 """By time and key, then by topic, partition and offset, whatever the order of arrival."""
 _SLOT_MS = (1 << 13) - 1
 """The bits of a time that the slot of a left record has all set: it ends some seconds later."""
-_BUCKET_BITS = 8
-"""So many bits less of a time are its bucket: a quarter of a second, about."""
 
 
 def _waits(state: State | None, entry: tuple[int, str, int, int, int, Any]) -> State:
@@ -310,11 +303,10 @@ class AsOfJoiner(Joiner[AsOf]):
     later one counts for every record that may still come, and a deletion once no earlier version may come.
     """
 
-    _waiting: defaultdict[int, list[Waiting]] = field(default_factory=partial(defaultdict, list), init=False)
-    """By bucket, in order of arrival."""
-    _written: dict[int, int] = field(default_factory=dict, init=False)
-    """By bucket, how many of them, from the first on, the table has."""
-    _count_unwritten: int = field(default=0, init=False)
+    _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
+    """The left records that are in memory alone."""
+    _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
+    """Those that the table has, too."""
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
@@ -323,10 +315,7 @@ class AsOfJoiner(Joiner[AsOf]):
             for group in table.groups(slot):
                 over = table.watermark(group)
                 for key, (lefts, _) in zip(*table.read(slot, group), strict=True):
-                    for time, *rest in lefts:
-                        if time > over:
-                            self._waiting[time >> _BUCKET_BITS].append(cast("Waiting", (time, key, *rest)))
-        self._written = {bucket: len(waiting) for bucket, waiting in self._waiting.items()}
+                    self._written.add([cast("EarlyLeft", (time, key, *rest)) for time, *rest in lefts if time > over])
 
     def left(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -348,20 +337,16 @@ class AsOfJoiner(Joiner[AsOf]):
     def _wait(self, batch: Batch, floors: Sequence[int]) -> None:
         assert batch.times is not None
         assert batch.keys is not None
-        buckets = self._waiting
-        coordinates = coordinates_of(batch.origins)
-        for waiting in zip(batch.times, batch.keys, *coordinates, floors, batch.records, strict=True):
-            buckets[waiting[0] >> _BUCKET_BITS].append(waiting)
-        self._count_unwritten += len(batch.times)
-        if self._count_unwritten > UNWRITTEN_MAX:
+        columns = batch.times, batch.keys, *coordinates_of(batch.origins), floors, batch.records
+        self._new.add(list(zip(*columns, strict=True)))
+        if self._new.too_many:
             self.settle()
 
     def settle(self) -> None:
-        waiting, written = self._waiting, self._written
-        rest = [one for bucket, some in waiting.items() for one in some[written.get(bucket, 0) :]]
-        self._written, self._count_unwritten = {bucket: len(some) for bucket, some in waiting.items()}, 0
-        slots, keys = [one[0] | _SLOT_MS for one in rest], [one[1] for one in rest]
-        self.table.update(_waits, slots, keys, [(time, *entry) for time, _, *entry in rest])
+        new = self._new.take_all()
+        slots, keys = [one[0] | _SLOT_MS for one in new], [one[1] for one in new]
+        self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
+        self._written.add(new)
 
     def right(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -416,15 +401,9 @@ class AsOfJoiner(Joiner[AsOf]):
 
     def _due(self) -> Iterator[Due[Results]]:
         watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
-        last = watermark >> _BUCKET_BITS
-        for bucket in sorted(bucket for bucket in self._waiting if bucket <= last):
-            due, written = self._waiting.pop(bucket), self._written.pop(bucket, 0)
-            if bucket == last and (rest := [one for one in due if one[0] > watermark]):
-                self._waiting[bucket] = rest
-                self._written[bucket] = sum(one[0] > watermark for one in due[:written])
-                written -= self._written[bucket]
-                due = [one for one in due if one[0] <= watermark]
-            self._count_unwritten -= len(due) - written
+        written, new = self._written, self._new
+        for end in sorted({*written.ends(watermark), *new.ends(watermark)}):
+            due = [*written.take(end), *new.take(end)]
             due.sort(key=_turn)
             for some in slices(len(due)):
                 results = self._answered(due[some], known)
@@ -438,7 +417,7 @@ class AsOfJoiner(Joiner[AsOf]):
                 yield nothing_at(slot)
             self.table.drop(slot, groups)
 
-    def _answered(self, due: Sequence[Waiting], known: dict[bytes, tuple[Any, Sequence[Any]]]) -> Results:
+    def _answered(self, due: Sequence[EarlyLeft], known: dict[bytes, tuple[Any, Sequence[Any]]]) -> Results:
         """The results of records that are *due*. *known* are keys that were read, each with its versions."""
         times, keys, *_, floors, records = zip(*due, strict=True)
         new = [*set(keys).difference(known)]

@@ -1,15 +1,17 @@
 """Operators that hold records until no earlier one can come: `in_order`, and `deduplicate`.
 
 Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
-floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
-leaves no state, and no word about it in a checkpoint.
+floor alone, and held records are given once, by (time, key, topic, partition, offset). What has expired leaves no
+state, and no word about it in a checkpoint. A held record is either in memory or in the table: there it is since a
+barrier, or since there were too many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -17,6 +19,8 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
+from exactlyonce.engines.runtime.waiting import Waiting, bucket_end
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timed import Timed
 
@@ -24,8 +28,10 @@ Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
 held_turn = itemgetter(0, 1, 2)
 """By topic, partition and offset."""
-Released = tuple[int, list[Held]]
-"""A slot that is over, and the records to give."""
+Early = tuple[int, bytes, str, int, int, Any]
+"""The time, key, topic, partition and offset of a record, and the record."""
+_turn = itemgetter(0, 1, 2, 3, 4)
+"""By time, key, topic, partition and offset."""
 
 
 def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], Any]) -> None:
@@ -39,8 +45,10 @@ def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], 
 
 
 @dataclass(slots=True)
-class Sorter(TimedOperator[Released]):
-    """`in_order`: an entry is a list of held records."""
+class Sorter(TimedOperator[Sequence[Early]]):
+    """`in_order`: an entry is a list of held records, whose time is the slot."""
+
+    _waiting: Waiting[Early] = field(default_factory=Waiting, init=False)
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
@@ -52,33 +60,52 @@ class Sorter(TimedOperator[Released]):
         self.activity.leave(self.id, entered_s, len(batch.records))
 
     def _take(self, batch: Batch) -> None:
-        hold(self, batch, self._with)
+        assert batch.times is not None
+        assert batch.keys is not None
+        columns = batch.times, batch.keys, *coordinates_of(batch.origins), batch.records
+        self._waiting.add(list(zip(*columns, strict=True)))
+        if self._waiting.too_many:
+            self.settle()
 
-    def _due(self) -> Iterator[Due[Released]]:
-        table = self.table
-        slots = table.slots(self.watermark)
-        if self.drains:  # what was given before is remembered in the next run
-            while slots and not any(map(self._holds, table.groups(slots[-1]), repeat(slots[-1]))):
-                slots.pop()
-        for slot in slots:
-            groups = table.groups(slot)
-            for group in groups:
-                keys, entries = table.read(slot, group)
-                for some in slices(len(keys)):
-                    held = self._over(slot, keys[some], entries[some])
-                    yield Due(slot, len(held), (slot, held))
-            table.drop(slot, groups)
-        if slots:
-            self._end(slots[-1])
+    def settle(self) -> None:
+        early = self._waiting.take_all()
+        slots, keys = [one[0] for one in early], [one[1] for one in early]
+        self.table.update(self._with, slots, keys, [one[2:] for one in early])
 
-    def _end(self, slot: int) -> None:
-        """*slot* was the last of a firing."""
+    def _due(self) -> Iterator[Due[Sequence[Early]]]:
+        table, waiting = self.table, self._waiting
+        limit = self._last_held() if self.drains else self.watermark  # the next run remembers what was given before
+        stored = defaultdict[int, list[int]](list)
+        for slot in table.slots(limit):
+            stored[min(bucket_end(slot), limit)].append(slot)
+        for end in sorted({*stored, *waiting.ends(limit)}):
+            early = list(chain(chain.from_iterable(map(self._read, stored[end])), waiting.take(end)))
+            early.sort(key=_turn)
+            for some in slices(len(early)):
+                given = self._given_of(early[some])
+                yield Due(early[some][-1][0], len(given), given)
+            table.drop(end, {group for slot in stored[end] for group in table.groups(slot)})
+        self._end(limit)
 
-    def _give(self, results: Sequence[Released]) -> None:
-        held = list(chain.from_iterable(held for _, held in results))
-        times = list(chain.from_iterable(repeat(slot, len(held)) for slot, held in results))
-        origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
-        self.push(Batch([record for *_, record in held], origins, times=times))
+    def _last_held(self) -> int:
+        """The time of the last held record; `NO_WATERMARK`: there is none."""
+        slots = self.table.slots(END_OF_TIME)
+        while slots and not self._read(slots[-1]):
+            slots.pop()
+        return max([NO_WATERMARK, *slots[-1:], *self._waiting.last])
+
+    def _read(self, slot: int) -> list[Early]:
+        """The held records of *slot* in the table."""
+        early: list[Early] = []
+        for group in self.table.groups(slot):
+            for key, entry in zip(*self.table.read(slot, group), strict=True):
+                early += [(slot, key, *held) for held in self._held(entry)]
+        return early
+
+    def _give(self, results: Sequence[Sequence[Early]]) -> None:
+        times, _, topics, partitions, offsets, records = zip(*chain.from_iterable(results), strict=True)
+        origins = list(map(Coordinates, topics, partitions, offsets))
+        self.push(Batch(list(records), origins, times=list(times)))
 
     @staticmethod
     def _with(entry: list[Held] | None, held: Held) -> Any:
@@ -87,13 +114,17 @@ class Sorter(TimedOperator[Released]):
         entry.append(held)
         return entry
 
-    def _holds(self, group: int, slot: int) -> bool:
-        """Whether there are held records."""
-        return True
+    @staticmethod
+    def _held(entry: Any) -> Iterable[Held]:
+        """The held records of an entry."""
+        return entry  # type: ignore[no-any-return]  # it is
 
-    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
-        """The records to give of a slot and key group that is over."""
-        return [held for entry in entries for held in sorted(entry, key=held_turn)]
+    def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
+        """The records to give of those that are due next."""
+        return early
+
+    def _end(self, limit: int) -> None:
+        """A firing has ended with the slot *limit*."""
 
 
 @dataclass(slots=True)
@@ -101,8 +132,10 @@ class Deduplicator(Sorter):
     """`deduplicate`: an entry is (time of a record that was given, or None; held records)."""
 
     spec: Deduplicate = field(kw_only=True)
+    _last_given: dict[bytes, int] = field(default_factory=dict, init=False)
+    """The time of the last record that was given before this firing or in it, by key; of the keys that are due."""
     _given: dict[bytes, int] = field(default_factory=dict, init=False)
-    """The time of the last record that this firing has given, by key. The table has it at the end of the firing."""
+    """That of those that this firing has given. The table has it at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:
@@ -118,30 +151,35 @@ class Deduplicator(Sorter):
         entry[1].append(held)
         return entry
 
-    def _holds(self, group: int, slot: int) -> bool:
-        return any(entry[1] for entry in self.table.read(slot, group)[1])
+    @staticmethod
+    def _held(entry: Any) -> Iterable[Held]:
+        return entry[1]  # type: ignore[no-any-return]  # it is
 
-    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
-        given: list[Held] = []
-        for key, (_, held) in zip(keys, entries, strict=True):
-            if held and not self._remembered(slot, key):
-                given.append(min(held, key=held_turn))
-                self._given[key] = slot
-        return given
+    def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
+        last, given, within, slots_of = self._last_given, self._given, self.spec.within_ms, self.table.slots_of
+        for key in {one[1] for one in early}.difference(last):
+            slots = slots_of(key)
+            last[key] = self._remembered(slots, key) if slots else NO_WATERMARK
+        first: list[Early] = []
+        for one in early:
+            time, key = one[0], one[1]
+            if time - last[key] >= within:
+                last[key] = given[key] = time
+                first.append(one)
+        return first
 
-    def _end(self, slot: int) -> None:
-        kept = [(end, key, time) for key, time in self._given.items() if (end := self.spec.slot(time)) > slot]
+    def _remembered(self, slots: Iterable[int], key: bytes) -> int:
+        """The time of the last record of *key* that was given, of which *slots* may tell; `NO_WATERMARK`: none is
+        remembered."""
+        times = (entry[0] for slot in slots if (entry := self.table.get(slot, key)) is not None)
+        return max((time for time in times if time is not None), default=NO_WATERMARK)
+
+    def _end(self, limit: int) -> None:
+        kept = [(slot, key, time) for key, time in self._given.items() if (slot := self.spec.slot(time)) > limit]
         self._given.clear()
+        self._last_given.clear()
         if kept:
             self.table.update(_remembering, *zip(*kept, strict=True))
-
-    def _remembered(self, slot: int, key: bytes) -> bool:
-        """Whether a record of *key* was given less than the time before *slot*."""
-        if (given := self._given.get(key)) is not None:
-            return slot - given < self.spec.within_ms
-        entries = (self.table.get(end, key) for end in self.table.slots_of(key) if end >= slot)
-        times = (entry[0] for entry in entries if entry is not None)
-        return any(time is not None and slot - time < self.spec.within_ms for time in times)
 
 
 def _remembering(entry: Any, time: int) -> Any:
@@ -173,11 +211,9 @@ class ArrivalDeduplicator(Deduplicator):
         if given.records:
             self.push(given.unkeyed(given.records))
 
-    def _holds(self, group: int, slot: int) -> bool:
-        return False
-
-    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
-        return []
+    @staticmethod
+    def _held(entry: Any) -> Iterable[Held]:
+        return ()
 
 
 def _latest(entry: int | None, time: int) -> int:

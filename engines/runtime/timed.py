@@ -1,7 +1,8 @@
 """Operators with state by time: their watermark, late records, and firings.
 
-Invariants: a firing gives everything that is due in the order (slot, key group, key), in slices that are bounded in
-time: results first, then the watermark. After a drain, which ends time, the next run goes on after the last result.
+Invariants: a firing gives everything that is due in a fixed order, as (slot, key group, key), in slices that are
+bounded in time: results first, then the watermark. After a drain, which ends time, the next run goes on after the last
+result.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_windows import Arrived as Clicked
 from test_windows import expected as windowed
 
-from exactlyonce.engines.runtime import joins, window_joins
+from exactlyonce.engines.runtime import joins, waiting, window_joins
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
@@ -34,9 +34,11 @@ OPERATORS: dict[type[Timed], Any] = {**joins.OPERATORS, **window_joins.OPERATORS
 
 @pytest.fixture(autouse=True, scope="module")
 def small_memory() -> Iterator[None]:
-    """Records get into the table soon, and few are many."""
+    """Records get into the table soon, they are in many buckets, and few are many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joins, "UNWRITTEN_MAX", 12)
+        for module in (joins, waiting):
+            patch.setattr(module, "UNWRITTEN_MAX", 12)
+        patch.setattr(waiting, "_BUCKET_BITS", 3)
         patch.setattr(joins, "_FEW", 1)
         yield
 

@@ -64,6 +64,10 @@ def keyed(given: Batch) -> Batch:
     return given.keyed([b"%d" % time for time in given.records])
 
 
+SECONDS = [*range(0, 25_000, 1_000)]
+"""Times that are in a slice of a firing each."""
+
+
 def sorter(id: str) -> Sorter:
     """Gives each record once its time has passed."""
     stored = StoredState[Any](
@@ -132,25 +136,25 @@ def test_results_go_before_their_watermark_and_a_barrier_after_it() -> None:
 
 def test_a_firing_goes_in_slices_that_the_output_has_room_for_and_barriers_wait() -> None:
     rig = Rig(room=10)
-    rig.send(0, *range(25), Watermark(100), Barrier(1, 0))
-    rig.send(1, Watermark(100), Barrier(1, 0))
+    rig.send(0, *SECONDS, Watermark(30_000), Barrier(1, 0))
+    rig.send(1, Watermark(30_000), Barrier(1, 0))
     for last in (10, 20):
-        assert rig.steps() == [tuple(range(last - 10, last))]
+        assert rig.steps() == [tuple(SECONDS[last - 10 : last])]
         assert not rig.subtask.room
         with pytest.raises(InvariantViolation, match="a cut waits"):
             rig.operators.cut(1, 0, (), whole=False)
         rig.out.took(10, 10)
-    assert rig.steps() == [tuple(range(20, 25)), Watermark(100), Barrier(1, 0)]
+    assert rig.steps() == [tuple(SECONDS[20:]), Watermark(30_000), Barrier(1, 0)]
 
 
 def test_a_firing_pauses_after_some_time_and_gives_the_same_batches() -> None:
     operator, batches, seconds = sorter("held"), list[list[Any]](), count()
     operator.activity.now_s = lambda: next(seconds)
     operator.downstream = [lambda given: batches.append(given.records)]
-    operator(batch([*range(25)], {}))
-    operator.advance(100)
+    operator(batch(SECONDS, {}))
+    operator.advance(30_000)
     assert [operator.fire(10) for _ in range(26)] == [False] * 25 + [True]
-    assert batches == [[*range(10)], [*range(10, 20)], [*range(20, 25)]]
+    assert batches == [SECONDS[:10], SECONDS[10:20], SECONDS[20:]]
 
 
 def test_an_unsent_watermark_is_merged_with_the_next_but_not_across_a_batch() -> None:
