@@ -48,9 +48,7 @@ class Expiry(Timed):
         """The slot of a state whose last record was at *last_ms*."""
         return shared_slot(last_ms + self.ttl_ms, self.ttl_ms)
 
-    @staticmethod
-    def state_of(entry: Any) -> Any:
-        """The type of the state in entries of type *entry*."""
+    def state_of(self, entry: Any) -> Any:
         return get_args(entry)[1]
 
     def describe(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -161,7 +161,8 @@ class Node:
     @property
     def kept(self) -> VersionedState:
         """The type of the state of one key, in its present version."""
-        return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
+        kept = VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
+        return kept if self.timed is None else replace(kept, declared=self.timed.state_of)
 
     @property
     def meaning(self) -> str | None:

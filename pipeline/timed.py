@@ -32,6 +32,10 @@ class Timed(ABC):
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
 
+    def state_of(self, entry: Any) -> Any:
+        """The type of the state that the user's function has, in what is kept as *entry*."""
+        return entry
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What its slots stand for, by name, with sizes in ms. State of another meaning is not read as this."""

@@ -137,6 +137,9 @@ class Handling(Timed):
         known = get_args(Order)
         return [] if self.order in known else [f"order={self.order!r} must be one of {', '.join(map(repr, known))}"]
 
+    def state_of(self, entry: Any) -> Any:
+        return get_args(entry)[0]
+
     def describe(self) -> dict[str, Any]:
         return {"process": self.order}
 
@@ -219,11 +222,6 @@ def migrated_entry(migrate: Callable[[Any], Any], records: Sequence[Any], order:
 
     migrated.__annotations__ = {"entry": kept_entry(parameter_type(migrate), records, order)}
     return migrated
-
-
-def kept_state(entry: Any) -> Any:
-    """The type of the state in entries of type *entry*."""
-    return get_args(entry)[0]
 
 
 def shown_entry(slot: int, entry: Any) -> tuple[int | None, Any]:

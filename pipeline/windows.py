@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from math import gcd
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -304,6 +304,9 @@ class Session(Timed):
     def describe(self) -> dict[str, Any]:
         return {"session": self.gap_ms}
 
+    def state_of(self, entry: Any) -> Any:
+        return get_args(entry)[2]
+
     def __str__(self) -> str:
         return f"session {self.gap}"
 
@@ -350,6 +353,9 @@ class Revised(Timed):
         if not problems and getattr(self.window, "zone", None) is None and self.early_ms >= self.window.size_ms:
             problems.append(f"early={self.early!r} must be below the size of the window, {self.window.size!r}")
         return problems
+
+    def state_of(self, entry: Any) -> Any:
+        return get_args(get_args(entry)[1])[1]
 
     def describe(self) -> dict[str, Any]:
         early = {"early": self.early_ms} if self.early is not None else {}

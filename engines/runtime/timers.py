@@ -27,7 +27,7 @@ from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import CLOCK, FOREVER, CoHandling, Handling, Timers, kept_state
+from exactlyonce.pipeline.timers import CLOCK, FOREVER, CoHandling, Handling, Timers
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
@@ -78,7 +78,7 @@ class HandlerOperator(TimedOperator[Emitted]):
     def made(cls, parts: TimedParts) -> HandlerOperator:
         node, handling = parts.node, parts.node.timed
         assert isinstance(handling, Handling)
-        state_type = StateType[Any](node.id, kept_state(node.state_type))
+        state_type = StateType[Any](node.id, handling.state_of(node.state_type))
         return cls(
             *parts.shared,
             handling,

@@ -13,7 +13,10 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
+from exactlyonce import Emit, Pipeline, Session, Timers, Tumbling
+from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.state_type import StateType
 
@@ -106,6 +109,45 @@ def _mutable(value: Any) -> Iterator[Any]:
 def test_values_of_another_type_are_refused(type_: Any, state: Any) -> None:
     with pytest.raises(StateUnstorable, match=rf"operator 'totals' is not a valid {type_.__name__}"):
         StateType[Any]("totals", type_).encode([state])
+
+
+class Handler:
+    def on_record(self, key: str, state: Flat | None, record: str, timers: Timers, emit: Emit[str]) -> Flat | None:
+        return state
+
+
+WRONG: Any = Frozen("1")  # type: ignore[arg-type]  # on purpose
+
+
+def mapped(state: Flat | None, record: str) -> tuple[Flat, str]:
+    return Flat(1), record
+
+
+def added(state: Flat, record: str) -> Flat:
+    return state
+
+
+def merged(state: Flat, other: Flat) -> Flat:
+    return state
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (lambda keyed: keyed.process("totals", Handler, order="arrival"), (WRONG, False)),
+        (lambda keyed: keyed.stateful_map("totals", mapped, ttl="1h"), (7, WRONG)),
+        (lambda keyed: keyed.window(Session("1m")).fold("totals", lambda: Flat(0), added, merged), (7, 8, WRONG)),
+        (lambda keyed: keyed.window(Tumbling("1m")).fold("totals", lambda: Flat(0), added, merged, early="9s"),
+         (None, {7: WRONG})),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_users_type_where_more_is_kept(keep: Any, kept: Any) -> None:
+    pipeline = Pipeline("p")
+    texts = pipeline.source("in", KafkaSource("in", value=str, time=int))
+    keep(texts.key_by(lambda text: text)).sink("out", KafkaSink("out", value=str))
+    node = pipeline.build().node("totals")
+    with pytest.raises(StateUnstorable, match=r"not a valid (Optional\[Flat\]|Flat): .* state: return (Optional\[)?Flat"):
+        StateType[Any]("totals", node.kept).encode([kept])
 
 
 class Base(msgspec.Struct):
