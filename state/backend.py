@@ -118,12 +118,18 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         """The newest state; not to be changed in place."""
 
+    def get_all(self, slot: int, keys: Sequence[bytes]) -> list[S | None]:
+        """The newest state of each of *keys* in *slot*; see `get`."""
+
     def put(self, slot: int, key: bytes, state: S | None) -> None:
         """Replace a state; None removes it. Nothing else may change *state* from now on."""
 
     def slots_of(self, key: bytes) -> Sequence[int]:
         """The slots with a state of *key*, ascending, until the next change; only in a table made with
         ``by_key=True``."""
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of *keys* that have slots; see `slots_of`."""
 
     def slots(self, limit: int) -> list[int]:
         """The slots up to *limit* with any state, ascending. The states of one may all have been removed."""

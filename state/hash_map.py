@@ -148,6 +148,10 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         return self._states.get(packed_slot(slot) + key)
 
+    def get_all(self, slot: int, keys: Sequence[bytes]) -> list[S | None]:
+        """See `TimedTable.get_all`."""
+        return list(map(self._states.get, map(packed_slot(slot).__add__, keys)))
+
     def slots(self, limit: int) -> list[int]:
         """See `TimedTable.slots`."""
         return self._slots.upto(limit)

@@ -65,6 +65,11 @@ class TimedStates(StatesTable[S]):
         assert self._by_key is not None, "a table made with by_key=True is asked for the slots of a key"
         return self._by_key.slots(key)
 
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """See `TimedTable.present`."""
+        assert self._by_key is not None, "a table made with by_key=True is asked for the slots of keys"
+        return self._by_key.present(keys)
+
     def watermark(self, group: int) -> int:
         """See `TimedTable.watermark`."""
         return self._times.watermark_of(group)
@@ -116,6 +121,9 @@ class SlotsByKey:
             del slots[bisect_left(slots, unpacked_slot(place))]
             if len(slots) == 1:
                 by_key[key] = slots[0]
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        return set(filter(self._slots.__contains__, keys))
 
     def slots(self, key: bytes) -> Sequence[int]:
         slots = self._slots.get(key, ())

@@ -101,8 +101,9 @@ class Latest(Generic[S]):
     def _read(self, keys: Sequence[bytes]) -> None:
         """Bring the entries of *keys* into memory."""
         entries, table, clone = self._entries, self._table, self._state_type.clone
-        for key in set(keys).difference(entries):
-            entry = None
+        new = set(keys).difference(entries)
+        entries.update(dict.fromkeys(new))
+        for key in table.present(new):
             for slot in table.slots_of(key):
                 entry = table.get(slot, key)
             mutable = self._state_type.mutable and entry is not None

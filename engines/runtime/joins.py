@@ -146,8 +146,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         places: list[int] = []
         partners: list[Partner] = []
         for chunk in chunks(len(batch.records)):
-            some = zip(range(chunk.start, chunk.stop), batch.keys[chunk], batch.times[chunk], strict=False)
-            for place, found in self._partners(some, side):
+            for place, found in self._partners(batch.keys[chunk], batch.times[chunk], side, chunk.start):
                 places += repeat(place, len(found))
                 partners += found
             self.activity.breathe()
@@ -159,18 +158,24 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         if places:
             self.push(self._pairs(batch, places, partners, side))
 
-    def _partners(self, places: Iterable[tuple[int, bytes, int]], side: int) -> Iterator[tuple[int, list[Partner]]]:
-        """The partners of those records of *side*, each given as (place, key, time), that have any."""
+    def _partners(
+        self, keys: Sequence[bytes], times: Sequence[int], side: int, start: int
+    ) -> Iterator[tuple[int, list[Partner]]]:
+        """The partners of those records of *side* that have any, each with its place, from *start* on."""
         other, (low, high) = 1 - side, self._bounds[side]
         first, last = low + self._after[other], high + self._after[other] + self._width[other] - 1
-        unwritten, slots_of = self._unwritten[other], self.table.slots_of
-        for place, key, time in places:
+        unwritten, slots_of, written = self._unwritten[other], self.table.slots_of, self.table.present(keys)
+        for place, (key, time) in enumerate(zip(keys, times, strict=True), start):
+            entries = unwritten.get(key)
+            if entries is None and key not in written:
+                continue
             found: list[Partner] = []
             earliest, latest = time + low, time + high
-            if slots := slots_of(key):
+            if key in written:
+                slots = slots_of(key)
                 for slot in slots[bisect_left(slots, time + first) : bisect_right(slots, time + last)]:
                     found += self._written(slot, key, other, earliest, latest)
-            if entries := unwritten.get(key):
+            if entries is not None:
                 if len(entries) > _FEW:
                     begin = bisect_left(entries, earliest, key=_time)
                     entries = entries[begin : bisect_right(entries, latest, key=_time)]
@@ -354,13 +359,12 @@ class AsOfJoiner(Joiner[AsOf]):
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         values = _values(batch, changelog=self.join.changelog)
         keep_ms, oldest = self.join.keep_ms, self._oldest(self.watermark)
-        by_key: dict[bytes, list[Any]] = {}
+        by_key = {key: [*versions] for key, versions in self._versions(keys).items()}
         ends: dict[tuple[int, bytes], None] = {}
         since = [max(time, floor + 1) for time, floor in zip(times, floors, strict=True)]
         arrived = zip(times, *coordinates_of(batch.origins), since, values, strict=True)
         for key, version in zip(keys, arrived, strict=True):
-            if (versions := by_key.get(key)) is None:
-                versions = by_key[key] = self._versions(key)
+            versions = by_key[key]
             versions.insert(bisect_right(versions, _version_turn(version), key=_version_turn), version)
             if version[5] is None:  # a slot without records, in which it is dropped
                 ends[max(version[4] + keep_ms, self.watermark) + 1 | _SLOT_MS, key] = None
@@ -380,9 +384,11 @@ class AsOfJoiner(Joiner[AsOf]):
         floors = [floor if time <= floor else NO_FLOOR for time, floor in pairs if time + keep_ms > floor]
         return self.without_late(batch, kept, right=side == RIGHT), floors
 
-    def _versions(self, key: bytes) -> list[Any]:
-        state = self.table.get(VERSIONS, key)
-        return [] if state is None else [*state[RIGHT]]
+    def _versions(self, keys: Iterable[bytes]) -> dict[bytes, Sequence[Any]]:
+        """The versions of each of *keys*, once."""
+        own = [*dict.fromkeys(keys)]
+        states = self.table.get_all(VERSIONS, own)
+        return dict(zip(own, [() if state is None else state[RIGHT] for state in states], strict=True))
 
     def _oldest(self, watermark: int) -> int:
         """The earliest time of a record that may still come, at *watermark*."""
@@ -391,7 +397,7 @@ class AsOfJoiner(Joiner[AsOf]):
     def _answer(self, late: Batch, keys: Sequence[bytes]) -> None:
         """Give results for *late* records, whose time is over."""
         assert late.times is not None
-        values = [_at(self._versions(key), time) for key, time in zip(keys, late.times, strict=True)]
+        values = list(map(_at, map(self._versions(keys).__getitem__, keys), late.times))
         answers = [
             Joined(key, record, value)
             for key, record, value in zip(self.read_keys(keys), late.records, values, strict=True)
@@ -420,10 +426,8 @@ class AsOfJoiner(Joiner[AsOf]):
     def _answered(self, due: Sequence[EarlyLeft], known: dict[bytes, tuple[Any, Sequence[Any]]]) -> Results:
         """The results of records that are *due*. *known* are keys that were read, each with its versions."""
         times, keys, *_, floors, records = zip(*due, strict=True)
-        new = [*set(keys).difference(known)]
-        states = map(self.table.get, repeat(VERSIONS), new)
-        versions = [() if state is None else state[RIGHT] for state in states]
-        known.update(zip(new, zip(self.read_keys(new), versions, strict=True), strict=True))
+        versions = self._versions(set(keys).difference(known))
+        known.update(zip(versions, zip(self.read_keys([*versions]), versions.values(), strict=True), strict=True))
         own, versions_of = zip(*map(known.__getitem__, keys), strict=True)
         values = list(map(_at, versions_of, times))
         results = list(map(Joined, own, records, values))
@@ -434,7 +438,7 @@ class AsOfJoiner(Joiner[AsOf]):
 
     def _forget(self, key: bytes, watermark: int) -> None:
         """Drop a deletion of *key* if no earlier version may come."""
-        versions = self._versions(key)
+        versions = self._versions([key])[key]
         if versions and versions[-1][-1] is None and not _needed(versions, self._oldest(watermark)):
             self.table.put(VERSIONS, key, None)
 
@@ -447,7 +451,7 @@ def _at(versions: Sequence[Any], time: int) -> Any:
     return None
 
 
-def _needed(versions: list[Any], oldest: int) -> list[Any]:
+def _needed(versions: Sequence[Any], oldest: int) -> Sequence[Any]:
     """The versions that count for any record from *oldest* on."""
     first = next((place for place in range(len(versions) - 1, -1, -1) if versions[place][4] <= oldest), 0)
     is_over = bool(versions) and versions[first][4] < oldest and versions[first][5] is None

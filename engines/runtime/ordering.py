@@ -156,10 +156,11 @@ class Deduplicator(Sorter):
         return entry[1]  # type: ignore[no-any-return]  # it is
 
     def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
-        last, given, within, slots_of = self._last_given, self._given, self.spec.within_ms, self.table.slots_of
-        for key in {one[1] for one in early}.difference(last):
-            slots = slots_of(key)
-            last[key] = self._remembered(slots, key) if slots else NO_WATERMARK
+        last, given, within = self._last_given, self._given, self.spec.within_ms
+        new = {one[1] for one in early}.difference(last)
+        last.update(dict.fromkeys(new, NO_WATERMARK))
+        for key in self.table.present(new):
+            last[key] = self._remembered(key)
         first: list[Early] = []
         for one in early:
             time, key = one[0], one[1]
@@ -168,10 +169,10 @@ class Deduplicator(Sorter):
                 first.append(one)
         return first
 
-    def _remembered(self, slots: Iterable[int], key: bytes) -> int:
-        """The time of the last record of *key* that was given, of which *slots* may tell; `NO_WATERMARK`: none is
-        remembered."""
-        times = (entry[0] for slot in slots if (entry := self.table.get(slot, key)) is not None)
+    def _remembered(self, key: bytes) -> int:
+        """The time of the last record of *key* that was given; `NO_WATERMARK`: none is remembered."""
+        table = self.table
+        times = (entry[0] for slot in table.slots_of(key) if (entry := table.get(slot, key)) is not None)
         return max((time for time in times if time is not None), default=NO_WATERMARK)
 
     def _end(self, limit: int) -> None:
@@ -196,10 +197,11 @@ class ArrivalDeduplicator(Deduplicator):
         within, table = self.spec.within_ms, self.table
         kept: list[bool] = []
         times: dict[bytes, list[int]] = {}
+        for key in table.present(set(batch.keys)):
+            entries = (table.get(end, key) for end in table.slots_of(key))
+            times[key] = [entry for entry in entries if entry is not None]
         for key, time in zip(batch.keys, batch.times, strict=True):
-            if (before := times.get(key)) is None:
-                entries = (table.get(end, key) for end in table.slots_of(key))
-                before = times[key] = [entry for entry in entries if entry is not None]
+            before = times.setdefault(key, [])
             first = all(abs(time - other) >= within for other in before)
             kept.append(first)
             if first:

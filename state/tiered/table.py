@@ -228,6 +228,16 @@ class TieredStates(StatesTable[S]):
             self._absent = []
         return self._states[key]
 
+    def _get_all(self, keys: Sequence[bytes]) -> list[S | None]:
+        states, found = self._states, list[S | None]()
+        for start in range(0, len(keys), self._memory.together_max):
+            some = keys[start : start + self._memory.together_max]
+            if missing := [key for key in dict.fromkeys(some) if key not in states]:
+                self._find(missing)
+                self._absent = []
+            found += map(states.__getitem__, some)
+        return found
+
     def _items(self) -> Iterator[tuple[bytes, S]]:
         self._groups.read(self._groups.unread)
         newest: dict[bytes, S | None] = {}

@@ -8,13 +8,14 @@ keys are listed by slot and key group. A drop is a range: the store deletes it o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
 from typing import TypeVar
 
 from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.interval import exhaust
 from exactlyonce.state.slots import Slots, TableTimes, key_of, packed_slot, slot_of, unpacked_slot
 from exactlyonce.state.stored import StoredState
@@ -100,11 +101,23 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         return self._get(packed_slot(slot) + key)
 
+    def get_all(self, slot: int, keys: Sequence[bytes]) -> list[S | None]:
+        """See `TimedTable.get_all`."""
+        return self._get_all(list(map(packed_slot(slot).__add__, keys)))
+
     def slots_of(self, key: bytes) -> Sequence[int]:
         """See `TimedTable.slots_of`."""
-        if self._groups.unread:
-            self._groups.read(self._layout.groups([packed_slot(0) + key]))
+        self._read_groups([key])
         return super().slots_of(key)
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """See `TimedTable.present`."""
+        self._read_groups(keys)
+        return super().present(keys)
+
+    def _read_groups(self, keys: Iterable[bytes]) -> None:
+        if self._groups.unread:
+            self._groups.read(self._groups.unread.intersection(key_groups([*keys], self._layout.max_parallelism)))
 
     def slots(self, limit: int) -> list[int]:
         """See `TimedTable.slots`."""

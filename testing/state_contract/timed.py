@@ -81,6 +81,7 @@ class TimedTableContract:
         states = {(slot, key): state for slot, key, state in table.items()}
         assert states == {(9, a): 3, (9, b): 15, (19, a): 5}, f"States are kept by slot and key, not {states}."
         assert (table.get(9, a), table.get(19, b)) == (3, None)
+        assert table.get_all(9, [b, key_of(3), a, b]) == [15, None, 3, 15]
         assert [[*table.slots_of(key)] for key in (a, b, key_of(3))] == [[9, 19], [9], []]
 
     def test_records_that_become_the_state(self) -> None:
@@ -331,3 +332,5 @@ def _holds(subtasks: TimedSubtasks, model: Mapping[tuple[int, int], Any], why: s
         slots = [*subtasks.table_of(key_of(number)).slots_of(key_of(number))]
         own = sorted(slot for slot, other in model if other == number)
         assert slots == own, f"{why}\nThe key has states in slots {own}, and slots_of says {slots}."
+        present = subtasks.table_of(key_of(number)).present([key_of(number)])
+        assert present == ({key_of(number)} if own else set()), f"{why}\nThe key is present or not: {present}."
