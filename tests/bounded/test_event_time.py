@@ -104,9 +104,9 @@ def test_backfill_run_and_catch_up_give_together_what_sql_says(
     catch_up(fed, loaded_of(clicks), 3, tmp_path, chunk_records=500)
     assert_audited(clicks, tmp_path, 1)
     clicks.feed(300)
-    clicks.job.finish("--parallelism", "2")
+    clicks.job.finish_here()
     clicks.end()
-    catch_up(fed, loaded_of(clicks), 1, tmp_path)
+    catch_up(fed, loaded_of(clicks), 2, tmp_path)
     clicks.assert_as_by_sql()
     assert_audited(clicks, tmp_path, 1)
 

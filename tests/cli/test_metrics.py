@@ -84,20 +84,8 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]]) -> None:
     address = f"{HOST}:{free_port()}"
     process = orders.command.start(
-        *(
-            "run",
-            "orders:pipeline",
-            "--metrics",
-            address,
-            "--ui",
-            address,
-            "--traces",
-            collector[0],
-            "--parallelism",
-            "2",
-            "--checkpoint-interval",
-            "100ms",
-        ),
+        *("run", "orders:pipeline", "--metrics", address, "--ui", address, "--traces", collector[0]),
+        *("--parallelism", "2", "--checkpoint-interval", "100ms"),
         *("--restart", "fixed_delay:attempts=5,delay=10ms"),
     )
 

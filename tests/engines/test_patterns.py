@@ -67,7 +67,7 @@ def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
     run.kill()
     topics.add("e", 2, 300)
     job.feed(300, "in-a")
-    run = job.start("--parallelism", "3")
+    run = job.start("--parallelism", "1")
     topics.assert_output()
     stop(run)
     topics.add("0", 2, 300)

@@ -80,7 +80,7 @@ def test_files_and_a_process_that_is_killed(files_of: Any, failpoint: Any) -> No
 
 def test_new_files_while_it_runs(files_of: Any) -> None:
     """A file is found while the pipeline runs, once; those that were read may be removed, and are forgotten then."""
-    job, folder = files_of("files", "--param", "watch=100ms", "--param", "forget=yes")
+    job, folder = files_of("files", "--param", "watch=100ms", "--param", "forget=yes", "--inline")
     first = folder.add("b.jsonl", 100)
     run = job.start()
     run.await_checkpoint()
@@ -107,7 +107,7 @@ def ended(job: Job) -> set[int]:
 
 def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
     """The run goes on with the topic; with --until latest it ends once both are read."""
-    job, folder = files_of("joined")
+    job, folder = files_of("joined", "--inline")
     folder.add("old.jsonl", 500)
     run = job.start()
     run.await_checkpoint()
@@ -115,7 +115,7 @@ def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
     job.assert_copies()
     run.kill()
     job.feed(500)
-    job.finish()
+    job.finish_here()
     job.assert_copies()
     job.assert_totals()
 

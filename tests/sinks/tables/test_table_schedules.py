@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from table_stores import ORIGIN, TOTALS, Tables, Total, entry, on_mariadb
 from waiting import succeeds, until
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
 
 LOST = "has closed the connection, or it was cut"
 
@@ -118,22 +120,28 @@ def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables) -> None:
     assert tables.totals() == []
 
 
-def test_a_paused_server_is_unavailable(tables: Any) -> None:
+def test_a_paused_server_is_unavailable(tables: Any, aside: Any) -> None:
     """No call is held for longer than its limit: neither a login, nor rows, nor a commit. Rows come once."""
     waiting = tables.chunks(tables.ready())
     limit: dict[str, Any] = {"quick": True} if tables.name == "mariadb" else {"answer_timeout": "3s"}
     middle, connected, new = (tables.of(Total, create=True, **limit) for _ in range(3))
     until(lambda: succeeds(lambda: connected.apply(waiting, entry(1)), unless=StoreUnavailable))
 
+    paused = threading.Event()
+
     def pausing() -> Iterator[bytes]:
         yield waiting[0]
         tables.server.pause()
+        paused.set()
         yield waiting[1]
 
     try:
-        for store, chunks in ((middle, pausing()), (connected, waiting), (new, waiting)):
+        applies = [aside(middle.apply, pausing(), entry(2))]
+        assert paused.wait(LIMIT_S)
+        applies += [aside(store.apply, waiting, entry(2)) for store in (connected, new)]
+        for apply in applies:
             with pytest.raises(StoreUnavailable, match=r"has not answered for 3|cannot be reached"):
-                store.apply(chunks, entry(2))
+                apply.result()
     finally:
         tables.server.go_on()
     assert tables.store().apply(waiting, entry(2))
