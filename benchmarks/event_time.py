@@ -37,7 +37,7 @@ def scenario(bench: Bench) -> Iterator[Figure]:
     for number in range(bench.rounds or bench.size(4, 1)):
         for kind in kinds if number % 2 == 0 else reversed(kinds):
             rates[kind].append(_rate(bench, kind, source, records))
-        bench.say(f"round {number + 1}: " + ", ".join(f"{kind} {of[-1]:,.0f} records/s" for kind, of in rates.items()))
+            bench.say(f"round {number + 1}: {kind} {rates[kind][-1]:,.0f} records/s")
     for kind, name in (WINDOWS | JOINS | DEDUPLICATION).items():
         ratios = [rate / total for rate, total in zip(rates[kind], rates["totals"], strict=True)]
         detail = f"{median(rates[kind]):,.0f} against {median(rates['totals']):,.0f} records/s, {len(ratios)} rounds"

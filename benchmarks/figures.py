@@ -33,6 +33,9 @@ class Figure(msgspec.Struct, frozen=True):
     detail: str = ""
     """The measurements behind it, in a few words."""
 
+    def __str__(self) -> str:
+        return f"{self.name}: {_number(self.value, self.unit)}"
+
 
 BOUNDS = {
     "pass-through, ratio": Bound(0.8, 0.95, at_least=True),

@@ -114,7 +114,9 @@ def measure(bench: Bench, names: list[str]) -> list[Figure]:
     for name in names:
         print(f"{name}:", flush=True)
         began = time.monotonic()
-        figures += SCENARIOS[name](bench)
+        for figure in SCENARIOS[name](bench):
+            bench.say(str(figure))
+            figures.append(figure)
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
     return figures
 
