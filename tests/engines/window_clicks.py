@@ -116,9 +116,8 @@ class Clicks:
     def by_sql(self) -> tuple[list[tuple[Any, ...]], list[int]]:
         """The results and the ids of late clicks that SQL finds in the topic."""
         rows = [
-            (self.places.index((topic, record.partition)), record.offset, *json.loads(record.value or b"").values())
-            for topic in sorted({topic for topic, _ in self.places})
-            for record in self.job.kafka.read_committed(topic)
+            (self.places.index((topic, partition)), offset, *click.values())
+            for topic, partition, offset, click in self._given()
         ]
         with duckdb.connect() as database:
             database.execute("set timezone = 'UTC'")
@@ -128,6 +127,14 @@ class Clicks:
             database.executemany("insert into clicks values (?, ?, ?, ?, ?, ?)", rows)
             results, late = self._queries()
             return sorted(database.sql(results).fetchall()), sorted(id for (id,) in database.sql(late).fetchall())
+
+    def _given(self) -> list[tuple[str, int, int, dict[str, Any]]]:
+        """(topic, partition, offset, click) of each record."""
+        return [
+            (topic, record.partition, record.offset, json.loads(record.value or b""))
+            for topic in sorted({topic for topic, _ in self.places})
+            for record in self.job.kafka.read_committed(topic)
+        ]
 
     def _queries(self) -> tuple[str, str]:
         floored = FLOORED.format(disorder=DISORDER_MS)
@@ -154,7 +161,7 @@ class Clicks:
 
     def assert_open(self, states: list[dict[str, Any]]) -> None:
         """*states* are those of all records that are in no result and are not late, each in its time."""
-        given = [json.loads(record.value or b"") for record in self.job.kafka.read_committed(f"{self.job.name}-in")]
+        given = [click for *_, click in self._given()]
         taken = {
             topic: [
                 json.loads(record.value or b"") for record in self.job.kafka.read_committed(f"{self.job.name}-{topic}")
