@@ -140,6 +140,9 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def read(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
         """The keys of *slot* and *group*, sorted, with their states; these are not to be changed until dropped."""
 
+    def take(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """`read`, then `drop` of *group*: an open snapshot may still have the states, so they are not to be changed."""
+
     def drop(self, slot: int, groups: Collection[int]) -> None:
         """Forget all states of *groups* whose slot is *slot* or earlier."""
 

@@ -166,17 +166,29 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         states = cast("list[S]", list(map(self._states.__getitem__, keys)))
         return list(map(key_of, keys)), states
 
+    def take(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """See `TimedTable.take`."""
+        keys = sorted(self._slots.pop(slot, group) or ())
+        states = self._forget(group, keys)
+        self.drop(slot, (group,))
+        return list(map(key_of, keys)), states
+
     def drop(self, slot: int, groups: Collection[int]) -> None:
         """See `TimedTable.drop`."""
         self._times.drop(slot, groups)
         for _, group, keys in self._slots.popped(slot, groups):
-            if self._is_open:
-                before = self._interval.before
-                before.update((key, self._states[key]) for key in keys if key not in before)
-            exhaust(map(self._states.pop, keys))
-            self._interval.forget(group, keys)
-            if self._by_key is not None:
-                self._by_key.remove(keys)
+            self._forget(group, keys)
+
+    def _forget(self, group: int, keys: Collection[bytes]) -> list[S]:
+        """The states of *keys*, which are gone now, without a word about each."""
+        states = cast("list[S]", list(map(self._states.pop, keys)))
+        if self._is_open:
+            before = self._interval.before
+            before.update([pair for pair in zip(keys, states, strict=True) if pair[0] not in before])
+        self._interval.forget(group, keys)
+        if self._by_key is not None:
+            self._by_key.remove(keys)
+        return states
 
     def items(self) -> Iterator[tuple[int, bytes, S]]:
         return (

@@ -83,6 +83,11 @@ class Origins(Sequence[Coordinates]):
         return list(map(self._names.__getitem__, self._topics)), self._partitions, self._offsets
 
 
+def origins_of(operator: str, groups: Sequence[int], slots: Sequence[int]) -> Origins:
+    """The origins of results that *operator* gives for key groups in slots."""
+    return Origins([operator], [""], array("H", bytes(2 * len(slots))), array("i", groups), array("q", slots))
+
+
 def coordinates_of(origins: Sequence[Origin]) -> tuple[list[str], Sequence[int], Sequence[int]]:
     """The topics, partitions and offsets of *origins*, as columns."""
     if isinstance(origins, Origins):

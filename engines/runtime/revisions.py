@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.timed import Due, nothing_at, slices
-from exactlyonce.engines.runtime.windows import Ended, WindowOperator, WindowResults
+from exactlyonce.engines.runtime.windows import WindowOperator, WindowResults
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Revised
 
@@ -69,11 +69,11 @@ class RevisedWindows(WindowOperator[Revised]):
     def _due(self) -> Iterator[Due[WindowResults]]:
         table, lateness = self.table, self.window.lateness_ms
         slots = table.slots(self.watermark)
-        ended, known, slot = Ended(table), set(slots), self.watermark
+        known = set(slots)
         while slots:
             slot = heappop(slots)
             for group in table.groups(slot):
-                keys, entries = table.read(slot, group)
+                keys, entries = table.take(slot, group)
                 parts: list[Part] = [
                     (key, last, part, given if last + lateness == slot else None)
                     for key, (given, new) in zip(keys, entries, strict=True)
@@ -85,9 +85,7 @@ class RevisedWindows(WindowOperator[Revised]):
                         known.add(end)
                         heappush(slots, end)
                     yield Due(slot, len(results.keys), results)
-                ended.add(slot, group, len(keys))
             yield nothing_at(slot)
-        ended.drop(slot)
 
     def _revised(self, slot: int, group: int, parts: Sequence[Part]) -> tuple[WindowResults, set[int]]:
         """The results of *parts*, which are kept for later ones; the slots up to the watermark that these are in."""

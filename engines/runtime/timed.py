@@ -204,7 +204,7 @@ class TimedOperator(BatchOperator, Generic[R]):
         return self.watermark == END_OF_TIME
 
     def _due(self) -> Iterator[Due[R]]:
-        """What is due at `watermark`, by (slot, key group, key). The states of a slice go when the next is asked
+        """What is due at `watermark`, by (slot, key group, key). The states of a slice are gone when the next is asked
         for."""
         raise NotImplementedError
 

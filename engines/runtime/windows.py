@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch, Origin
-from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
+from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import chunks, record_error
 from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
@@ -24,7 +24,6 @@ from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Windowed, moment
-from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
@@ -85,7 +84,7 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
         columns = _Columns()
         for some in results:
             columns.add(some)
-        origins = list(map(Coordinates, repeat(self.id), columns.groups, columns.slots, repeat("")))
+        origins = origins_of(self.id, columns.groups, columns.slots)
         batch = Batch(self._windowed(columns), origins, times=columns.slots)
         if (function := self.function) is not None:
             batch, outputs = self.apply(lambda windowed: list(function(windowed)), batch, again=True)
@@ -190,29 +189,6 @@ class _Columns:
 
 
 @dataclass(slots=True)
-class Ended:
-    """The key groups with nothing left up to a slot: the table drops those of many keys at once."""
-
-    table: TimedTable[Any]
-    _groups: set[int] = field(default_factory=set)
-    _keys: int = 0
-
-    def add(self, slot: int, group: int, keys: int) -> None:
-        """Nothing is left of *group* up to *slot*; the groups after it may still have that slot."""
-        self._groups.add(group)
-        self._keys += keys
-        if self._keys >= SLICE_KEYS:
-            later = {other for other in self._groups if other > group}
-            self.table.drop(slot - 1, later)
-            self._groups -= later
-            self.drop(slot)
-
-    def drop(self, slot: int) -> None:
-        self.table.drop(slot, self._groups)
-        self._groups, self._keys = set(), 0
-
-
-@dataclass(slots=True)
 class TumblingWindows(WindowOperator[Tumbling]):
     """A slot is the last millisecond of a window."""
 
@@ -225,16 +201,12 @@ class TumblingWindows(WindowOperator[Tumbling]):
         return self.without_late(batch, kept, right=right), list(compress(lasts, kept))
 
     def _due(self) -> Iterator[Due[WindowResults]]:
-        table, due = self.table, self.table.slots(self.watermark)
-        ended = Ended(table)
-        for last in due:
+        table = self.table
+        for last in table.slots(self.watermark):
             start = self.window.start(last)
             for group in table.groups(last):
-                keys, states = table.read(last, group)
+                keys, states = table.take(last, group)
                 yield from self._slices(last, group, [start] * len(keys), keys, states)
-                ended.add(last, group, len(keys))
-        if due:
-            ended.drop(due[-1])
 
 
 @dataclass(slots=True)
@@ -408,8 +380,7 @@ class SessionWindows(WindowOperator[Session]):
 
     def _due(self) -> Iterator[Due[WindowResults]]:
         table, gap, watermark = self.table, self.window.gap_ms, self.watermark
-        due, slot = table.slots(watermark), watermark
-        ended, open_still = Ended(table), list[tuple[int, bytes, Any]]()
+        due, open_still = table.slots(watermark), list[tuple[int, bytes, Any]]()
         grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
         """By end and key group, the sessions that are in an earlier slot."""
         while due:
@@ -417,8 +388,7 @@ class SessionWindows(WindowOperator[Session]):
             moved = grown[slot]
             for group in sorted({*table.groups(slot), *moved}):
                 over = moved.get(group, [])
-                keys, states = table.read(slot, group)
-                for key, state in zip(keys, states, strict=True):
+                for key, state in zip(*table.take(slot, group), strict=True):
                     last = state[1] + gap - 1
                     if last == slot:
                         over.append((key, state))
@@ -433,13 +403,11 @@ class SessionWindows(WindowOperator[Session]):
                     own, ended_states = zip(*over, strict=True)
                     firsts, _, accumulators = zip(*ended_states, strict=True)
                     yield from self._slices(slot, group, firsts, own, accumulators)
-                ended.add(slot, group, len(keys))
             del grown[slot]
             if len(open_still) >= SLICE_KEYS:
                 self._put(open_still)
                 open_still = []
         self._put(open_still)
-        ended.drop(slot)
 
 
 def _replaced(before: Any, state: Any) -> Any:

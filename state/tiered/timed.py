@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
@@ -136,12 +136,19 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
             return [], []
         unpack = self.state_type.unpack
         for entries in self._files.store.slot(group, packed, SLICE_ENTRIES):
-            states.update((key, unpack(state)) for key, state in entries)
+            keys, packed_states = zip(*entries, strict=True)
+            states.update(zip(keys, map(unpack, packed_states), strict=True))
         for layer in reversed([*self._layers()]):
             assert isinstance(layer, TimedLayer)
             states.update((key, layer[key]) for key in layer.places.get((packed, group), ()) if key in layer)
-        present = sorted((key, state) for key, state in states.items() if state is not None)
-        return [key_of(key) for key, _ in present], [state for _, state in present]
+        present = sorted(key for key, state in states.items() if state is not None)
+        return list(map(key_of, present)), cast("list[S]", list(map(states.__getitem__, present)))
+
+    def take(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """See `TimedTable.take`."""
+        read = self.read(slot, group)
+        self.drop(slot, (group,))
+        return read
 
     def drop(self, slot: int, groups: Collection[int]) -> None:
         """See `TimedTable.drop`."""

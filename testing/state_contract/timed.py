@@ -145,14 +145,19 @@ class TimedTableContract:
 
     def test_a_drop_takes_earlier_slots(self) -> None:
         """All slots of the key group up to the given one go; those of other groups, and later ones, stay."""
-        subtasks = self.timed()
-        model = {(slot, number): 1 for slot in SLOTS for number in FEW}
-        subtasks.put(model)
         group = key_group(key_of(1), MAX_PARALLELISM)
-        subtasks.tables[0].drop(-1, [group])
         others = {number for number in FEW if key_group(key_of(number), MAX_PARALLELISM) != group}
-        rest = {(slot, number): 1 for slot, number in model if slot >= 0 or number in others}
-        _holds(subtasks, rest, "The wrong states were dropped.")
+        for takes in (False, True):
+            subtasks = self.timed()
+            model = {(slot, number): slot for slot in SLOTS for number in FEW}
+            subtasks.put(model)
+            if takes:
+                keys = sorted(key_of(number) for number in FEW if number not in others)
+                assert subtasks.tables[0].take(-1, group) == (keys, [-1] * len(keys)), "A slot is read as it is taken."
+            else:
+                subtasks.tables[0].drop(-1, [group])
+            rest = {(slot, number): slot for slot, number in model if slot >= 0 or number in others}
+            _holds(subtasks, rest, "The wrong states were dropped.")
 
     def test_a_state_in_a_dropped_slot(self) -> None:
         """It would be lost at the next restore, so it is a defect."""

@@ -34,7 +34,7 @@ MAX_PARALLELISM = 4
 
 @pytest.fixture(autouse=True, scope="module")
 def few_keys_are_many() -> Iterator[None]:
-    """A firing drops what is over after a few keys, in the middle of a slot."""
+    """A firing puts sessions that go on back after a few keys, in the middle of its slots."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "SLICE_KEYS", 3)
         yield
