@@ -141,7 +141,7 @@ class Sides:
         if self.join != "self":
             assert len(late) > 5
             assert self._ids("late", len(late)) == sorted(late)
-        if self.join in ("inner", "full") or "-" in self.join.removeprefix("as-of"):
+        if self.join in ("inner", "full") or ("-" in self.join and not self.has_deletions):
             assert self._ids("late-right", len(late_right)) == sorted(late_right)
 
     def _out(self, topic: str, count: int) -> list[Any]:
