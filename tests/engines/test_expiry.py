@@ -86,7 +86,7 @@ def small_memory() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     arrivals=ARRIVALS,
     disorder=st.integers(0, 60),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_windows import Arrived as Clicked
 from test_windows import expected as windowed
@@ -240,7 +240,6 @@ def _order(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("join", JOINS, ids=str)
-@settings(max_examples=100)
 @example(arrivals=OLD_VERSION, disorder=0, cuts={3}, room=1)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_results_and_late_records_are_a_function_of_times_and_floors(
@@ -273,7 +272,6 @@ def test_each_key_group_goes_on_at_its_own_watermark(join: Join) -> None:
     assert sorted(seen.late) == late
 
 
-@settings(max_examples=100)
 @example(
     arrivals=[(side, "a", time, False) for side, time in (("r", 13), ("r", 11), ("l", 12))], disorder=5, cuts={0, 1}
 )

@@ -204,7 +204,7 @@ def play(
 
 
 @pytest.mark.parametrize("handler", [lambda _: Gathers(), GathersBoth], ids=["one-input", "two"])
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @example(arrivals=[(0, "a", 0), (1, "a", 0), (0, "a", 20), (0, "b", 7)], disorder=0, cuts={0}, room=1)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(

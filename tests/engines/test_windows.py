@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exactlyonce.engines.runtime import windows
@@ -233,7 +233,6 @@ BRIDGE = [(0, "a", 0), (0, "a", 40), (0, "a", 20), (0, "a", 10), (0, "a", 30)]
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@settings(max_examples=150)
 @example(arrivals=BRIDGE, disorder=60, cuts={2}, room=1)
 @example(arrivals=[(0, "a", 0), (0, "a", 15)], disorder=60, cuts={0}, room=1)  # a session ends where the next begins
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))

@@ -45,7 +45,7 @@ def test_a_marker_may_overtake_what_it_names(schedule: Schedule) -> None:
 # --- the barrier modes ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(), by_sources=True))
 def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule) -> None:
     network = lived_through(schedule, under(Aligned))
@@ -53,20 +53,19 @@ def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule
     assert recorded(schedule, network) == 0
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(), by_sources=True, overtaking=True))
 def test_unaligned_barriers_are_markers_that_overtake_and_sources_that_initiate(schedule: Schedule) -> None:
     demand_right(schedule, lived_through(schedule, under(AtOnce)))
 
 
-@settings(max_examples=100)
 @given(st.booleans().flatmap(lambda cyclic: schedules(pipeline(cyclic=cyclic), by_all=True)))
 def test_shipped_unaligned_barriers_are_markers_that_everybody_initiates(schedule: Schedule) -> None:
     """Each process is told of a snapshot at a moment of its own, in cycles, too."""
     demand_right(schedule, lived_through(schedule, under(Overtaking)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(cyclic=True), by_sources=True))
 def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Schedule) -> None:
     network = lived_through(schedule, under(Aligned))
@@ -75,7 +74,7 @@ def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Sched
     assert holding <= schedule.graph.feedback
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(), by_sources=True))
 def test_without_holding_back_a_cut_has_one_flaw_at_most(schedule: Schedule) -> None:
     """A message may be received before the cut and sent after it, at a process with several inputs: no more."""
