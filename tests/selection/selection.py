@@ -39,6 +39,16 @@ LEFT_OUT = {
 SHARES = 8
 LONG = {"slow": 10, "broker": 1}
 """The seconds that a test takes, about, by mark."""
+LONG_FILES = {
+    "tests/testing/test_state_contract.py": 15,
+    "tests/testing/test_exactly_once.py": 10,
+    "tests/testing/test_sink_contract.py": 10,
+    "tests/state/tiered/test_files.py": 7,
+    "tests/state/tiered/test_table.py": 7,
+    "tests/test_packaging.py": 5,
+    "tests/testing/test_servers.py": 5,
+}
+"""The seconds that a file takes, about, whose tests have no such mark: the last to begin would end alone."""
 ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
 """Files whose tests share nothing: each goes to whichever process is free."""
 LATE = "no time is left"
@@ -139,8 +149,8 @@ class Selection:
         return self._distances is None or crc32(nodeid.encode()) % SHARES == self._chosen["merges"] % SHARES
 
     def _ordered(self, items: list[pytest.Item]) -> list[pytest.Item]:
-        """By distance, then the share; the Spark session's files, then those in which the most is marked long."""
-        long: Counter[str] = Counter()
+        """By distance, then the share; the Spark session's files, then the longest, by marks and `LONG_FILES`."""
+        long = Counter(LONG_FILES)
         for item in items:
             long[_file(item)] += sum(LONG.get(mark.name, 0) for mark in item.iter_markers())
 

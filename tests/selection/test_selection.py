@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from affected import ROOT, git
-from selection import LEFT_OUT, is_on_spark
+from selection import ALONE, LEFT_OUT, LONG_FILES, is_on_spark
 
 pytest_plugins = ["pytester"]
 
@@ -203,6 +203,10 @@ def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item
     marked = {item.nodeid for item in collected_tests for marker in item.iter_markers("exhaustive")
               if marker.kwargs.get("matrix")}  # fmt: skip
     assert [test for test in marked if not test.startswith(places)] == []
+
+
+def test_files_that_are_named_are_there() -> None:
+    assert [file for file in (*ALONE, *LONG_FILES) if not (ROOT / file).is_file()] == []
 
 
 def test_every_file_of_tests_is_collected() -> None:
