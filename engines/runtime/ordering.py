@@ -1,9 +1,9 @@
 """Operators that hold records until no earlier one can come: `in_order`, and `deduplicate`.
 
 Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
-floor alone, and held records are given once, by (time, key, topic, partition, offset). What has expired leaves no
-state, and no word about it in a checkpoint. A held record is either in memory or in the table: there it is since a
-barrier, or since there were too many.
+floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
+leaves no state, and no word about it in a checkpoint. A held record is either in memory or in the table: there it is
+since a barrier, or since there were too many.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
 from exactlyonce.engines.runtime.waiting import Waiting, bucket_end
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timed import Timed
 
@@ -30,8 +31,6 @@ held_turn = itemgetter(0, 1, 2)
 """By topic, partition and offset."""
 Early = tuple[int, bytes, str, int, int, Any]
 """The time, key, topic, partition and offset of a record, and the record."""
-_turn = itemgetter(0, 1, 2, 3, 4)
-"""By time, key, topic, partition and offset."""
 
 
 def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], Any]) -> None:
@@ -79,13 +78,20 @@ class Sorter(TimedOperator[Sequence[Early]]):
         for slot in table.slots(limit):
             stored[min(bucket_end(slot), limit)].append(slot)
         for end in sorted({*stored, *waiting.ends(limit)}):
-            early = list(chain(chain.from_iterable(map(self._read, stored[end])), waiting.take(end)))
-            early.sort(key=_turn)
+            early = self._in_turn([*chain.from_iterable(map(self._read, stored[end])), *waiting.take(end)])
             for some in slices(len(early)):
                 given = self._given_of(early[some])
                 yield Due(early[some][-1][0], len(given), given)
             table.drop(end, {group for slot in stored[end] for group in table.groups(slot)})
         self._end(limit)
+
+    def _in_turn(self, early: Sequence[Early]) -> Sequence[Early]:
+        """*early* by time, key group, key, topic, partition and offset; of one place, in order of arrival."""
+        if not early:
+            return early
+        times, keys, topics, partitions, offsets, _ = zip(*early, strict=True)
+        turns = list(zip(times, key_groups(keys, self.max_parallelism), keys, topics, partitions, offsets, strict=True))
+        return [early[place] for place in sorted(range(len(early)), key=turns.__getitem__)]
 
     def _last_held(self) -> int:
         """The time of the last held record; `NO_WATERMARK`: there is none."""
