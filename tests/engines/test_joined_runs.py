@@ -13,6 +13,7 @@ import duckdb
 import pytest
 from confluent_kafka import Producer
 from running import Job, visible
+from window_clicks import insert
 
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -125,7 +126,7 @@ class Sides:
                     key = (record.key or b"").decode()
                     rows.append((record.partition, record.offset, key, event["at"], event["id"]))
                 if rows:
-                    database.executemany(f"insert into {side}_read values (?, ?, ?, ?, ?)", rows)
+                    insert(database, f"{side}_read", rows)
                 last = LAST.get(self.join, f"ts + {self.keep_ms}")
                 database.execute(TABLES.format(side=side, last=last))
             results = database.sql(QUERIES[self.join]).fetchall()

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 from running import Job, visible
 from test_loops import EXAMPLES
-from window_clicks import FLOORED
+from window_clicks import FLOORED, insert
 
 pytestmark = pytest.mark.broker
 
@@ -78,7 +78,7 @@ class Payments:
             database.execute(
                 'create table payments (partition int, "offset" bigint, id bigint, card text, ts bigint, cents bigint)'
             )
-            database.executemany("insert into payments values (?, ?, ?, ?, ?, ?)", rows)
+            insert(database, "payments", rows)
             floored = PAYMENTS.format(disorder=2_000)
             alerts, probes, late = (sorted(database.sql(floored + of).fetchall()) for of in (ALERTS, PROBES, LATE))
         assert min(map(len, (alerts, probes, late))) > 5

@@ -83,6 +83,13 @@ def clicks(seed: int, count: int, first: int, window: str) -> list[dict[str, Any
     return made
 
 
+def insert(database: duckdb.DuckDBPyConnection, table: str, rows: list[Any]) -> None:
+    """Insert tuples by columns: `executemany` takes 0.4 ms a row."""
+    columns = [[*column] for column in zip(*rows, strict=True)]
+    values = ", ".join(f"unnest(${number})" for number in range(1, 1 + len(columns)))
+    database.execute(f"insert into {table} select {values}", columns)
+
+
 class Clicks:
     """The clicks of a job in three partitions, or in three topics."""
 
@@ -124,7 +131,7 @@ class Clicks:
             database.execute(
                 'create table clicks (partition int, "offset" bigint, id bigint, "user" text, ts bigint, amount bigint)'
             )
-            database.executemany("insert into clicks values (?, ?, ?, ?, ?, ?)", rows)
+            insert(database, "clicks", rows)
             results, late = self._queries()
             return sorted(database.sql(results).fetchall()), sorted(id for (id,) in database.sql(late).fetchall())
 
