@@ -14,7 +14,7 @@ import pytest
 from auditing import audited
 from bounded import Silent, catch_up, drive, load_pipeline
 from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
-from running import Job, runs_of, stop
+from running import Job, Run, runs_of, stop
 from waiting import until
 from window_clicks import Clicks
 
@@ -126,6 +126,14 @@ def ids_to(kafka: KafkaCluster, topic: str, job: Job) -> list[int]:
     return sorted(ids)
 
 
+def has_gone_on(incarnation: Run) -> bool:
+    """Whether a checkpoint came after a restart. One that is stopped before that takes no last checkpoint."""
+    events = iter(incarnation.events)
+    return any("restarting from" in event.get("text", "") for event in events) and any(
+        event["event"] == "checkpoint" for event in events
+    )
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["by_clock", "in_batches"])
 def test_what_goes_by_the_clock_is_computed_again(
@@ -136,13 +144,14 @@ def test_what_goes_by_the_clock_is_computed_again(
     fed = 0
     for parallelism, killed_at in ((2, "timed-fired"), (3, "worker-frozen")):
         incarnation = job.start("--parallelism", str(parallelism), env=failpoint(killed_at, nth=4))
-        while not (tmp_path / "fired" / killed_at).exists() or fed < 500:
+        while not has_gone_on(incarnation) or fed < 500:
             clicks: list[dict[str, Any]] = [
                 {"id": id, "user": f"u{id % 7}", "at": 0, "amount": 1} for id in range(fed, fed + 50)
             ]
             kafka.produce(f"{topic_name}-in", [(click["user"], json.dumps(click)) for click in clicks])
             fed += len(clicks)
             incarnation.await_checkpoint()
+        assert (tmp_path / "fired" / killed_at).exists()
         stop(incarnation)
     assert ids_to(kafka, f"{topic_name}-out", job) == list(range(fed))
     loaded = load_pipeline("ordering_pipelines", target, topic_name)
