@@ -167,7 +167,7 @@ def test_traceback_on_demand(command: Command) -> None:
 
 
 def test_defect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(explain, "explain", lambda args: {"something": 0}["nothing"])
+    monkeypatch.setattr(explain, "loaded", lambda args: {"something": 0}["nothing"])
     assert main(["explain", "m:p"]) == 70
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first == "Traceback (most recent call last):"

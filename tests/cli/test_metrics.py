@@ -106,7 +106,6 @@ def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]])
             lambda: total(address, "checkpoints_triggered_total") > total(address, "checkpoints_completed_total")
         )
         assert asked(address, "live")[0] == 200, "the run's own process comes round while a worker is stuck"
-        assert total(address, "checkpoints_triggered_total") > total(address, "checkpoints_completed_total")
         os.kill(worker, signal.SIGKILL)
         await_total("restarts_total", 1)
         await_total("last_checkpoint_id", total(address, "last_checkpoint_id") + 1)
