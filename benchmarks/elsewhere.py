@@ -63,23 +63,27 @@ def python(*packages: str) -> list[str]:
 
 
 class System(NamedTuple):
-    """Another system, whose programs take servers, input, output and a folder for state."""
+    """Another system, whose program takes a pipeline, servers, input, output and a folder for state."""
 
     title: str
     interpreter: Callable[[], list[str]]
     """Installs it the first time."""
     program: str
-    """The file of a pipeline."""
+    """The file of its pipelines."""
     guarantee: str
     share: int
     """It gets one order in so many, for it is slower."""
 
 
 SYSTEMS = {
-    "streams": System("Kafka Streams", java, "streams_{}.java", "exactly once", 1),
-    "quix": System("Quix Streams", partial(python, "quixstreams==3.28.1"), "quix_{}.py", "exactly once", 15),
+    "streams": System("Kafka Streams", java, "streams_pipelines.java", "exactly once", 1),
+    "quix": System("Quix Streams", partial(python, "quixstreams==3.28.1"), "quix_pipelines.py", "exactly once", 15),
     "bytewax": System(
-        "Bytewax", partial(python, "bytewax==0.21.1", "confluent-kafka", "orjson"), "bytewax_{}.py", "at least once", 10
+        "Bytewax",
+        partial(python, "bytewax==0.21.1", "confluent-kafka", "orjson"),
+        "bytewax_pipelines.py",
+        "at least once",
+        10,
     ),
 }
 
@@ -153,9 +157,8 @@ def measured(bench: Bench, name: str, work: Work) -> float:
             rate = growth(bench, sink, results, job.failure)
     else:
         system = SYSTEMS[name]
-        program = system.program.format(work.pipeline)
         with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-") as folder:
-            arguments = (str(HERE / program), bench.cluster.servers, work.source, sink, folder)
+            arguments = (str(HERE / system.program), work.pipeline, bench.cluster.servers, work.source, sink, folder)
             with running([*system.interpreter(), *arguments]) as failure:
                 rate = growth(bench, sink, results, failure)
     if (written := bench.cluster.digest(sink)) != work.expected:

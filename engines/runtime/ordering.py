@@ -177,9 +177,13 @@ class Deduplicator(Sorter):
 
     def _remembered(self, key: bytes) -> int:
         """The time of the last record of *key* that was given; `NO_WATERMARK`: none is remembered."""
-        table = self.table
-        times = (entry[0] for slot in table.slots_of(key) if (entry := table.get(slot, key)) is not None)
+        times = (entry[0] for entry in self._entries(key))
         return max((time for time in times if time is not None), default=NO_WATERMARK)
+
+    def _entries(self, key: bytes) -> Iterator[Any]:
+        """What the table keeps of *key*."""
+        entries = (self.table.get(slot, key) for slot in self.table.slots_of(key))
+        return (entry for entry in entries if entry is not None)
 
     def _end(self, limit: int) -> None:
         kept = [(slot, key, time) for key, time in self._given.items() if (slot := self.spec.slot(time)) > limit]
@@ -202,10 +206,7 @@ class ArrivalDeduplicator(Deduplicator):
         assert batch.keys is not None
         within, table = self.spec.within_ms, self.table
         kept: list[bool] = []
-        times: dict[bytes, list[int]] = {}
-        for key in table.present(set(batch.keys)):
-            entries = (table.get(end, key) for end in table.slots_of(key))
-            times[key] = [entry for entry in entries if entry is not None]
+        times: dict[bytes, list[int]] = {key: [*self._entries(key)] for key in table.present(set(batch.keys))}
         for key, time in zip(batch.keys, batch.times, strict=True):
             before = times.setdefault(key, [])
             first = all(abs(time - other) >= within for other in before)
