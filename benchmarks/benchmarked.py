@@ -1,5 +1,6 @@
 """The pipelines that the benchmarks run; `by_hand.py` does the same without the engine."""
 
+import asyncio
 import time
 from hashlib import sha256
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import msgspec
 from orders import CHEAP, Order, Priced, Total
 
-from exactlyonce import AvroCodec, Count, Hopping, Pipeline, ProtobufCodec, Session, Tumbling
+from exactlyonce import AvroCodec, Count, Enriched, Hopping, Pipeline, ProtobufCodec, Session, Tumbling, Windowed
 from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
@@ -143,6 +144,58 @@ def windowed(name: str, source: str, sink: str, window: str) -> Pipeline:
     return pipeline
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """The number of a customer's orders in a window that begins at `start`, in ms."""
+
+    customer: str
+    start: int
+    count: int
+
+
+def as_counted(window: Windowed[str, int]) -> Counted:
+    """The window as other systems write it."""
+    return Counted(window.key, int(window.start.timestamp()) * 1000, window.value)
+
+
+def counts(name: str, source: str, sink: str) -> Pipeline:
+    """The number of orders per customer in windows of 10 s, in the form that other systems write, too."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    windows = orders.key_by(lambda order: order.customer).window(Tumbling("10s")).aggregate("counts", Count())
+    windows.map(as_counted).sink("out", KafkaSink(sink, key=lambda counted: counted.customer))
+    return pipeline
+
+
+def rounds(name: str, source: str, sink: str, orders: str) -> Pipeline:
+    """The number of orders per customer in windows that end at once: those of *orders* orders are of one window."""
+    pipeline, count = Pipeline(name), int(orders)
+    numbered = KafkaSource(source, value=Order, time=lambda order: order.id // count * 10_000, ahead=None)
+    counts = pipeline.source("in", numbered).key_by(lambda order: order.customer).window(Tumbling("10s"))
+    counts.aggregate("counts", Count()).sink("out", KafkaSink(sink, key=lambda count: count.key))
+    return pipeline
+
+
+def quiet(name: str, source: str, sink: str, idle: str) -> Pipeline:
+    """The number of orders per customer in windows of a second that close once no order has come for *idle*."""
+    pipeline = Pipeline(name)
+    orders = KafkaSource(source, value=Order, time=lambda order: order.ts // 1000, disorder="1s", idle=idle, ahead=None)
+    counts = pipeline.source("in", orders).key_by(lambda order: order.customer).window(Tumbling("1s"))
+    counts.aggregate("counts", Count()).sink("out", KafkaSink(sink, key=lambda count: count.key))
+    return pipeline
+
+
+IDS = 1_000_000
+
+
+def deduplicated(name: str, source: str, sink: str) -> Pipeline:
+    """The first order of each of many ids."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h")
+    once.sink("out", KafkaSink(sink, key=lambda order: order.customer))
+    return pipeline
+
+
 def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
     """Orders as of one in ten of them, the versions; or the even ones with the odd ones of the next two, so that each
     has one partner."""
@@ -157,6 +210,33 @@ def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
         odds = orders.filter(lambda order: order.id % 2 == 1).key_by(lambda order: order.id // 2)
         results = evens.join("joined", odds, within=("-2s", "2s"))
     results.sink("out", KafkaSink(sink, key=lambda joined: joined.key))
+    return pipeline
+
+
+ANSWER_S = 0.02
+IN_FLIGHT = 200
+
+
+async def prices(orders: list[Order]) -> list[int]:
+    """The answers of a service that takes some time for them."""
+    await asyncio.sleep(ANSWER_S)
+    return [order.total * 100 for order in orders]
+
+
+def priced(asked: Enriched[Order, int]) -> Priced:
+    """The order with its price."""
+    return Priced(asked.record.id, asked.record.customer, asked.answer)
+
+
+def enriched(name: str, source: str, sink: str, batch: str) -> Pipeline:
+    """Orders with their prices by a service, *batch* of them a call."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    (
+        orders.enrich("prices", prices, batch=int(batch), in_flight=IN_FLIGHT)
+        .map(priced)
+        .sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
+    )
     return pipeline
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from bench import Bench
+from benchmarked import IDS
 from figures import Figure
 from job import Event, Failed, Job
 
@@ -25,18 +26,19 @@ JOINS = {
     "as-of": "as-of join of 10 records with 1 version, against the running total",
     "interval": "interval join with 1 match each, against the running total",
 }
+DEDUPLICATION = {"deduplicated": f"deduplication of {IDS:,} ids, against the running total"}
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
     """Rates of each window, as ratios."""
     records = bench.size(3_000_000, 1_000_000)
-    source, kinds = bench.input(records, CUSTOMERS), ["totals", *WINDOWS, *JOINS]
+    source, kinds = bench.input(records, CUSTOMERS), ["totals", *WINDOWS, *JOINS, *DEDUPLICATION]
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(bench.rounds or bench.size(4, 1)):
         for kind in kinds if number % 2 == 0 else reversed(kinds):
             rates[kind].append(_rate(bench, kind, source, records))
-        bench.say(f"round {number + 1}: " + ", ".join(f"{kind} {of[-1]:,.0f} records/s" for kind, of in rates.items()))
-    for kind, name in (WINDOWS | JOINS).items():
+            bench.say(f"round {number + 1}: {kind} {rates[kind][-1]:,.0f} records/s")
+    for kind, name in (WINDOWS | JOINS | DEDUPLICATION).items():
         ratios = [rate / total for rate, total in zip(rates[kind], rates["totals"], strict=True)]
         detail = f"{median(rates[kind]):,.0f} against {median(rates['totals']):,.0f} records/s, {len(ratios)} rounds"
         yield Figure(name, median(ratios), detail=detail)
@@ -45,11 +47,19 @@ def scenario(bench: Bench) -> Iterator[Figure]:
 def _rate(bench: Bench, kind: str, source: str, records: int) -> float:
     sink = f"windows-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
-    pipeline, params = ("joined", {"kind": kind}) if kind in JOINS else ("windowed", {"window": kind})
-    pipeline, params = ("totals", {}) if kind == "totals" else (pipeline, params)
-    options = ("--until", "latest", "--drain") if params else ("--until", "latest")
+    pipeline, params = (
+        ("joined", {"kind": kind})
+        if kind in JOINS
+        else ("windowed", {"window": kind})
+        if kind in WINDOWS
+        else (kind, {})
+    )
+    options = ("--until", "latest") if kind == "totals" else ("--until", "latest", "--drain")
     with Job(bench.cluster.servers, pipeline, *options, name=sink, source=source, sink=sink, **params) as job:
         checkpoints = job.finish()
+    expected = {"totals": records, "as-of": records * 10 // 11, "interval": records // 2, "deduplicated": IDS}
+    if kind in expected and (written := bench.cluster.digest(sink).records) != expected[kind]:
+        raise Failed(f"{kind} wrote {written} records, not {expected[kind]}")
     bench.cluster.delete(sink)
     return _rate_of(checkpoints, records)
 

@@ -33,6 +33,9 @@ class Figure(msgspec.Struct, frozen=True):
     detail: str = ""
     """The measurements behind it, in a few words."""
 
+    def __str__(self) -> str:
+        return f"{self.name}: {_number(self.value, self.unit)}"
+
 
 BOUNDS = {
     "pass-through, ratio": Bound(0.8, 0.95, at_least=True),
@@ -45,12 +48,24 @@ BOUNDS = {
     "session count, against the running total": Bound(0.4, 0.7, at_least=True),
     "as-of join of 10 records with 1 version, against the running total": Bound(0.4, 0.6, at_least=True),
     "interval join with 1 match each, against the running total": Bound(0.3, 0.45, at_least=True),
+    "deduplication of 1,000,000 ids, against the running total": Bound(0.5, 0.7, at_least=True),
+    "longest gap between batches, 1,000,000 windows end at once": Bound(150, 60, at_least=False),
+    "windows a second, 1,000,000 end at once": Bound(200_000, 500_000, at_least=True),
+    "checkpoint of 1,000,000 expired windows, bytes against writing them": Bound(0.05, 0.001, at_least=False),
+    "p99 visibility of the last window after idle, minus the interval": Bound(1000, 200, at_least=False),
+    "order log of a tumbling count, per record": Bound(0.05, 0.01, at_least=False),
+    "enrich by a service of 20 ms, 200 records in flight, 50 a call, ratio": Bound(0.8, 0.95, at_least=True),
     "p99 visibility minus the interval": Bound(300, 100, at_least=False),
     "p99 from produce to visible, interval 100 ms": Bound(300, 150, at_least=False),
     "unaligned checkpoints under back-pressure, times sooner": Bound(5, 8, at_least=True),
     "unaligned checkpoints without back-pressure, ratio": Bound(0.95, 1.0, at_least=True),
     "checkpoints a minute, slow records after shuffles": Bound(20, 40, at_least=True),
     "checkpoints a minute, sinks with a quota": Bound(20, 30, at_least=True),
+    "running total with --ui and --metrics, ratio": Bound(0.98, 1.0, at_least=True),
+    "slowest answer of /live while a worker is stopped": Bound(50, 10, at_least=False),
+    "processor time of `--help`": Bound(0.3, 0.15, at_least=False),
+    "processor time of `explain`": Bound(0.5, 0.3, at_least=False),
+    "processor time of `checkpoints`": Bound(0.8, 0.5, at_least=False),
     "1 % of 1,000,000 keys changed, bytes against all": Bound(0.05, 0.02, at_least=False),
     "longest gap between batches, 1,000,000 keys": Bound(100, 30, at_least=False),
     "start to first new record, 1,000,000 keys": Bound(10, 4, at_least=False),
@@ -66,6 +81,7 @@ BOUNDS = {
     "reading through Spark, against a loop by hand": Bound(0.7, 1.0, at_least=True),
     "backfill on Spark, running total, against local engine": Bound(0.3, 0.7, at_least=True),
     "backfill on Spark, running total, against by hand on Spark": Bound(0.8, 1.0, at_least=True),
+    "backfill on Spark, tumbling count, against local engine": Bound(0.6, 0.9, at_least=True),
     "audit on two executors, against one": Bound(1.7, 1.9, at_least=True),
     "audit on Spark, running total, against its backfill": Bound(0.5, 0.7, at_least=True),
     "streaming sink on Spark, ratio": Bound(0.8, 0.95, at_least=True),

@@ -104,6 +104,10 @@ class Job:
     def _ended(self) -> Failed:
         return Failed(f"the command ended with {self.process.wait(LIMIT_S)}: {''.join(self._text[-20:])}")
 
+    def failure(self) -> str | None:
+        """How it has failed, if it has."""
+        return str(self._ended()) if self.process.poll() else None
+
     def next_checkpoint(self, records: int = 0) -> Event:
         """The next checkpoint after which this run has read *records* records in all."""
         return self.next(lambda event: event["event"] == "checkpoint" and event["records_in"] >= records)

@@ -17,13 +17,15 @@ TRIES = 10
 
 
 class KeyedTotals:
-    """A running total of *keys* keys: its topics, and what was fed."""
+    """A running total of *keys* keys, or another *pipeline* with them: its topics, and what was fed."""
 
-    def __init__(self, bench: Bench, keys: int) -> None:
+    def __init__(self, bench: Bench, keys: int, pipeline: str = "totals", **params: str) -> None:
         self.bench = bench
         self.keys = keys
+        self.pipeline = pipeline
         name = uuid.uuid4().hex[:8]
-        self.source, self.sink = f"orders-{name}", f"totals-{name}"
+        self.source, self.sink = f"orders-{name}", f"{pipeline}-{name}"
+        self.params = {"name": self.sink, "source": self.source, "sink": self.sink, **params}
         self.fed = 0
         bench.cluster.create(self.source, self.sink)
 
@@ -34,8 +36,7 @@ class KeyedTotals:
 
     def job(self, *arguments: str, interval: str = "1s") -> Job:
         """Run it, from its last checkpoint on."""
-        servers, params = self.bench.cluster.servers, {"name": self.sink, "source": self.source, "sink": self.sink}
-        return Job(servers, "totals", *arguments, interval=interval, **params)
+        return Job(self.bench.cluster.servers, self.pipeline, *arguments, interval=interval, **self.params)
 
     def delete(self) -> None:
         """Make room."""

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import elsewhere
+import enrich
 import event_time
+import event_time_extremes
 import files
 import formats
 import keyed_state
@@ -23,6 +25,7 @@ import lakes
 import large_state
 import liveness
 import memory
+import monitoring
 import overtaking
 import parquet_files
 import spark_audit
@@ -49,11 +52,14 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "totals": throughput.totals,
     "many-totals": throughput.many_totals,
     "event-time": event_time.scenario,
+    "event-time-extremes": event_time_extremes.scenario,
+    "enrich": enrich.scenario,
     "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
     "unaligned": overtaking.scenario,
     "liveness": liveness.scenario,
+    "monitoring": monitoring.scenario,
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,
@@ -108,7 +114,9 @@ def measure(bench: Bench, names: list[str]) -> list[Figure]:
     for name in names:
         print(f"{name}:", flush=True)
         began = time.monotonic()
-        figures += SCENARIOS[name](bench)
+        for figure in SCENARIOS[name](bench):
+            bench.say(str(figure))
+            figures.append(figure)
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
     return figures
 

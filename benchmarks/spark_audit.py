@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench import Bench
 from figures import Figure
 from job import Failed
-from spark_backfill import CUSTOMERS, PARALLELISM, Quiet, backfill, client_of, totals_at
+from spark_backfill import PARALLELISM, Quiet, backfill, client_of, loaded_at
+from work import Work, totals
 
 from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.spark.session import session
@@ -47,19 +48,21 @@ class Rates(NamedTuple):
     one: float
 
 
-def audit(spark: SparkSession, bench: Bench, staging: Path, source: str, sink: str, records: int) -> float:
+def audit(spark: SparkSession, bench: Bench, staging: Path, work: Work, sink: str) -> float:
     """Records a second of the audit of a backfill into *sink*; it must find all right."""
     began_s = time.monotonic()
-    report = Audit(totals_at(source, sink), client_of(bench)).run(executors_of(spark, staging), Listener())
+    loaded = loaded_at(work.pipeline, work.source, sink)
+    report = Audit(loaded, client_of(bench)).run(executors_of(spark, staging), Listener())
     elapsed_s = time.monotonic() - began_s
-    if (report.records_in, report.records_out, report.findings, report.unjudged) != (records, records, [], []):
+    counts = report.records_in, report.records_out
+    if counts != (work.records, work.expected.records) or report.findings or report.unjudged:
         raise Failed(f"the audit says: {report.verdict} {report.unjudged}")
-    return records / elapsed_s
+    return work.records / elapsed_s
 
 
-def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rates]:
+def rounds(bench: Bench, records: int, count: int) -> Iterator[Rates]:
     """Backfill and audit on two executors, then the same audit on one."""
-    warm = bench.input(WARM_RECORDS, CUSTOMERS)
+    warm, work = totals(bench, WARM_RECORDS), totals(bench, records)
     for number in range(1, count + 1):
         sinks = [f"audited-{uuid.uuid4().hex[:8]}" for _ in range(2)]
         bench.cluster.create(*sinks)
@@ -67,13 +70,13 @@ def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rate
             staging = Path(folder)
             with session(MASTER.format(PARALLELISM), SETTINGS, "benchmark") as spark:
                 submit = submit_to(spark)
-                backfill(bench, submit, staging, warm, sinks[0], WARM_RECORDS)
-                audit(spark, bench, staging, warm, sinks[0], WARM_RECORDS)
-                written = backfill(bench, submit, staging, source, sinks[1], records)
-                two = audit(spark, bench, staging, source, sinks[1], records)
+                backfill(bench, submit, staging, warm, sinks[0])
+                audit(spark, bench, staging, warm, sinks[0])
+                written = backfill(bench, submit, staging, work, sinks[1])
+                two = audit(spark, bench, staging, work, sinks[1])
             with session(MASTER.format(1), SETTINGS, "benchmark") as spark:
-                audit(spark, bench, staging, warm, sinks[0], WARM_RECORDS)
-                one = audit(spark, bench, staging, source, sinks[1], records)
+                audit(spark, bench, staging, warm, sinks[0])
+                one = audit(spark, bench, staging, work, sinks[1])
         bench.cluster.delete(*sinks)
         bench.say(f"round {number}: backfill {written:,.0f}, audit on two {two:,.0f}, on one {one:,.0f}")
         yield Rates(written, two, one)
@@ -82,7 +85,7 @@ def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rate
 def scenario(bench: Bench) -> Iterator[Figure]:
     """The two ratios."""
     records = bench.size(5_000_000, 1_000_000)
-    measured = list(rounds(bench, bench.input(records, CUSTOMERS), records, bench.rounds or bench.size(2, 1)))
+    measured = list(rounds(bench, records, bench.rounds or bench.size(2, 1)))
     rates = [median(getattr(of_round, name) for of_round in measured) for name in Rates._fields]
     yield Figure(
         "audit on two executors, against one",

@@ -1,15 +1,15 @@
-"""A running total over history on Spark: the backfill, against the local engine and against a job by hand.
+"""A running total and a tumbling count over history on Spark, against the local engine and against a job by hand.
 
-All three run at the same parallelism, over the same topic, and emit every update. The backfill and the job by hand are
-timed from the first task's launch to the last task's end, in a session that is warm; the local engine from its first
-commit to its last.
+All three run at the same parallelism, over the same topic, and emit every update of a total, or each window that has
+ended. The backfill and the job by hand are timed from the first task's launch to the last task's end, in a session that
+is warm; the local engine from its first commit to its last.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ from cluster import QUIET, WRITER
 from figures import Figure
 from job import Failed, Job
 from throughput import rate_of
+from work import SIZE_MS, Work, counts, totals
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
@@ -32,11 +33,10 @@ from exactlyonce.engines.spark.submit import submit_to
 from exactlyonce.pipeline.loading import Loaded, load_reference
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 HERE = Path(__file__).parent
 PARALLELISM = 2
-CUSTOMERS = 1_000
 MASTER = f"local[{PARALLELISM}]"
 ORDER = "id long, customer string, total long, ts long"
 
@@ -63,54 +63,69 @@ def loaded_at(attribute: str, source: str, sink: str) -> Loaded:
     return Loaded(load_reference(reference), reference)
 
 
-def totals_at(source: str, sink: str) -> Loaded:
-    """The running total."""
-    return loaded_at("totals", source, sink)
-
-
 def client_of(bench: Bench) -> ClientConfig:
     """The settings of the pipelines' clients."""
     return ClientConfig({"bootstrap.servers": bench.cluster.servers, **WRITER, **QUIET})
 
 
-def backfill(bench: Bench, submit: Submit, staging: Path, source: str, sink: str, records: int) -> float:
+def backfill(bench: Bench, submit: Submit, staging: Path, work: Work, sink: str) -> float:
     """Records a second of a backfill."""
     options = RunOptions(client_of(bench), parallelism=PARALLELISM)
-    done = CatchUp(totals_at(source, sink), options, Quiet(), chunk_records=10 * records).lead(submit, staging)
-    if done.records != records or done.records_out != records:
-        raise Failed(f"{done.records} of {records} were read, {done.records_out} written")
-    return records / done.work_ms * 1000.0
+    loaded = loaded_at(work.pipeline, work.source, sink)
+    done = CatchUp(loaded, options, Quiet(), chunk_records=10 * work.records).lead(submit, staging)
+    if (done.records, done.records_out) != (work.records, work.expected.records):
+        raise Failed(f"{done.records} were read, {done.records_out} written, of {work}")
+    return work.records / done.work_ms * 1000.0
 
 
-def local(bench: Bench, source: str, sink: str, records: int) -> float:
+def local(bench: Bench, work: Work, sink: str) -> float:
     """Records a second of the local engine."""
     arguments = ("--until", "latest", "--parallelism", str(PARALLELISM))
-    with Job(bench.cluster.servers, "totals", *arguments, name=sink, source=source, sink=sink) as job:
-        return rate_of(job.finish(), records)
+    with Job(bench.cluster.servers, work.pipeline, *arguments, name=sink, source=work.source, sink=sink) as job:
+        return rate_of(job.finish(), work.records)
 
 
-def by_hand(spark: SparkSession, bench: Bench, source: str, sink: str, records: int) -> float:
-    """Records a second of a job by hand: our reader, a window, JSON, a producer without transactions."""
-    from pyspark.sql import Window
+def by_hand(spark: SparkSession, bench: Bench, work: Work, sink: str) -> float:
+    """Records a second of a job by hand: our reader, a query, JSON, a producer without transactions."""
     from pyspark.sql import functions as f
 
-    read = spark.read.format("exactlyonce").option("subscribe", source)
+    read = spark.read.format("exactlyonce").option("subscribe", work.source)
     orders = (
         read.option("kafka.bootstrap.servers", bench.cluster.servers)
         .load()
         .select("timestamp", "partition", "offset", f.from_json(f.col("value").cast("string"), ORDER).alias("order"))
+        .where(f.col("order.id") < work.records)  # later ones only end windows
     )
+    results = QUERIES[work.pipeline](orders)
+    message = f.struct(*results.columns)
+    messages = results.select(f.col("customer").cast("binary"), f.to_json(message).cast("binary"))
+    began_s = time.monotonic()
+    messages.mapInArrow(partial(_produce, bench.cluster.servers, sink), "count long").collect()
+    return work.records / (time.monotonic() - began_s)
+
+
+def _totals(orders: DataFrame) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
     customer = f.col("order.customer")
     earlier = Window.partitionBy(customer).orderBy("timestamp", "partition", "offset")
     summed = f.sum("order.total").over(earlier.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    total = f.struct(customer.alias("customer"), summed.alias("sum"), f.col("order.ts").alias("ts"))
-    updates = orders.select(customer.cast("binary").alias("key"), f.to_json(total).cast("binary").alias("value"))
-    began_s = time.monotonic()
-    rows = updates.mapInArrow(partial(_produce, bench.cluster.servers, sink), "count long").collect()
-    elapsed_s = time.monotonic() - began_s
-    if sum(row[0] for row in rows) != records:
-        raise Failed(f"the job by hand has written {rows}")
-    return records / elapsed_s
+    return orders.select(customer, summed.alias("sum"), f.col("order.ts"))
+
+
+def _counts(orders: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    number = f.col("order.id")
+    ms = number + 2_000 - number * 7_919 % 1_500
+    window = f.window(f.timestamp_millis(ms), f"{SIZE_MS} milliseconds")
+    by_window = orders.groupBy(f.col("order.customer"), window).agg(f.count("*").alias("count"))
+    return by_window.select("customer", f.unix_millis("window.start").alias("start"), "count")
+
+
+QUERIES = {"totals": _totals, "counts": _counts}
+"""By pipeline."""
 
 
 def _produce(servers: str, topic: str, batches: Iterable[Any]) -> Iterator[Any]:
@@ -142,40 +157,45 @@ class Rates(NamedTuple):
     by_hand: float
 
 
-def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rates]:
-    """All three in turns; each must write one total for each order."""
+def rounds(bench: Bench, make: Callable[[Bench, int], Work], records: int, count: int) -> Iterator[Rates]:
+    """All three in turns; each must write what the work expects."""
     from exactlyonce.spark import register
 
     with session(MASTER, {"spark.driver.memory": "3g"}, "benchmark") as spark, TemporaryDirectory() as folder:
         register(spark)
-        warm = bench.input(100_000, CUSTOMERS)
-        counts: set[tuple[int, int]] = set()
+        warm, work = make(bench, 100_000), make(bench, records)
         for number in range(count + 1):
-            topic, size = (source, records) if number else (warm, 100_000)
-            sinks = [f"{runner}-{uuid.uuid4().hex[:8]}" for runner in ("backfill", "local", "by-hand")]
-            bench.cluster.create(*sinks)
-            rates = Rates(
-                backfill(bench, submit_to(spark), Path(folder), topic, sinks[0], size),
-                local(bench, topic, sinks[1], size) if number else 1.0,
-                by_hand(spark, bench, topic, sinks[2], size),
-            )
-            counts.update((size, bench.cluster.digest(sink).records) for sink in sinks if number or sink != sinks[1])
-            bench.cluster.delete(*sinks)
+            given = work if number else warm
+            runners = {
+                "backfill": partial(backfill, bench, submit_to(spark), Path(folder)),
+                "local": partial(local, bench),
+                "by-hand": partial(by_hand, spark, bench),
+            }
+            if not number:
+                del runners["local"]
+            rates = {}
+            for name, runner in runners.items():
+                sink = f"{name}-{uuid.uuid4().hex[:8]}"
+                bench.cluster.create(sink)
+                rates[name] = runner(given, sink)
+                if (written := bench.cluster.digest(sink)) != given.expected:
+                    raise Failed(f"{name} wrote {written} of {given}")
+                bench.cluster.delete(sink)
             if number:
-                bench.say(f"round {number}: {rates.spark:,.0f}, local {rates.local:,.0f}, by hand {rates.by_hand:,.0f}")
-                yield rates
-        if wrong := [pair for pair in counts if pair[0] != pair[1]]:
-            raise Failed(f"not every order gave an update: {wrong}")
+                texts = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+                bench.say(f"{work.pipeline}, round {number}: {texts} records/s")
+                yield Rates(*rates.values())
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
-    """The two ratios."""
+    """The two ratios of both pipelines."""
     records = bench.size(5_000_000, 1_000_000)
-    measured = list(rounds(bench, bench.input(records, CUSTOMERS), records, bench.rounds or bench.size(2, 1)))
-    spark = median(rates.spark for rates in measured)
-    for name, against in (("local engine", "local"), ("by hand on Spark", "by_hand")):
-        yield Figure(
-            f"backfill on Spark, running total, against {name}",
-            median(rates.spark / getattr(rates, against) for rates in measured),
-            detail=f"{spark:,.0f} against {median(getattr(rates, against) for rates in measured):,.0f} records/s",
-        )
+    for title, make in (("running total", totals), ("tumbling count", counts)):
+        measured = list(rounds(bench, make, records, bench.rounds or bench.size(2, 1)))
+        spark = median(rates.spark for rates in measured)
+        for name, against in (("local engine", "local"), ("by hand on Spark", "by_hand")):
+            yield Figure(
+                f"backfill on Spark, {title}, against {name}",
+                median(rates.spark / getattr(rates, against) for rates in measured),
+                detail=f"{spark:,.0f} against {median(getattr(rates, against) for rates in measured):,.0f} records/s",
+            )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench import Bench
 from figures import Figure
 from job import Failed, Job
-from spark_backfill import MASTER, PARALLELISM, Quiet, client_of, totals_at
+from spark_backfill import MASTER, PARALLELISM, Quiet, client_of, loaded_at
 
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
@@ -114,7 +114,8 @@ def chunk(bench: Bench, spark: SparkSession, staging: Path, source: str, records
     sink = f"totals-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)
     timed, options, measured_s = _Timed(), RunOptions(client_of(bench), parallelism=parallelism), core_s()
-    done = CatchUp(totals_at(source, sink), options, timed, chunk_records=10 * records).lead(submit_to(spark), staging)
+    loaded = loaded_at("totals", source, sink)
+    done = CatchUp(loaded, options, timed, chunk_records=10 * records).lead(submit_to(spark), staging)
     used_s = core_s() - measured_s
     if (done.records, done.records_out) != (records, records):
         raise Failed(f"{done.records} of {records} were read, {done.records_out} written")

@@ -16,7 +16,8 @@ from bench import Bench
 from figures import Figure
 from job import Failed
 from orders import uniform
-from spark_backfill import CUSTOMERS, MASTER, PARALLELISM, Quiet, client_of, loaded_at
+from spark_backfill import MASTER, PARALLELISM, Quiet, client_of, loaded_at
+from work import CUSTOMERS
 
 from exactlyonce.engines.bounded import splits
 from exactlyonce.engines.bounded.advance import Advanced

@@ -15,7 +15,10 @@ is being decided is finished, and undecided ones are aborted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.attempt import Attempt
@@ -23,6 +26,7 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.events import Ack, Effect, Event, Failed, PendingCheckpoint, Subtask, Tick
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.stats import ABORTED_MAX, REASON_LENGTH_MAX, AbortedCheckpoint
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -36,6 +40,8 @@ DRAINED_LOOK_INTERVAL_MS = 1_000
 """After the input is read: the longest pause before the next checkpoint looks for in-flight records."""
 DECLINED_NOTE_INTERVAL_MS = 10_000
 """Between two notes while checkpoint after checkpoint is declined."""
+MISSING_MAX = 3
+"""The most subtasks that the reason of an abort names."""
 
 
 @dataclass
@@ -84,6 +90,8 @@ class Coordinator:
         self._next_declined_note_ms = 0
         self._savepoints = SavepointRequests()
         self._ending = Ending()
+        self._aborted: list[tuple[int, AbortedCheckpoint]] = []
+        """Each with the time of its trigger, which `before_ms` counts from; no completed checkpoint tells of it yet."""
 
     @property
     def stopping(self) -> bool:
@@ -142,7 +150,7 @@ class Coordinator:
             case events.Stop():
                 effects = self._stop(now_ms)
             case events.CancelAsked(request):
-                effects = self._cancel(request)
+                effects = self._cancel(request, now_ms)
         return effects + self._trigger(now_ms)
 
     def _move(self, state: JobState) -> None:
@@ -179,7 +187,7 @@ class Coordinator:
             return []  # the workers are being killed
         if failure.error is not None:
             return self._end(failure.error)
-        return self._restart(failure.reason, now_ms) if failure.counts else self._recover(failure.reason)
+        return self._restart(failure.reason, now_ms) if failure.counts else self._recover(now_ms, failure.reason)
 
     def _restart(self, reason: str, now_ms: int, *, unfinished: bool = False) -> list[Effect]:
         if self.state is JobState.RECOVERING and not unfinished:  # a decision that concludes then is a defect: `_move`
@@ -189,13 +197,13 @@ class Coordinator:
             self._ending.gave_up = ExactlyOnceError(f"The job failed and its restart strategy gives up: {reason}")
             if not unfinished:  # else the restart finishes it, and ends then
                 return self._end(self._ending.gave_up)
-        return self._recover(reason, delay_ms or 0)
+        return self._recover(now_ms, reason, delay_ms or 0)
 
-    def _recover(self, reason: str = "", delay_ms: int = 0) -> list[Effect]:
+    def _recover(self, now_ms: int, reason: str = "", delay_ms: int = 0) -> list[Effect]:
         """Replace the workers, whose transactions are aborted; after a stop, end instead of starting new ones."""
         if self._ending.stopping and self.state is JobState.RUNNING:
             self._ending.short = self._ending.short or reason
-        self._abort([*self.attempt.in_flight])
+        self._abort([*self.attempt.in_flight], reason or "the run was stopped or cancelled", now_ms)
         self.attempt = Attempt(self.attempt.number + 1, delay_ms)
         self._move(JobState.RECOVERING)
         return [events.Restart(self.attempt.number, delay_ms, reason)]
@@ -256,7 +264,7 @@ class Coordinator:
 
     def _stop(self, now_ms: int) -> list[Effect]:
         self._ending.stopping, self._next_trigger_ms = True, now_ms
-        return self._recover() if self.state is JobState.DEPLOYING else self._stop_without_room(now_ms)
+        return self._recover(now_ms) if self.state is JobState.DEPLOYING else self._stop_without_room(now_ms)
 
     def _stop_without_room(self, now_ms: int) -> list[Effect]:
         """A stop does not wait for room on a disk: the next run continues after the newest checkpoint."""
@@ -265,12 +273,12 @@ class Coordinator:
         self._ending.short = "a worker's disk is full"
         return self._failed(Failed("", counts=False), now_ms)
 
-    def _cancel(self, request: str) -> list[Effect]:
+    def _cancel(self, request: str, now_ms: int) -> list[Effect]:
         """End as soon as nothing is being decided; undecided checkpoints are aborted."""
         if self._ending.cancelled:
             return []
         self._ending.cancelled = request
-        return [] if self.attempt.deciding is not None or self.state is JobState.RECOVERING else self._recover()
+        return [] if self.attempt.deciding is not None or self.state is JobState.RECOVERING else self._recover(now_ms)
 
     def _savepoint_asked(self, request: str, now_ms: int, *, stop: bool) -> list[Effect]:
         """Trigger a savepoint at once, unless one for *request* is under way or an ordinary checkpoint goes first.
@@ -289,11 +297,15 @@ class Coordinator:
         under_way = {request for plan in self.attempt.in_flight for request in plan.requests}
         return self._savepoints.due(self._newest, under_way)
 
-    def _abort(self, plans: list[PendingCheckpoint], *, failed: bool = True) -> None:
+    def _abort(self, plans: list[PendingCheckpoint], reason: str, now_ms: int, *, failed: bool = True) -> None:
         """Abort *plans*. *failed*: a savepoint among them has used up one of its tries."""
         for plan in plans:
+            missing = _named(sorted(self.subtasks - plan.acks.keys())) if failed else ""
             plan.move(CheckpointState.ABORTED)
             self.attempt.in_flight.remove(plan)
+            why = f"{reason[:REASON_LENGTH_MAX]}{f'; {missing} had not acknowledged it' if missing else ''}"
+            aborted = AbortedCheckpoint(plan.checkpoint, 0, now_ms - plan.triggered_ms, why)
+            self._aborted = [*self._aborted[1 - ABORTED_MAX :], (plan.triggered_ms, aborted)]
         if failed:
             requests = [request for plan in plans for request in plan.requests]
             self._savepoints.fail(requests, self._checkpoint_latest + 1)
@@ -310,11 +322,11 @@ class Coordinator:
         if not late:
             return []
         no_room = self._waits_for_room(tick)
-        self._abort(late, failed=not no_room)
-        self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         names = ", ".join(str(plan.checkpoint) for plan in late)
         why = _because("; ".join(filter(None, (tick.hanging, tick.slow))))
         reason = f"checkpoint {names} was not acknowledged within {timeout_ms} ms{why}"
+        self._abort(late, reason, now_ms, failed=not no_room)
+        self._next_trigger_ms = now_ms + self.settings.min_pause_ms
         carried = "its output is carried by the next one"
         if no_room:
             return [events.Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
@@ -358,14 +370,14 @@ class Coordinator:
             return []
         if ack.declined:
             return self._declined(plan, ack.declined, now_ms)
-        plan.acks[subtask] = ack
+        plan.acks[subtask], plan.acked_ms[subtask] = ack, now_ms - plan.triggered_ms
         if plan.acks.keys() == self.subtasks:
             plan.move(CheckpointState.ACKNOWLEDGED)
         return self._decide(now_ms)
 
     def _declined(self, plan: PendingCheckpoint, why: str, now_ms: int) -> list[Effect]:
         """Abort a checkpoint that a subtask cannot take now. It is no failure: the job goes on, or waits, by itself."""
-        self._abort([plan], failed=False)
+        self._abort([plan], f"declined: {why}", now_ms, failed=False)
         if now_ms < self._next_declined_note_ms:
             return []
         self._next_declined_note_ms = now_ms + DECLINED_NOTE_INTERVAL_MS
@@ -378,6 +390,10 @@ class Coordinator:
             return []
         plan = in_flight[0]
         plan.previous, plan.deciding_since_ms = self._newest, now_ms
+        plan.aborted = tuple(
+            msgspec.structs.replace(aborted, before_ms=plan.triggered_ms - triggered_ms)
+            for triggered_ms, aborted in self._aborted
+        )
         self.attempt.undecided.assign(plan, now_ms)
         plan.move(CheckpointState.DECIDING)
         return [events.Decide(plan)]
@@ -403,7 +419,7 @@ class Coordinator:
             unknown = f"Whether checkpoint {checkpoint} completed could not be learnt from the broker."
             return self._end(Undetermined(f"{unknown} Nothing is lost: run the pipeline again, it reads what is true."))
         if isinstance(verdict, Refuse):
-            self._abort([plan])
+            self._abort([plan], verdict.reason, now_ms)
             self.attempt.postpone(Failed(verdict.reason))
             return self._after_decision(now_ms)
         plan.move(CheckpointState.COMPLETED)
@@ -422,6 +438,8 @@ class Coordinator:
         require(manifest.checkpoint > self._newest, "completed checkpoint ids only grow")
         self.manifest, self._ending.is_whole = manifest, plan.final
         self._ending.stopping |= self._savepoints.serve(manifest.requests)
+        told = {aborted.checkpoint for aborted in plan.aborted}
+        self._aborted = [known for known in self._aborted if known[1].checkpoint not in told]
         attempt = self.attempt
         attempt.undecided.completed(plan.checkpoint)
         attempt.failed_in_row = 0
@@ -437,8 +455,18 @@ class Coordinator:
         """Handle the failure that waited for the decision, or end a cancelled job."""
         failure, self.attempt.pending_failure = self.attempt.pending_failure, None
         if self._ending.cancelled:
-            return self._recover()
+            return self._recover(now_ms)
         return self._failed(failure, now_ms) if failure else []
+
+
+def _named(subtasks: Sequence[Subtask]) -> str:
+    """*subtasks*, the first few by name.
+
+    >>> _named([("totals", 0), ("totals", 3), ("out", 1), ("out", 2)])
+    'totals[0], totals[3], out[1] and 1 more'
+    """
+    first = ", ".join(f"{task}[{subtask}]" for task, subtask in subtasks[:MISSING_MAX])
+    return f"{first} and {len(subtasks) - MISSING_MAX:,} more" if len(subtasks) > MISSING_MAX else first
 
 
 def _because(words: str) -> str:

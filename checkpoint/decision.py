@@ -34,6 +34,10 @@ class Decided:
     fates: Mapping[str, str] = field(default_factory=dict)
     unsettled: Mapping[str, str] = field(default_factory=dict)
     """See `commits.protocol.Fates`."""
+    decided_at_ms: int = field(default=0, compare=False)
+    """When the manifest was durable."""
+    committed_at_ms: int = field(default=0, compare=False)
+    """When all fates were known; this and the other in ms since 1970."""
 
     @property
     def finalized(self) -> bool:
@@ -61,12 +65,14 @@ def decide(
     *,
     make_manifest: Callable[[Outputs], Manifest],
     expire: Expire,
+    now_ms: Callable[[], int],
     checks: Callable[[], Sequence[Check]] = tuple,
+    stats: Callable[[], bytes] = bytes,
 ) -> Procedure[Decided | Refuse | Unresolved]:
     """Check, then decide, then commit and finalize *plan*.
 
     *checks* must hold once all have acknowledged. The manifest is produced while they are under way, and only its
-    commit waits for them. *expire* is called once all of the manifest is committed.
+    commit waits for them. *expire* is called once all of the manifest is committed, and *stats* for its mark.
     """
     for protocol in protocols:
         refusal = yield from protocol.prepare(plan, checks)
@@ -81,16 +87,20 @@ def decide(
     yield ask.Reached("coordinator-checked")
     if (yield from log.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)
+    decided_at_ms = now_ms()
     yield ask.Appended((manifest,))
     fates, unsettled = dict[str, str](), dict[str, str]()
     for protocol in protocols:
         committed = yield from protocol.commit(manifest)
         fates.update(committed.known)
         unsettled.update(committed.unsettled)
-    decided = Decided(manifest, fates, unsettled)
+    decided = Decided(manifest, fates, unsettled, decided_at_ms, now_ms())
     if decided.finalized:
         dropped = yield from expire(manifest)
-        yield from finalize(manifest, fates, manifest.incarnation, manifest.completed_at_ms, *dropped)
+        at_ms = decided.committed_at_ms
+        yield from finalize(
+            manifest, fates, manifest.incarnation, at_ms, *dropped, decided_at_ms=decided_at_ms, stats=stats()
+        )
     return decided
 
 
@@ -141,11 +151,14 @@ def finalize(
     at_ms: int,
     manifests_dropped: tuple[int, ...] = (),
     blocks_dropped: tuple[StoredBlock, ...] = (),
+    *,
+    decided_at_ms: int = 0,
+    stats: bytes = b"",
 ) -> Procedure[None]:
     """Record that every committable of *manifest* is committed, and drop what it made superfluous."""
     known = manifest.decided <= set(fates)
     require(known, "a checkpoint is finalized only when the fate of every committable is known")
-    mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())))
+    mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())), decided_at_ms, stats)
     outcome = yield ask.Append((mark,), manifests_dropped, blocks_dropped)
     if outcome is not Outcome.DONE:
         raise Undetermined(
@@ -159,7 +172,7 @@ def finish(
     repairs: Iterable[Repair],
     protocols: Iterable[CommitProtocol],
     incarnation: int,
-    at_ms: int,
+    now_ms: Callable[[], int],
     expire: Expire = keep_all,
     *,
     accept_loss: bool = False,
@@ -172,6 +185,7 @@ def finish(
     fates, known = dict[str, str](), tuple(repairs)
     for protocol in protocols:
         fates.update((yield from protocol.finish(manifest, known, accept_loss=accept_loss)))
+    at_ms = now_ms()
     dropped = yield from expire(manifest)
     yield from finalize(manifest, fates, incarnation, at_ms, *dropped)
     return fates

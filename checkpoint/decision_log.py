@@ -162,6 +162,11 @@ class DecisionLog:
         kept = number - INCARNATIONS_KEPT
         forgotten = [DecisionKey(Incarnation, older) for older in self._history.incarnations if older <= kept]
         outcome = yield from self._append(self._staged([first], forgotten, []))
+        if outcome is Outcome.NOT_WRITTEN:
+            raise BrokerUnavailable(
+                f"The broker did not take the start of {self.pipeline}: {self.refusal} Nothing was read or written "
+                f"yet: run it again."
+            )
         if outcome is not Outcome.DONE:
             raise BrokerUnavailable(
                 f"The broker did not confirm the start of {self.pipeline} within {self.append_timeout_ms / 1000:.0f} "

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OrderLog, SourceOffset, StagedAck
+from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, SubtaskStats
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, CheckpointState
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
@@ -29,6 +30,24 @@ class OperatorAck(msgspec.Struct, frozen=True):
     blocks: tuple[BlockRef, ...]
     """All blocks that the index lists."""
     state_bytes: int
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """The phases of a subtask's part of a checkpoint in their order, from its first barrier on, in ms."""
+
+    aligning_ms: float
+    """This and the later ones but `sync_ms`: see `SubtaskStats`."""
+    sync_ms: float
+    """The synchronous part of the snapshot: no record was taken meanwhile."""
+    writing_ms: float
+    """The rest of the snapshot."""
+    capture_ms: float
+    flush_ms: float
+
+    @property
+    def async_ms(self) -> float:
+        """From the beginning of the snapshot to the acknowledgement."""
+        return self.sync_ms + self.writing_ms + self.capture_ms + self.flush_ms
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -50,6 +69,30 @@ class Ack(msgspec.Struct, frozen=True):
     """Blocks that this checkpoint wrote."""
     declined: str = ""
     """Why the subtask has no snapshot: the checkpoint is aborted, and the rest of this acknowledgement carried on."""
+    phases: Phases | None = None
+    """None: not timed."""
+
+    def stats(self, after_ms: int | None) -> SubtaskStats:
+        """Its figures; it came *after_ms* after the trigger, None: not known."""
+        log = self.channel_log
+        in_flight = self.on_their_way or (log.blocks if log is not None else ())
+        stats = SubtaskStats(
+            task=self.task,
+            subtask=self.subtask,
+            state_bytes=sum(operator.state_bytes for operator in self.operators),
+            written_bytes=sum(ref.size for ref in self.written),
+            records_in_flight=log.records if log is not None else 0,
+            bytes_in_flight=sum(ref.size for ref in in_flight),
+        )
+        if self.phases is None or after_ms is None:
+            return stats
+        times = self.phases
+        aligning, capture, flush = map(round, (times.aligning_ms, times.capture_ms, times.flush_ms))
+        snapshot = round(times.sync_ms + times.writing_ms)
+        waiting = max(0, after_ms - aligning - snapshot - capture - flush)
+        return msgspec.structs.replace(
+            stats, waiting_ms=waiting, aligning_ms=aligning, snapshot_ms=snapshot, capture_ms=capture, flush_ms=flush
+        )
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -216,6 +259,10 @@ class PendingCheckpoint:
     """The requests that this savepoint serves; empty: it is none."""
     state: CheckpointState = CheckpointState.TRIGGERED
     acks: dict[Subtask, Ack] = field(default_factory=dict)
+    acked_ms: dict[Subtask, int] = field(default_factory=dict)
+    """When each came, after the trigger."""
+    aborted: tuple[AbortedCheckpoint, ...] = ()
+    """The checkpoints that were aborted since the last completed one."""
     precommits: list[Precommit] = field(default_factory=list)
     """The output that its manifest will carry, also that of aborted checkpoints before it; so in the next two."""
     staged: list[StagedAck] = field(default_factory=list)

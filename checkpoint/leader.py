@@ -24,6 +24,7 @@ from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
 from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id, erased_incarnation, transaction_prefix
+from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
@@ -33,6 +34,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Restored,
     skips_between,
 )
+from exactlyonce.checkpoint.records.stats import CheckpointStats
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
 from exactlyonce.checkpoint.requests import Outputs, Procedure, R
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -247,7 +249,7 @@ class Leader:
                 repairs,
                 self._protocols,
                 self.incarnation.incarnation,
-                self._clock.now_ms(),
+                self._clock.now_ms,
                 expire,
                 accept_loss=self.config.accept_loss == manifest.checkpoint,
             )
@@ -358,6 +360,8 @@ class Leader:
                 self.log,
                 make_manifest=lambda outputs: self._manifest(plan, outputs),
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
+                now_ms=self._clock.now_ms,
+                stats=lambda: _stats(plan),
                 checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_dead_letters(plan)),
             )
         )
@@ -511,3 +515,12 @@ class Leader:
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
             if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)
+
+
+def _stats(plan: PendingCheckpoint) -> bytes:
+    """The figures of *plan* for its mark; empty if they are too large."""
+    subtasks = tuple(ack.stats(plan.acked_ms.get(subtask)) for subtask, ack in sorted(plan.acks.items()))
+    try:
+        return encode(CheckpointStats(plan.checkpoint, subtasks, plan.aborted))
+    except TooLarge:
+        return b""

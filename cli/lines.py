@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from exactlyonce.cli.text import terminal_width, to_stderr, wrapped
@@ -35,7 +36,8 @@ def note_for(args: argparse.Namespace) -> Callable[[str], None]:
 def show_from_handler(pipeline: str, text: str, *, in_terminal: bool) -> None:
     """Show *text* from a signal handler: it bypasses Python's buffers, which are not reentrant."""
     line = f"\r\x1b[K{text}" if in_terminal else json.dumps(events.note(pipeline, text))
-    with open(sys.stderr.fileno(), "wb", buffering=0, closefd=False) as unbuffered:
+    # where stderr is gone, or no file, the signal counts all the same
+    with suppress(OSError), open(sys.stderr.fileno(), "wb", buffering=0, closefd=False) as unbuffered:
         unbuffered.write(f"{line}\n".encode())
 
 

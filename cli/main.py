@@ -13,6 +13,7 @@ import select
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.commands import (
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return READER_GONE
 
 
+@cache
 def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")

@@ -152,11 +152,13 @@ def _on_spark(args: argparse.Namespace, records: int | None, progress: LineOfPro
 @contextmanager
 def _spark(args: argparse.Namespace, name: str, progress: LineOfProgress) -> Iterator[Executors]:
     from exactlyonce.engines.bounded.workplace import usable_staging
-    from exactlyonce.engines.spark.session import is_local, session
+    from exactlyonce.engines.spark.session import is_local, require_master, session
     from exactlyonce.engines.spark.submit import executors_of, require_staging
 
-    if args.staging is None and args.master is not None and not is_local(args.master):
-        require_staging(args.master)
+    if args.master is not None:
+        require_master(args.master)
+        if args.staging is None and not is_local(args.master):
+            require_staging(args.master)
     staging = args.staging and usable_staging(args.staging)  # before Spark is started
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)

@@ -8,7 +8,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -20,6 +22,11 @@ _WIDTH_MAX = 120
 def terminal_width() -> int:
     """The width of the terminal, or 80; 120 at most."""
     return min(_WIDTH_MAX, shutil.get_terminal_size().columns)
+
+
+def document(value: Any) -> str:
+    """*value* as one JSON document, for people, too."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def printable(data: bytes | None) -> str | None:

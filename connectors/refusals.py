@@ -13,8 +13,14 @@ _AGAIN = "Nothing is lost: it is asked again."
 
 
 def silent(server: str, timeout_s: float, advice: str = "") -> StoreUnavailable:
-    """The server has not answered for *timeout_s*."""
-    return StoreUnavailable(f"{server} has not answered for {timeout_s:g} s. {_AGAIN}{' ' if advice else ''}{advice}")
+    """The server has not answered for *timeout_s*.
+
+    >>> str(silent("db", 3.00002)).partition(" s. ")[0]
+    'db has not answered for 3'
+    """
+    return StoreUnavailable(
+        f"{server} has not answered for {round(timeout_s, 2):g} s. {_AGAIN}{' ' if advice else ''}{advice}"
+    )
 
 
 def unreachable(server: str, message: str) -> StoreUnavailable:
@@ -29,7 +35,8 @@ def cut_off(server: str, message: str) -> StoreUnavailable:
 
 def passing(server: str, why: str, message: str, kind: type[StoreUnavailable] = StoreUnavailable) -> StoreUnavailable:
     """The server cannot do it now."""
-    return kind(f"{server} cannot do it now: {why}. It says: {message}. {_AGAIN}")
+    end = "" if why.endswith("?") else "."
+    return kind(f"{server} cannot do it now: {why}{end} It says: {message}. {_AGAIN}")
 
 
 def refused(server: str, message: str, advice: str, kind: type[StoreError] = StoreError) -> StoreError:

@@ -88,8 +88,9 @@ class SourceReader(Protocol):
     def waiting(self) -> str:
         """The servers that have not answered for a while, and for how long; else empty."""
 
-    def lag(self) -> int:
-        """The visible records not yet returned, as far as is known without a request."""
+    def lags(self) -> Mapping[tuple[str, int], int]:
+        """The visible records not yet returned, as far as is known without a request, by topic and partition; of other
+        sources by the place and the number of each split that is open."""
 
     def close(self) -> None:
         """Close the connections; nothing is committed."""

@@ -7,7 +7,7 @@ was read as it is, and makes a record with its place only where one is asked for
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -93,12 +93,11 @@ class Run(NamedTuple):
         return cls(start, length, opened.name, opened.time_ms, start.mark if opened.cursor is None else "")
 
 
-class SplitRecords(Sequence[SplitRecord]):
-    """A batch: *parts* as read, and the *runs* that say where they are from."""
+class SplitBatch(Sequence[SplitRecord], ABC):
+    """A batch: *parts* are the records as read, and a subclass says where each is from."""
 
-    def __init__(self, parts: list[Any], runs: list[Run]) -> None:
-        self.parts, self.runs = parts, runs
-        self._ends = list(accumulate(run.length for run in runs))
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -108,9 +107,29 @@ class SplitRecords(Sequence[SplitRecord]):
     @overload
     def __getitem__(self, place: slice) -> list[SplitRecord]: ...
     def __getitem__(self, place: int | slice) -> SplitRecord | list[SplitRecord]:
-        if isinstance(place, slice):
-            return [self._record(at) for at in range(*place.indices(len(self.parts)))]
-        return self._record(range(len(self.parts))[place])
+        at = range(len(self.parts))[place]
+        return self._record(at) if isinstance(at, int) else list(map(self._record, at))
+
+    def __iter__(self) -> Iterator[SplitRecord]:
+        return map(self._record, range(len(self.parts)))
+
+    @abstractmethod
+    def _record(self, place: int) -> SplitRecord:
+        """The record at *place*, from 0 on."""
+
+
+def parts_of(records: Sequence[SplitRecord]) -> list[Any]:
+    """The records as they were read."""
+    return records.parts if isinstance(records, SplitBatch) else [record.part for record in records]
+
+
+class SplitRecords(SplitBatch):
+    """A batch, and the *runs* that say where its parts are from."""
+
+    def __init__(self, parts: list[Any], runs: list[Run]) -> None:
+        super().__init__(parts)
+        self.runs = runs
+        self._ends = list(accumulate(run.length for run in runs))
 
     def _record(self, place: int) -> SplitRecord:
         number = bisect_right(self._ends, place)
@@ -220,8 +239,8 @@ class SplitsReader:
     def quiet(self, ask: Collection[int] = ()) -> set[int]:
         return self._quiet
 
-    def lag(self) -> int:
-        return sum(opened.buffered() for opened in self._opened.values())
+    def lags(self) -> dict[tuple[str, int], int]:
+        return {(self._positions[split].topic, split): opened.buffered() for split, opened in self._opened.items()}
 
     def close(self) -> None:
         for opened in self._opened.values():
@@ -318,7 +337,7 @@ class SplitDecoder:
         self.decode, self._bytes_of, self._refused = decode, bytes_of, refused
 
     def parts(self, records: Sequence[SplitRecord]) -> list[Any]:
-        return records.parts if isinstance(records, SplitRecords) else [record.part for record in records]
+        return parts_of(records)
 
     def problem(self, record: SplitRecord, error: BaseException) -> str:
         return f"in {record.name}, {self._refused(record.part, error)}"

@@ -1,7 +1,7 @@
-"""The images of test servers: `python docker/build.py kafka`, or postgres, or mariadb, makes one, printing each step.
+"""The images of tests: `python docker/build.py kafka`, or postgres, mariadb or python, makes one, printing each step.
 
-Needs a Docker engine, the packages of the extra `test`, and of the last two the server of this machine's own packages;
-pulls nothing from an image registry. Each image has a file system made of what its server links to and reads.
+Needs a Docker engine, the packages of the extra `test`, and of databases the server of this machine's own packages;
+pulls nothing from an image registry. Each image has a file system made of what its program links to and reads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -42,6 +43,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as context:
             shutil.copy(HERE / args.server / "Dockerfile", context)
             (Path(context) / "root" / "tmp").mkdir(parents=True)
+            (Path(context) / "root" / "tmp").chmod(0o1777)
             SERVERS[args.server](Path(context))
             image, _ = engine.images.build(path=context, tag=tag, rm=True, forcerm=True, network_mode="none")
     except (DockerException, UserError) as problem:
@@ -114,7 +116,31 @@ def mariadb(context: Path) -> None:
     (context / "root" / "etc" / "users.sql").write_text(users)
 
 
-SERVERS: dict[str, Callable[[Path], None]] = {"kafka": kafka, "postgres": postgres, "mariadb": mariadb}
+def python(context: Path) -> None:
+    """This machine's Python with pip, a shell and rm, and the system's libraries that packages link to."""
+    import pip
+
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    name, here, there = f"python{sysconfig.get_python_version()}", Path(sys.base_prefix), context / "root/usr/local"
+    left_out = shutil.ignore_patterns("site-packages", "test", "idlelib", "tkinter", "config-*", "__pycache__")
+    shutil.copytree(here / "lib" / name, there / "lib" / name, ignore=left_out)
+    shutil.copytree(Path(pip.__file__).parent, there / "lib" / name / "site-packages" / "pip")
+    (there / "bin").mkdir()
+    shutil.copy(here / "bin" / name, there / "bin")
+    for alias in ("python", "python3"):
+        (there / "bin" / alias).symlink_to(name)
+    (there / "bin" / "pip").write_text("#!/usr/local/bin/python3\nfrom pip._internal.cli.main import main\nmain()\n")
+    (there / "bin" / "pip").chmod(0o755)
+    tools = [Path("/bin/sh"), Path("/bin/rm")]
+    put(context, [*tools, *map(Path, re.findall(rf"=> (\S+/lib(?:{'|'.join(LIBRARIES)})\.so\.\d)$", listed, re.M))])
+    put_libraries_of(context, [here / "bin" / name, *tools, *there.glob("lib/**/*.so")])
+
+
+LIBRARIES = (r"stdc\+\+", "gcc_s", "pthread", "dl", "rt", "util", "resolv")
+"""Those that wheels for this system link to, beside the ones that Python has."""
+SERVERS: dict[str, Callable[[Path], None]] = {
+    "kafka": kafka, "postgres": postgres, "mariadb": mariadb, "python": python,
+}  # fmt: skip
 """Each fills the folder of a build: under root, the whole file system, and data, which the server's user owns."""
 
 

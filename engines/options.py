@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -40,6 +41,21 @@ def listening_at(text: str) -> tuple[str, int]:
             f"{text!r} is no address: write HOST:PORT, as 127.0.0.1:9100; 0.0.0.0:9100 is for any network."
         )
     return host.strip("[]"), int(port)
+
+
+def collector_at(text: str) -> str:
+    """The URL of a collector of traces; ConfigError for another form, and for one with a login.
+
+    >>> collector_at("http://127.0.0.1:4318/")
+    'http://127.0.0.1:4318'
+    """
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or "@" in url.netloc:
+        raise ConfigError(
+            "A collector of traces is given by its URL, as http://127.0.0.1:4318, and without a login: that is in the "
+            "variable OTEL_EXPORTER_OTLP_HEADERS."
+        )
+    return text.rstrip("/")
 
 
 class StateSettings(msgspec.Struct, frozen=True):
@@ -169,6 +185,10 @@ class RunOptions:
     metrics: str = _declare("", Setting(
         TEXT, "answer there, over HTTP: /metrics for Prometheus, /live and /ready for probes", default="none",
         metavar="HOST:PORT", reader=_checked, flink="`metrics.reporter.prom.port`",
+    ))  # fmt: skip
+    traces: str = _declare("", Setting(
+        TEXT, "send a span for each checkpoint and each restart to the OpenTelemetry collector there, by OTLP over "
+        "HTTP", default="none", metavar="URL", reader=collector_at, flink="`traces.reporters`",
     ))  # fmt: skip
     checkpoint_partitions: int = _declare(PARTITIONS, Setting(
         COUNT, "of their topic, when it is created, one of them for decisions", minimum=PARTITIONS_MIN,

@@ -238,9 +238,10 @@ class PipelineConnections(Connections):
     def _groups(self) -> list[GroupOffsets]:
         """One for each cluster."""
         inputs = self.surroundings.inputs
-        own = [GroupOffsets(self.client, self.pipeline)] if inputs.patterns or inputs.read(elsewhere=False) else []
+        reads_own = inputs.patterns or inputs.read(elsewhere=False)
+        own = [GroupOffsets(self.client, self.pipeline, self.note)] if reads_own else []
         others = (
-            GroupOffsets(topics.config, self.pipeline, {source.place: source.topic for source in here})
+            GroupOffsets(topics.config, self.pipeline, self.note, {source.place: source.topic for source in here})
             for topics, here in inputs.topics.by_cluster(inputs.read(elsewhere=True))
         )
         return [self.keep(group) for group in (*own, *others)]

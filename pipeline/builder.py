@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, schema
@@ -13,17 +12,19 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.expiry import Expiry, entry_type
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.joins import Join, Lookup, joined_type
+from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.output import Output
+from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.validation import Problem, check
-from exactlyonce.pipeline.windows import Window, Windowed, kept_state
+from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
 
 
 class Builder:
@@ -50,9 +51,11 @@ class Builder:
         """Note a mistake at the user's line."""
         self._problems.append(Problem(location(caller()), text))
 
-    def read(self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value") -> Function:
-        """Read a user's function; *yields* is the remedy for a generator, None allows one."""
-        function = functions.read(fn, takes, caller().f_locals)
+    def read(
+        self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value", *, awaited: bool = False
+    ) -> Function:
+        """Read a user's function; *yields* is the remedy for a generator, None allows one. *awaited*: it is async."""
+        function = functions.read(fn, takes, caller().f_locals, awaited=awaited)
         for problem in function.problems:
             self.problem(problem)
         if function.generator and yields:
@@ -119,7 +122,7 @@ class Builder:
                 f'KafkaSource("customers", key=str, value=Customer, metadata=True), got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
-        function = Function(call=attrgetter("key"), name="the key of its messages")
+        function = Function(call=key_of_message, name="the key of its messages")
         key_type = UNKNOWN if changelog is None else changelog.key_type
         return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
 
@@ -189,12 +192,20 @@ class Builder:
             self.problem("two outputs have the same name")
         return sides
 
-    def late_sides(self, origin: Input, outputs: Sequence[Output[Any]], late: Output[Any] | None) -> dict[str, Any]:
-        """The fields of a node that reads *origin*, with side *outputs* and one for *late* records."""
-        if late is None:
-            return {"outputs": self.sides(outputs)}
-        self._late(late, self.type_of(origin))
-        return {"outputs": self.sides([*outputs, late]), "late": getattr(late, "name", None)}
+    def late_sides(
+        self, inputs: Sequence[Input], outputs: Sequence[Output[Any]], late: Output[Any] | None,
+        late_right: Output[Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The fields of a node that reads *inputs*, with side *outputs* and those for late records of each input."""
+        given = [
+            (origin, output) for origin, output in zip(inputs, (late, late_right), strict=False) if output is not None
+        ]
+        for origin, output in given:
+            self._late(output, self.type_of(origin))
+        sides = self.sides([*outputs, *(output for _, output in given)])
+        return {
+            "outputs": sides, "late": getattr(late, "name", None), "late_right": getattr(late_right, "name", None)
+        }  # fmt: skip
 
     def side(self, origin: Input, output: Output[Any]) -> Input:
         node = self._nodes[origin.node]
@@ -206,18 +217,22 @@ class Builder:
             )
         elif output.name not in node.outputs:
             declare = (
-                "late=" if node.timed is not None and node.fn is None else f"{node.kind.value}(..., outputs=[...])"
+                "late="
+                if node.kind is Kind.WINDOW or (node.timed is not None and node.fn is None)
+                else f"{node.kind.value}(..., outputs=[...])"
             )
             self.problem(f"{output.name!r} is not an output of {node.id!r}: declare it in {declare}")
         return Input(origin.node, output.name)
 
     def window(
         self, id: str, origin: Input, window: Any, accumulate: Callable[[Any, Mapping[str, Any]], Accumulator],
-        late: Output[Any] | None, **rest: Any,
+        late: Output[Any] | None, function: Function | None = None, type: Any = None, **rest: Any,
     ) -> Input:  # fmt: skip
-        """Add a window operator; *accumulate* takes the type of records and the names at the user's line."""
-        if not isinstance(window, Window):
-            self.problem(f'expected a window, as Tumbling("10s"), got {window!r}')
+        """Add a window operator; *accumulate* takes the type of records and the names at the user's line. *function*
+        takes a result and gives outputs of *type*."""
+        if not isinstance(window, Window | Revised):
+            for problem in window_problems(window):
+                self.problem(problem)
             window = None
         record, accumulator = self.type_of(origin), None
         try:
@@ -227,21 +242,36 @@ class Builder:
         key_type = self.key_type(origin)
         value = Any if accumulator is None else accumulator.value
         key = Any if key_type is UNKNOWN else key_type
-        type_ = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
+        windowed = Windowed[key, value]  # type: ignore[valid-type]  # a type that is made here
         return self.add(
-            Kind.WINDOW, id, (origin,), type=type_, timed=window, accumulator=accumulator, key_type=key_type,
+            Kind.WINDOW, id, (origin,), function, timed=window, accumulator=accumulator, key_type=key_type,
+            type=windowed if function is None else type,
             state_type=UNKNOWN if accumulator is None else kept_state(window, accumulator.state),
-            **self.late_sides(origin, (), late), **rest,
+            **self.late_sides((origin,), (), late), **rest,
         )  # fmt: skip
 
     def join(
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
-        late_right: Output[Any] | None,
+        late_right: Output[Any] | None, ttl: str | None = None,
     ) -> Input:  # fmt: skip
-        """Add the operator of *join*; *right* is a keyed stream or a table."""
+        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
+        inputs, key = self.both(kind, left, right)
+        record, version = self.type_of(inputs[0]), join.right(self.type_of(inputs[1]))
+        is_known = UNKNOWN not in (record, version)
+        state_type = join.kept_state(record, version) if is_known else UNKNOWN
+        kept: dict[str, Any] = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
+        if ttl is not None:
+            state_type, kept = entry_type(state_type), kept | {"timed": Expiry(ttl)}
+        return self.add(
+            kind, id, inputs, None, None, **kept, key_type=key, state_type=state_type,
+            type=result_type(join, Any if key is UNKNOWN else key, record, version) if is_known else UNKNOWN,
+            **self.late_sides(inputs, (), late, late_right),
+        )  # fmt: skip
+
+    def both(self, kind: Kind, left: Input, right: Any) -> tuple[tuple[Input, Input], Any]:
+        """The inputs of an operator of two sides, and the type of their keys; *right* is a keyed stream or a table."""
         other = self._keyed(right, f"{kind.value}() of")
-        inputs = (left, left) if other is None else (left, other)
-        records = [self.type_of(origin) for origin in inputs]
+        inputs = left, left if other is None else other
         known = [key for origin in inputs if (key := self.key_type(origin)) is not UNKNOWN]
         if len({frozenset(hints.members(key)) for key in known}) > 1:
             names = [*map(schema.type_name, known)]
@@ -249,19 +279,7 @@ class Builder:
                 f"the keys of the left side are {names[0]}, and those of the right one {names[1]}: none would ever be "
                 f"equal. Convert one of them in its key_by, or declare the key of a table by its source's key="
             )
-        outputs = [output for output in (late, late_right) if output is not None]
-        for output, record in zip((late, late_right), records, strict=True):
-            if output is not None:
-                self._late(output, record)
-        key, version = known[0] if known else UNKNOWN, join.right(records[1])
-        is_known = UNKNOWN not in (records[0], version)
-        kept = {"lookup": join} if isinstance(join, Lookup) else {"timed": join}
-        return self.add(
-            kind, id, inputs, None, None, **kept, key_type=key,
-            type=joined_type(join.how, Any if key is UNKNOWN else key, records[0], version) if is_known else UNKNOWN,
-            state_type=join.kept_state(records[0], version) if is_known else UNKNOWN, outputs=self.sides(outputs),
-            late=getattr(late, "name", None), late_right=getattr(late_right, "name", None),
-        )  # fmt: skip
+        return inputs, known[0] if known else UNKNOWN
 
     def _late(self, late: Output[Any], record: Any) -> None:
         """Check that late records, of type *record*, may go to *late*."""
@@ -317,6 +335,22 @@ class Builder:
             names = " and ".join(sorted(map(schema.type_name, stated)))
             self.problem(f"{function.name} takes and returns state of two types, {names}: annotate one, or give state=")
         return stated.pop() if stated else UNKNOWN
+
+    def handler_state(self, takers: Sequence[Function], given: Any) -> Any:
+        """The type of a key's state, as given or by the annotations of *takers*, methods of a handler. NoneType: it has
+        no state."""
+        stated = set()
+        for function in takers:
+            has_none = given is None and function.parameters[:1] == (type(None),)
+            stated.add(type(None) if has_none else self.state_type(function, given, function.returns))
+        if len(stated := stated - {UNKNOWN}) > 1:
+            names = " and ".join(sorted(map(schema.type_name, stated)))
+            self.problem(f"{' and '.join(of.name for of in takers)} take state of two types, {names}: annotate one")
+        type_ = stated.pop() if stated else UNKNOWN
+        if isinstance(type_, Codec):
+            self.problem(f"state= is a codec, {type_.name!r}: give the type of the state")
+            return UNKNOWN
+        return type_
 
     def _derived(self, stem: str) -> str:
         number = 1

@@ -26,6 +26,18 @@ def duration_ms(text: str | int, name: str = "duration") -> int:
     return int(milliseconds)
 
 
+def duration_problems(text: str | int, name: str, *, least_ms: int = 1) -> list[str]:
+    """The mistake in *text*, the duration of argument *name*, with its remedy; *least_ms* is 0 or 1.
+
+    >>> duration_problems("7d", "ttl"), duration_problems("0s", "ttl")
+    ([], ['ttl= must be above 0'])
+    """
+    try:
+        return [] if duration_ms(text, name) >= least_ms else [f"{name}= must be above 0"]
+    except ConfigError as error:
+        return [str(error).removesuffix(".")]
+
+
 def shown_duration(milliseconds: int) -> str:
     """A duration for people, in at most 7 characters.
 

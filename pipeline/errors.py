@@ -5,6 +5,7 @@
     │   ├── GraphError          the pipeline is wrong; raised while it is built
     │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
+    │   │   ├── NotAuthorized       connectors.kafka.errors: the principal lacks a right in Kafka
     │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read
     │   │   └── UnreadableBlock     checkpoint.block_storage: its storage refuses to read it, say for want of a right
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs

@@ -22,6 +22,8 @@ NAMES = {
     "worker-flushed": "a sink has flushed its transaction; the acknowledgement is not sent",
     "timed-firing": "an operator has given some results that are due, others are not out",
     "timed-fired": "all results that are due are out; the watermark is not passed on",
+    "enrich-asking": "an operator is about to call a service for a batch",
+    "enrich-answered": "a service has answered for a batch; nothing of it is passed on",
     "worker-acknowledged": "the acknowledgement is sent",
     "worker-finalized": "a worker knows that a checkpoint is finalized; deferred rows are not written",
     "worker-restored": "a worker has restored its state and reads nothing yet",

@@ -44,13 +44,14 @@ def emitted(parameter: tuple[Any, ...]) -> Any:
     return hints.known(get_args(parameter[0])[0]) if parameter and get_origin(parameter[0]) is Emit else UNKNOWN
 
 
-def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
-    """Read an argument that should be a function of *takes*; *names* are the locals at the call."""
+def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any], *, awaited: bool = False) -> Function:
+    """Read an argument that should be a function of *takes*; *names* are the locals at the call. *awaited*: it is to be
+    async."""
     if not callable(fn):
         return Function(fn, repr(fn), problems=(f"expected a function of ({', '.join(takes)}), got {fn!r}",))
     made = fn.func if isinstance(fn, functools.partial) else fn
     if isinstance(made, type):
-        return _read_class(fn, made, takes, names)
+        return _read_class(fn, made, takes, names, awaited=awaited)
     if not inspect.isroutine(made) and callable(getattr(made, "open", None)):
         name = type(made).__name__
         fix = f"pass the class, {name}, or functools.partial({name}, ...): it is made on the worker"
@@ -58,16 +59,16 @@ def read(fn: Any, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
     if _takes_nothing(fn):
         returned = hints.declared(made, names).get("return", UNKNOWN)
         if _defines_call(returned):
-            return _read_class(fn, returned, takes, names)
+            return _read_class(fn, returned, takes, names, awaited=awaited)
         problems = () if returned is UNKNOWN else misfit(fn, takes)
         return Function(fn, _name(made), factory=True, problems=problems)
     target = made if inspect.isroutine(made) else type(made).__call__
-    return _shaped(fn, target, inspect.signature, takes, names, name=_name(made))
+    return _shaped(fn, target, inspect.signature, takes, names, name=_name(made), awaited=awaited)
 
 
-def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
+def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, Any], *, awaited: bool) -> Function:
     if _defines_call(cls):
-        return read_method(fn, cls, "__call__", takes, names)
+        return read_method(fn, cls, "__call__", takes, names, awaited=awaited)
     if hasattr(cls, "open"):
         problem = f"class {cls.__name__} has open() but no __call__({', '.join(('self', *takes))})"
         return Function(fn, cls.__name__, factory=True, problems=(problem,))
@@ -75,7 +76,9 @@ def _read_class(fn: Any, cls: type, takes: tuple[str, ...], names: Mapping[str, 
     return Function(fn, cls.__name__, returns=cls, problems=problems)
 
 
-def read_method(fn: Any, cls: type, name: str, takes: tuple[str, ...], names: Mapping[str, Any]) -> Function:
+def read_method(
+    fn: Any, cls: type, name: str, takes: tuple[str, ...], names: Mapping[str, Any], *, awaited: bool = False
+) -> Function:
     """Read method *name* of *cls*, whose instances *fn* makes on the worker."""
     method = getattr(cls, name)
 
@@ -84,7 +87,7 @@ def read_method(fn: Any, cls: type, name: str, takes: tuple[str, ...], names: Ma
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     shown = cls.__name__ if name == "__call__" else f"{cls.__name__}.{name}"
-    return _shaped(fn, method, signature, takes, names, name=shown, factory=True)
+    return _shaped(fn, method, signature, takes, names, name=shown, factory=True, awaited=awaited)
 
 
 def _shaped(
@@ -95,11 +98,15 @@ def _shaped(
     names: Mapping[str, Any],
     name: str,
     factory: bool = False,
+    awaited: bool = False,
 ) -> Function:
     types = hints.declared(target, names)
     problems = misfit(fn, takes, signature, name)
-    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-        problems += (f"{name} is async, and no operator awaits: write it as a plain function",)
+    is_async = inspect.iscoroutinefunction(target)
+    if inspect.isasyncgenfunction(target) or (is_async and not awaited):
+        problems += (f"{name} is async, and this operator does not await: write it as a plain function",)
+    if awaited and not is_async:
+        problems += (f"{name} is not async: write it as async def {name}({', '.join(takes)})",)
     return Function(
         call=fn,
         name=name,

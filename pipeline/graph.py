@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.sink import Sink
@@ -48,7 +49,8 @@ class Kind(str, Enum):
     PROCESS = "process"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     WINDOW = "window"
-    """No function: its accumulator takes the records of each window; what comes out is `Windowed`"""
+    """Its accumulator takes the records of each window; what comes out is `Windowed`, or what a function makes of it:
+    (windowed) -> iterable of outputs"""
     JOIN = "join"
     """No function: its first input is the left side, its second the right; what comes out is `Joined`"""
     AS_OF = "as_of"
@@ -57,10 +59,16 @@ class Kind(str, Enum):
     """Likewise, by arrival"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
+    CO_PROCESS = "co_process"
+    """A handler of two inputs; see `pipeline.timers.CoHandler`"""
+    BATCHES = "batches"
+    """Its own handler, which gathers the records of a key in lists"""
     IN_ORDER = "in_order"
     """No function: passes on the records of a key by time"""
     DEDUPLICATE = "deduplicate"
     """No function: passes on the first record of a key, and others only after a time"""
+    ENRICH = "enrich"
+    """async (list of records) -> list of answers; what comes out is `Enriched`"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
     UNION = "union"
@@ -70,7 +78,6 @@ class Kind(str, Enum):
 
 
 JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
-"""The kinds with two inputs, both by key."""
 SIDED_KINDS = frozenset(
     {
         Kind.PROCESS,
@@ -80,6 +87,7 @@ SIDED_KINDS = frozenset(
         Kind.JOIN,
         Kind.AS_OF,
         Kind.KEYED_PROCESS,
+        Kind.CO_PROCESS,
         Kind.IN_ORDER,
         Kind.DEDUPLICATE,
     }
@@ -128,6 +136,8 @@ class Node:
     """On WINDOW."""
     lookup: Lookup | None = None
     """On LOOKUP."""
+    calls: Calls | None = None
+    """On ENRICH."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -151,7 +161,8 @@ class Node:
     @property
     def kept(self) -> VersionedState:
         """The type of the state of one key, in its present version."""
-        return VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
+        kept = VersionedState(self.state_type, self.state_version, self.migrations, self.key_type)
+        return kept if self.timed is None else replace(kept, declared=self.timed.state_of)
 
     @property
     def meaning(self) -> str | None:
@@ -167,7 +178,8 @@ class Node:
         The caller opens it if it has `open(context)`, and closes it if it has `close()`.
         """
         function = self.fn() if self.factory and self.fn else self.fn
-        if function is None or not callable(getattr(function, "on_record", function)):
+        named = getattr(function, "on_record", getattr(function, "on_left", function))
+        if function is None or not callable(named):
             raise TypeError(f"{self.id} ({self.location}): its factory made {function!r}, which cannot be called")
         return function
 
@@ -255,6 +267,17 @@ class LogicalGraph:
     def loops(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
 
+    def after(self, node: Node) -> list[Node]:
+        """All nodes downstream of the main output of *node*."""
+        after: dict[str, Node] = {}
+        waiting = [*self.consumers(node.id)]
+        while waiting:
+            other = waiting.pop()
+            if other.id not in after:
+                after[other.id] = other
+                waiting += [reader for reader in self.nodes if any(read.node == other.id for read in reader.inputs)]
+        return [*after.values()]
+
     def above(self, *node_ids: str, timing: bool = False) -> set[str]:
         """All nodes upstream of these, also along loops; *timing*: those whose watermarks reach them."""
         above = set[str]()
@@ -278,12 +301,15 @@ class LogicalGraph:
 
     @cached_property
     def _fingerprint(self) -> str:
-        described = {
+        return hashlib.sha256(msgspec.json.encode(self.describe(), order="deterministic")).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """All that two processes must agree on, as JSON values: nodes with their inputs, types, topics and tables."""
+        return {
             "pipeline": self.pipeline_id,
             "max_parallelism": self.max_parallelism,
             "nodes": [self._describe(node) for node in self.nodes],
         }
-        return hashlib.sha256(msgspec.json.encode(described, order="deterministic")).hexdigest()
 
     def _describe(self, node: Node) -> dict[str, Any]:
         described: dict[str, Any] = {
@@ -300,6 +326,8 @@ class LogicalGraph:
             described |= {"timed": node.timed.describe()} if node.timed is not None else {}
             described |= {"lookup": node.lookup.describe()} if node.lookup is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
+        if node.calls is not None:
+            described["answer"] = wire.describe(node.calls.answer)
         if node.source:
             described["source"] = node.source.describe()
         if node.sink:
@@ -331,6 +359,8 @@ class LogicalGraph:
             line += f"  {node.timed}"
         if node.lookup is not None:
             line += f"  {node.lookup}"
+        if node.calls is not None:
+            line += f"  {node.calls}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.windows import Window, Windowed, kept_state, window_problems
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -34,10 +35,19 @@ class Joined(msgspec.Struct, Generic[K, L, R], frozen=True):
     right: R
 
 
-def joined_type(how: str, key: Any, left: Any, right: Any) -> Any:
-    """The type of what a join *how* gives, from those of keys and records."""
-    left = hints.union([*hints.members(left), type(None)]) if how in ("right", "full") else left
-    right = hints.union([*hints.members(right), type(None)]) if how in ("left", "full") else right
+class Pair(msgspec.Struct, Generic[L, R], frozen=True):
+    """A record of each side of a join in a window; None stands for a missing one."""
+
+    left: L
+    right: R
+
+
+def result_type(join: Join, key: Any, left: Any, right: Any) -> Any:
+    """The type of what *join* gives, from those of keys and records."""
+    left = hints.union([*hints.members(left), type(None)]) if join.how in ("right", "full") else left
+    right = hints.union([*hints.members(right), type(None)]) if join.how in ("left", "full") else right
+    if isinstance(join, WindowJoin):
+        return Windowed[key, Pair[left, right]]
     return Joined[key, left, right]
 
 
@@ -63,7 +73,7 @@ class IntervalJoin(Timed):
     earliest: str
     latest: str
     how: str = "inner"
-    by_key: ClassVar[bool] = True
+    by_key = True
 
     @property
     def problems(self) -> list[str]:
@@ -89,12 +99,12 @@ class IntervalJoin(Timed):
 
     @property
     def left_ms(self) -> int:
-        """So long after a left record a right one may match it."""
+        """The time after a left record at which the last right one may match it."""
         return max(0, self.latest_ms)
 
     @property
     def right_ms(self) -> int:
-        """So long after a right record a left one may match it."""
+        """The time after a right record at which the last left one may match it."""
         return max(0, -self.earliest_ms)
 
     def right(self, record: Any) -> Any:
@@ -113,6 +123,38 @@ class IntervalJoin(Timed):
 
 
 @dataclass(frozen=True)
+class WindowJoin(Timed):
+    """A left record belongs to all right ones of its window."""
+
+    window: Window
+    how: str = "inner"
+
+    @property
+    def by_key(self) -> bool:
+        return self.window.by_key
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        return [*_how_problems(self.how, How), *window_problems(self.window)]
+
+    def right(self, record: Any) -> Any:
+        """The type of right sides, from that of the right records."""
+        return record
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.window.describe(), "how": self.how}
+
+    def kept_state(self, left: Any, right: Any) -> Any:
+        """The type of a state: (time, topic, partition, offset, record) of each left and each right record."""
+        lefts, rights = (list[tuple[int, str, int, int, of]] for of in (left, right))  # type: ignore[valid-type]  # made here
+        return kept_state(self.window, tuple[lefts, rights])  # type: ignore[valid-type]  # likewise
+
+    def __str__(self) -> str:
+        return f"{self.how} in {self.window}"
+
+
+@dataclass(frozen=True)
 class AsOf(Timed):
     """A left record belongs to the newest version of its key at or before its time."""
 
@@ -124,16 +166,11 @@ class AsOf(Timed):
     @property
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
-        problems = _how_problems(self.how, Enrichment)
-        try:
-            duration_ms(self.keep, "keep=")
-        except ConfigError as error:
-            problems.append(str(error).removesuffix("."))
-        return problems
+        return [*_how_problems(self.how, Enrichment), *duration_problems(self.keep, "keep", least_ms=0)]
 
     @cached_property
     def keep_ms(self) -> int:
-        return duration_ms(self.keep, "keep=")
+        return duration_ms(self.keep, "keep")
 
     def right(self, record: Any) -> Any:
         """The type of versions, from that of the right records."""
@@ -180,4 +217,4 @@ class Lookup:
         return f"{self.how} by arrival"
 
 
-Join = IntervalJoin | AsOf | Lookup
+Join = IntervalJoin | WindowJoin | AsOf | Lookup

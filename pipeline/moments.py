@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from math import isfinite
 from typing import Any
 
 from exactlyonce.pipeline.errors import ConfigError
 
 LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: a later time is one of microseconds or nanoseconds."""
+LIKE_SECONDS = range(1_000_000_000, 100_000_000_000)
+"""ms until March 1973, which are seconds since 2001 more likely."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 
@@ -43,18 +46,21 @@ def ms_of(time: Any, subject: str = "time= gave") -> int:
             raise NoTime(f"{subject} {time!r}, which has no time zone: give tzinfo, as timezone.utc")
         return (time - _EPOCH) // _MS
     if isinstance(time, bool) or not isinstance(time, int):
-        raise NoTime(f"{subject} {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime")
+        seconds = ": of seconds give round(1000 * seconds)" if isinstance(time, float) and isfinite(time) else ""
+        raise NoTime(f"{subject} {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime{seconds}")
     if time < 0:
         raise NoTime(f"{subject} {time}, and ms since 1970 are not negative: earlier times are given as datetime")
     if time > LATEST_MS:
-        raise NoTime(f"{subject} {time}, as ms after the year 9999: are they microseconds or nanoseconds?")
+        raise NoTime(
+            f"{subject} {time}, as ms after the year 9999: divide microseconds by 1,000, nanoseconds by 1,000,000"
+        )
     return time
 
 
 def shown_time(ms: int) -> str:
-    """A time for people.
+    """A time for people; the end of time is that of the calendar.
 
     >>> shown_time(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    return (_EPOCH + ms * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (_EPOCH + min(ms, LATEST_MS) * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")

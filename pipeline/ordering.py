@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.expiry import shared_slot
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import Order
@@ -36,7 +36,7 @@ class InOrder(Timed):
 class Deduplicate(Timed):
     """Leaves out the records of a key within a time after one that it has given.
 
-    A slot is the time of held records, and the last ms of the time after a record that was given.
+    A slot is the time of held records, or an end of the time after a record that was given: these share slots.
     """
 
     within: str
@@ -46,10 +46,7 @@ class Deduplicate(Timed):
     @property
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
-        try:
-            problems = [] if duration_ms(self.within, "within") else ["within= must be above 0"]
-        except ConfigError as error:
-            problems = [str(error).removesuffix(".")]
+        problems = duration_problems(self.within, "within")
         if self.order not in get_args(Order):
             problems.append(f"order={self.order!r} must be one of {', '.join(map(repr, get_args(Order)))}")
         return problems
@@ -63,6 +60,13 @@ class Deduplicate(Timed):
     @cached_property
     def within_ms(self) -> int:
         return duration_ms(self.within)
+
+    def slot(self, time: int) -> int:
+        """The slot that remembers a record that was given at *time*: none that it leaves out comes later.
+
+        The table is fast with few slots. Two records of a key that are given are `within` apart, so each has its own.
+        """
+        return shared_slot(time + self.within_ms - 1, self.within_ms)
 
     def kept_state(self, record: Any) -> Any:
         """The type of what is kept for a slot: the time of a record that was given, and held records; see `InOrder`."""

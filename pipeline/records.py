@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -23,3 +25,7 @@ class Record(msgspec.Struct, Generic[T], frozen=True, gc=False):
     topic: str = ""
     partition: int = -1
     offset: int = -1
+
+
+key_of_message: Callable[[Any], Any] = attrgetter("key")
+"""The key of a `Record`: that of the rows of a table."""

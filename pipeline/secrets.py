@@ -54,6 +54,15 @@ def is_reference(value: str) -> bool:
     return value.startswith(("env:", "file:"))
 
 
+def shown_reference(value: str) -> str:
+    """*value* for people, unless it may be a secret itself.
+
+    >>> shown_reference("env:ORDERS_DSN"), shown_reference("postgresql://ann@db/shop")
+    ('env:ORDERS_DSN', 'the pipeline')
+    """
+    return value if is_reference(value) else "the pipeline"
+
+
 def reference_problem(value: str) -> str | None:
     """The mistake in a reference; None: there is none, or it is no reference.
 

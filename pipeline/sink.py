@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, StoreError, StoreUnavailable, require_whole
+from exactlyonce.pipeline.grants import Grants
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +57,11 @@ class Sink(ABC, Generic[T_contra]):
 
         Raises `ConfigError`, or `Unavailable` if one does not answer.
         """
+
+    def grants(self, user: str, type_: Any, *, creates: bool) -> Grants | None:
+        """The rights of *user* in its store, with *creates* also those to create its table; None: there is no such
+        store, or nothing to grant."""
+        return None
 
     @abstractmethod
     def describe(self, type_: Any) -> dict[str, Any]:

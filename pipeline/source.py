@@ -14,6 +14,7 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN, members, without_none
 
 T_co = TypeVar("T_co", covariant=True)
@@ -116,6 +117,10 @@ class Source(ABC, Generic[T_co]):
         """Its name in checkpoints and errors: a topic in the cluster of the checkpoints, or a name with a colon, which
         no topic has."""
         return self.topic or ""
+
+    def grants(self, user: str) -> Grants | None:
+        """The rights of *user* in its store; None: there is no such store, or nothing to grant."""
+        return None
 
     @property
     def parts(self) -> Mapping[str, Source[T_co]]:

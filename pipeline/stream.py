@@ -6,20 +6,23 @@ times: each use gets all its records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
 
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, several
+from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
 from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
-from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.expiry import Expiry, kept_until
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup
+from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
@@ -27,9 +30,18 @@ from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import Handler, Handling, Order, kept_entry, read_handler
+from exactlyonce.pipeline.timers import (
+    CoHandler,
+    CoHandling,
+    Handler,
+    Handling,
+    Order,
+    kept_entry,
+    migrated_entry,
+    read_handler,
+)
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
-from exactlyonce.pipeline.windows import Session, Window, Windowed, kept_state
+from exactlyonce.pipeline.windows import Window, Windowed, kept_state, migrated, revised
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -209,6 +221,50 @@ class Stream(_Stream[T]):
         return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
 
     @overload
+    def enrich(
+        self, id: str, fetch: _Partial[Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @overload
+    def enrich(
+        self, id: str, fetch: Callable[[list[T]], Awaitable[Sequence[U]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @overload
+    def enrich(
+        self, id: str, fetch: Callable[[], Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
+        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    def enrich(
+        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: str = "5s", retries: int = 3,
+        output: Any = None, on_error: DeadLetterTarget | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Each record with the answer of a service, in order: ``await fetch(records)`` returns a list of answers, one
+        for each of at most *batch* records.
+
+        >>> async def fetch(cities: list[str]) -> list[float]:
+        ...     return [len(city) / 2 for city in cities]  # or a call of a service
+        >>> from exactlyonce.connectors import KafkaSource
+        >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
+        >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
+
+        In each subtask, the calls under way have at most *in_flight* records. A call that raises, or takes longer than
+        *timeout*, is made again up to *retries* times, after pauses. Then an outage (a timeout or another OSError)
+        restarts the job. On any other error each record of the call is tried alone; one that still fails goes to
+        *on_error*, or stops the job.
+
+        *output* is the type of an answer. Answers are logged in checkpoints, so that no replay calls the service. After
+        a crash the records since the last checkpoint are asked for again, and no answer from before has been visible.
+        """
+        function = self._builder.read(fetch, ("records",), awaited=True)
+        calls = Calls(_given(output, function.item), batch, in_flight, timeout, retries)
+        type_ = enriched_type(self._type, calls.answer)
+        return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
+
+    @overload
     def process(
         self,
         id: str,
@@ -299,7 +355,7 @@ class Stream(_Stream[T]):
 
         def __getattr__(self, name: str) -> Any:
             if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
-                        "in_order", "deduplicate"):  # fmt: skip
+                        "in_order", "deduplicate", "batches", "co_process"):  # fmt: skip
                 raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
             raise AttributeError(f"a Stream has no {name!r}")
 
@@ -321,6 +377,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -333,6 +390,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -346,6 +404,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -359,11 +418,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
@@ -372,6 +433,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         defaults of fields nor these rules can convert older states, raise *state_version* by one; *migrations* maps a
         version to the function that converts its states to the next one.
 
+        With *ttl*, as "7d", a key's state is forgotten *ttl* after its last record, by event time: a record so long
+        after it, or later, finds None. The source needs ``time=``, and a *disorder* of *ttl* at most.
+
         With *outputs* it is ``fn(state, record, emit)``, and ``emit(value, late)`` writes to one of them; `side`
         returns their streams.
         """
@@ -379,7 +443,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
-        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error)
+        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs, on_error, ttl=ttl)
 
     @overload
     def stateful_flat_map(
@@ -391,6 +455,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -403,6 +468,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -416,6 +482,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -429,35 +496,43 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
+        ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, on_error: DeadLetterTarget | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
-        *outputs*, *state*, *state_version* and *migrations* are those of `stateful_map`.
+        *outputs*, *state*, *state_version*, *migrations* and *ttl* are those of `stateful_map`.
         """
         function = self._builder.read(fn, _taken(outputs), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
         type_ = _given(output, hints.element(returned))
-        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error)
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs, on_error, ttl=ttl)
 
     @overload
-    def reduce(self, id: str, fn: Callable[[T, T], T], *, on_error: DeadLetterTarget | None = ...) -> Stream[T]: ...
+    def reduce(
+        self, id: str, fn: Callable[[T, T], T], *, ttl: str | None = ..., on_error: DeadLetterTarget | None = ...
+    ) -> Stream[T]: ...
     @overload
     def reduce(
-        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, on_error: DeadLetterTarget | None = ...
-    ) -> Stream[T]: ...
-    def reduce(self, id: str, fn: Any, *, on_error: DeadLetterTarget | None = None) -> Stream[T]:
-        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``."""
+        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: str | None = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[T]: ...  # fmt: skip
+    def reduce(
+        self, id: str, fn: Any, *, ttl: str | None = None, on_error: DeadLetterTarget | None = None
+    ) -> Stream[T]:
+        """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``. *ttl* is that of
+        `stateful_map`: after it, a record is the first one."""
         type_ = self._builder.type_of(self._origin)
         function = self._builder.read(fn, ("reduced", "record"))
         kept = VersionedState(hints.without_none(type_))
-        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error)
+        return self._keep(Kind.REDUCE, id, function, kept, type_, on_error=on_error, ttl=ttl)
 
     @overload
     def process(
@@ -504,29 +579,83 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         *outputs* and *output* are those of `Stream.process`, *state*, *state_version* and *migrations* those of
         `stateful_map`.
         """
+        kept = VersionedState(state, state_version, migrations or {})
+        return self._handle(
+            Kind.KEYED_PROCESS, id, (self._origin,), handler, Handling(order), kept, output, outputs, late
+        )
+
+    @overload
+    def co_process(
+        self,
+        id: str,
+        right: KeyedStream[K, V],
+        handler: _Partial[CoHandler[K, T, V, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        late_right: Output[V] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def co_process(
+        self,
+        id: str,
+        right: KeyedStream[K, V],
+        handler: Callable[[], CoHandler[K, T, V, S, U]],
+        *,
+        order: Order = ...,
+        outputs: Sequence[Output[Any]] = ...,
+        late: Output[T] | None = ...,
+        late_right: Output[V] | None = ...,
+        state: TypeForm[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    def co_process(
+        self, id: str, right: KeyedStream[K, V], handler: Any, *, order: Order = "time",
+        outputs: Sequence[Output[Any]] = (), late: Output[T] | None = None, late_right: Output[V] | None = None,
+        state: Any = None, output: Any = None, state_version: int = 1, migrations: Migrations | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """A handler of two streams with the same keys, which share the state and the timers of a key: a class with
+        `on_left`, `on_right`, `on_time` and `on_clock`; see `CoHandler`.
+
+        All else is as in `process`. With ``order="time"`` the records of both sides come by time; of one time, by
+        topic, partition and offset, and of one record, which both sides have, the left one first. So the results are a
+        function of the topics; both sources need ``time=``. *late* and *late_right* get the late records of each side.
+
+        With ``order="arrival"`` no record waits, and the order between the sides is that of arrival: results depend on
+        how fast either side is read. The order log has it, so that a replay or an audit repeats it.
+        """
+        inputs, _ = self._builder.both(Kind.CO_PROCESS, self._origin, right)
+        kept = VersionedState(state, state_version, migrations or {})
+        return self._handle(
+            Kind.CO_PROCESS, id, inputs, handler, CoHandling(order), kept, output, outputs, late, late_right
+        )
+
+    def _handle(
+        self, kind: Kind, id: str, inputs: tuple[Input, ...], handler: Any, timed: Handling, state: VersionedState,
+        output: Any, outputs: Sequence[Output[Any]], late: Output[Any] | None, late_right: Output[Any] | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """Add the operator of *handler*; *state* and *output* are the types that the user gives, or None."""
         builder = self._builder
-        read = read_handler(handler, caller().f_locals)
+        read = read_handler(handler, timed.takers, caller().f_locals)
         for problem in read.call.problems:
             builder.problem(problem)
-        state_type, record = read.state, self._builder.type_of(self._origin)
-        if state is not None or state_type is not type(None):
-            state_type = builder.state_type(read.on_record, state, read.on_record.returns)
-        if isinstance(state_type, Codec):
-            builder.problem(f"state= is a codec, {state_type.name!r}: give the type of the state")
-            state_type = UNKNOWN
-
-        def of_entry(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def migrated(entry: Any) -> Any:
-                return (None if entry[0] is None else migrate(entry[0]), *entry[1:])
-
-            migrated.__annotations__ = {"entry": kept_entry(parameter_type(migrate), record, order)}
-            return migrated
-
-        migrations = {version: of_entry(migrate) for version, migrate in (migrations or {}).items()}
-        kept = VersionedState(kept_entry(state_type, record, order), state_version, migrations)
-        timed = Handling(order, "on_time" in read.methods, "on_clock" in read.methods)
+        state_type, records = builder.handler_state(read.takers, state.type), [*map(builder.type_of, inputs)]
+        migrations = {
+            version: migrated_entry(migrate, records, timed.order) for version, migrate in state.migrations.items()
+        }
+        kept = VersionedState(kept_entry(state_type, records, timed.order), state.version, migrations)
+        timed = replace(timed, on_time="on_time" in read.methods, on_clock="on_clock" in read.methods)
         type_ = _given(output, read.emitted)
-        return self._keep(Kind.KEYED_PROCESS, id, read.call, kept, type_, outputs, timed=timed, late=late)
+        return self._keep(
+            kind, id, read.call, kept, type_, outputs, inputs=inputs, timed=timed, late=late, late_right=late_right
+        )
 
     def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
         """The records of each key by time; of one time by topic, partition and offset.
@@ -549,11 +678,24 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
 
+    def batches(self, id: str, count: int, *, timeout: str | None = None) -> Stream[list[T]]:
+        """Lists of *count* records of each key, in order of arrival: ``batches("batches", 100, timeout="5s")``.
+
+        With *timeout*, a list that is not full comes so long after its first record, by the worker's clock; without it,
+        it waits. Which records are in a list depends on the run. A list has the event time of its last record, or the
+        watermark.
+        """
+        record = self._builder.type_of(self._origin)
+        batches = Batches("arrival", on_clock=timeout is not None, count=count, timeout=timeout)
+        kept = VersionedState(kept_entry(batches.kept_state(record), (), "arrival"))
+        type_ = UNKNOWN if record is UNKNOWN else list[record]  # type: ignore[valid-type]  # known here only
+        return self._keep(Kind.BATCHES, id, batches.function, kept, type_, timed=batches)
+
     def _ordered(self, kind: Kind, id: str, timed: InOrder | Deduplicate, late: Output[T] | None) -> Stream[T]:
         record = self._builder.type_of(self._origin)
         origin = self._builder.add(
             kind, id, (self._origin,), type=record, timed=timed, state_type=timed.kept_state(record),
-            key_type=self._builder.key_type(self._origin), **self._builder.late_sides(self._origin, (), late),
+            key_type=self._builder.key_type(self._origin), **self._builder.late_sides((self._origin,), (), late),
         )  # fmt: skip
         return Stream(self._builder, origin)
 
@@ -582,9 +724,30 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["full"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T | None, V | None]]: ...  # fmt: skip
+    @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: How = "inner",
-        late: Output[T] | None = None, late_right: Output[V] | None = None,
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["inner"] = ...,
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T, V]]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["left"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T, V | None]]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["right"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T | None, V]]]: ...  # fmt: skip
+    @overload
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["full"],
+        late: Output[T] | None = ..., late_right: Output[V] | None = ...,
+    ) -> Stream[Windowed[K, Pair[T | None, V | None]]]: ...  # fmt: skip
+    def join(
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str] | None = None,
+        window: Window | None = None, how: How = "inner", late: Output[T] | None = None,
+        late_right: Output[V] | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Each pair of a record here and one of *right*, of the same key, whose times lie close together.
 
@@ -594,9 +757,24 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         records of that side, or of both, that have no partner: once none can come any more, which is the time of the
         result. *late* and *late_right* get the late records of either side, at or below the floor of their partition,
         which are not joined; without them they are left out and counted. Both sources need ``time=``.
+
+        With *window* instead, as ``window=Tumbling("10s")``, a pair are two records of one window. Its pairs come once
+        it is over, in the order of the left records, then of the right ones: each by time, topic, partition and offset.
+        A record without a partner is one whose window has none of the other side. Late are the records that `window`
+        would not take.
         """
-        earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
-        return self._join(Kind.JOIN, id, right, IntervalJoin(earliest, latest, how), late, late_right)
+        if (within is None) == (window is None):
+            self._builder.problem(
+                'join() needs within=, as within=("-5m", "1h"), or window=, as window=Tumbling("10s"), and not both'
+            )
+        join: IntervalJoin | WindowJoin
+        if window is not None:
+            join = WindowJoin(window, how)
+        else:
+            within = ("0s", "0s") if within is None else within
+            earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
+            join = IntervalJoin(earliest, latest, how)
+        return self._join(Kind.JOIN, id, right, join, late, late_right)
 
     @overload
     def as_of(
@@ -628,35 +806,50 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ...
+        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ..., ttl: str | None = ...
     ) -> Stream[Joined[K, T, V | None]]: ...
     @overload
-    def lookup(self, id: str, versions: Versions[K, V], *, how: Literal["inner"]) -> Stream[Joined[K, T, V]]: ...
-    def lookup(self, id: str, versions: Versions[K, V], *, how: Enrichment = "left") -> Stream[Any]:
+    def lookup(
+        self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: str | None = ...
+    ) -> Stream[Joined[K, T, V]]: ...
+    def lookup(
+        self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: str | None = None
+    ) -> Stream[Any]:
         """Each record with the version of its key that came last: at once, in the order of arrival.
 
         Which version that is depends on the run: on how fast either side is read. `as_of` goes by event time instead.
-        *how* "inner" leaves out records without a version.
+        *how* "inner" leaves out records without a version. With *ttl*, as "7d", the version of a key is forgotten *ttl*
+        after it, by event time: a record so long after it, or later, finds none. Both sources then need ``time=``.
         """
-        return self._join(Kind.LOOKUP, id, versions, Lookup(how, changelog=isinstance(versions, Table)))
+        lookup = Lookup(how, changelog=isinstance(versions, Table))
+        return self._join(Kind.LOOKUP, id, versions, lookup, ttl=ttl)
 
     def _join(
         self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,
-        late_right: Output[Any] | None = None,
+        late_right: Output[Any] | None = None, ttl: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
-        return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right))
+        return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right, ttl))
 
     def _keep(
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
-        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *, timed: Timed | None = None,
-        late: Output[Any] | None = None,
+        outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *,
+        inputs: tuple[Input, ...] = (), timed: Timed | None = None, late: Output[Any] | None = None,
+        late_right: Output[Any] | None = None, ttl: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
+        """Add an operator with state; *inputs* are this stream, unless given."""
         for problem in kept.problems:
             self._builder.problem(problem)
+        if ttl is not None:
+            if kept.codec is not None:
+                self._builder.problem(
+                    f"state= is a codec, {kept.codec.name!r}, and ttl= keeps a time with each state: give its type"
+                )
+            kept, timed = kept_until(kept), Expiry(ttl)
+        inputs = inputs or (self._origin,)
         origin = self._builder.add(
-            kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
+            kind, id, inputs, function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
-            **self._builder.late_sides(self._origin, outputs, late), on_error=on_error, timed=timed,
+            **self._builder.late_sides(inputs, outputs, late, late_right), on_error=on_error, timed=timed,
         )  # fmt: skip
         return Stream(self._builder, origin)
 
@@ -678,7 +871,16 @@ Versions = KeyedStream[K, V] | Table[Any, V]
 
 class WindowedStream(_Stream[T], Generic[K, T]):
     """A keyed stream in windows. An operator on it gives one result for each window of a key, once the watermark has
-    passed its end: no record of it can come any more, but late ones."""
+    passed its end: no record of it can come any more, but late ones.
+
+    With *early*, as "1m", a tumbling or hopping window has results before its end, too: at each multiple of *early*
+    since 1970 in UTC, with the records of before that, if there are any since its last result. With *lateness*, as
+    "10m", it takes late records whose floor is less than *lateness* after its end; each result that they change is
+    given again, at multiples of *early*, or without it as soon as the watermark has passed their floor. Each result has
+    the next `revision`, and all of them are a function of the topics. They may only go to sinks, through operators
+    without state, which would count a window again with each. A sink that replaces rows by key and start ends with the
+    last result.
+    """
 
     def __init__(self, builder: Builder, origin: Input, window: Window) -> None:
         super().__init__(builder, origin)
@@ -686,18 +888,23 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def aggregate(
-        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ...
-    ) -> Stream[Windowed[K, V]]: ...
+        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ..., lateness: str | None = ...,
+        early: str | None = ...,
+    ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
-        self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...
-    ) -> Stream[Windowed[K, Any]]: ...
-    def aggregate(self, id: str, aggregate: Any, *, late: Output[T] | None = None) -> Stream[Any]:
+        self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...,
+        lateness: str | None = ..., early: str | None = ...,
+    ) -> Stream[Windowed[K, Any]]: ...  # fmt: skip
+    def aggregate(
+        self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: str | None = None,
+        early: str | None = None,
+    ) -> Stream[Any]:  # fmt: skip
         """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
 
         Several at once have names: ``{"orders": Count(), "spent": Sum("amount")}``; the value of a result then is a
         record with these fields. *late* gets the records that no window takes any more, for `side` of the stream;
-        without it they are left out and counted.
+        without it they are left out and counted. *lateness* and *early* are those of `WindowedStream`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
@@ -712,7 +919,8 @@ class WindowedStream(_Stream[T], Generic[K, T]):
                     )
             return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
 
-        return Stream(self._builder, self._builder.window(id, self._origin, self._window, accumulate, late))
+        window = revised(self._window, early, lateness)
+        return Stream(self._builder, self._builder.window(id, self._origin, window, accumulate, late))
 
     def fold(
         self,
@@ -723,40 +931,67 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = None,
         late: Output[T] | None = None,
+        lateness: str | None = None,
+        early: str | None = None,
         state_version: int = 1,
         migrations: Migrations | None = None,
     ) -> Stream[Windowed[K, S]]:
         """An accumulator of your own: ``new()`` makes it, ``add(accumulator, record)`` returns it with a record more.
 
-        ``merge(one, other)`` returns that of two parts of a window; hopping windows and sessions need it. Parts come in
-        any order: `merge` must be associative and commutative, and agree with `add`, or results depend on the run.
-        *state* is the type of the accumulator where no annotation tells it; *state_version* and *migrations* are those
-        of `stateful_map`, *late* is that of `aggregate`.
+        ``merge(one, other)`` returns that of two parts of a window; hopping windows, sessions, *early* and *lateness*
+        need it. Parts come in any order: `merge` must be associative and commutative, and agree with `add`, or results
+        depend on the run; `exactlyonce.testing.assert_merges` tries it. *state* is the type of the accumulator where no
+        annotation tells it; *state_version* and *migrations* are those of `stateful_map`, the other options those of
+        `aggregate`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
             return folded(new, add, merge, state, names)
 
-        migrations = migrations or {}
-        if isinstance(self._window, Session):
-            migrations = {version: _of_sessions(migrate) for version, migrate in migrations.items()}
-        kept = VersionedState(state, state_version, migrations)
+        window = revised(self._window, early, lateness)
+
+        def of_kept(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def migrating(kept: Any) -> Any:
+                return migrated(window, migrate, kept)
+
+            migrating.__annotations__ = {"kept": kept_state(window, parameter_type(migrate))}
+            return migrating
+
+        kept = VersionedState(
+            state, state_version, {version: of_kept(migrate) for version, migrate in (migrations or {}).items()}
+        )
         for problem in kept.problems:
             self._builder.problem(problem)
         origin = self._builder.window(
-            id, self._origin, self._window, accumulate, late, state_version=kept.version, migrations=kept.migrations
+            id, self._origin, window, accumulate, late, state_version=kept.version, migrations=kept.migrations
         )
         return Stream(self._builder, origin)
 
+    @overload
+    def process(
+        self, id: str, fn: Callable[[Windowed[K, list[T]]], Iterable[U]], *, output: TypeForm[U] | None = ...,
+        late: Output[T] | None = ..., lateness: str | None = ..., early: str | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def process(
+        self, id: str, fn: Callable[[], Callable[[Windowed[K, list[T]]], Iterable[U]]], *,
+        output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: str | None = ...,
+        early: str | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    def process(
+        self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: str | None = None,
+        early: str | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """What ``fn(window)`` returns or yields for each window: 0 to n outputs. *window* is a `Windowed`, whose value
+        is the list of its records, by time; of one time by topic, partition and offset.
 
-def _of_sessions(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """*migrate*, of an accumulator, for what is kept of a session."""
-
-    def migrated(kept: Any) -> Any:
-        return (*kept[:2], migrate(kept[2]))
-
-    migrated.__annotations__ = {"kept": kept_state(Session("1s"), parameter_type(migrate))}
-    return migrated
+        All records of windows that are not over are part of the state, those of hopping windows once for each pane: an
+        aggregate keeps less. *output* is the type of one output, the other options are those of `aggregate`.
+        """
+        function = self._builder.read(fn, ("window",), yields=None)
+        window = revised(self._window, early, lateness)
+        type_ = _given(output, function.item)
+        return Stream(self._builder, self._builder.window(id, self._origin, window, held, late, function, type_))
 
 
 def _given(output: Any, declared: Any) -> Any:

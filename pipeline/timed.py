@@ -6,14 +6,16 @@ The engine makes the operator by the class of it, and all refusals and descripti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 
 class Timed(ABC):
     """How an operator keeps its state by time."""
 
-    by_key: ClassVar[bool] = False
-    """Whether the operator asks for the slots of a key."""
+    @property
+    def by_key(self) -> bool:
+        """Whether the operator asks for the slots of a key."""
+        return False
 
     @property
     def needs_times(self) -> bool:
@@ -29,6 +31,10 @@ class Timed(ABC):
     @abstractmethod
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
+
+    def state_of(self, entry: Any) -> Any:
+        """The type of the state that the user's function has, in what is kept as *entry*."""
+        return entry
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

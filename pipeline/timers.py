@@ -1,4 +1,4 @@
-"""Handlers with timers: what `KeyedStream.process` takes, and what it gives to their methods.
+"""Handlers with timers: what `KeyedStream.process` and `co_process` take, and what they give to their methods.
 
 Invariant: in order of time, the calls for a key are a function of its records: records and event timers come by time,
 and at one time records come first, by topic, partition and offset.
@@ -7,24 +7,31 @@ and at one time records come first, by topic, partition and offset.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from exactlyonce.pipeline import functions, hints
+from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.moments import NoTime, ms_of
 from exactlyonce.pipeline.output import Emit
 from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.versions import parameter_type
 from exactlyonce.pipeline.windows import moment
 
 K_contra = TypeVar("K_contra", contravariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
+V_contra = TypeVar("V_contra", contravariant=True)
 S = TypeVar("S")
 U_co = TypeVar("U_co", covariant=True)
 
+CLOCK = 1 << 62
+"""The slots of timers by the clock begin here. No event is so late."""
+FOREVER = END_OF_TIME
+"""The slot of a key's state."""
 Order = Literal["time", "arrival"]
 TAKES = ("key", "state", "record", "timers", "emit")
 
@@ -95,10 +102,23 @@ class Handler(Protocol[K_contra, T_contra, S, U_co]):
     ) -> S | None: ...
 
 
+class CoHandler(Protocol[K_contra, T_contra, V_contra, S, U_co]):
+    """The shape of a handler of `KeyedStream.co_process`: a `Handler` with `on_left` and `on_right` for `on_record`."""
+
+    def on_left(
+        self, key: K_contra, state: S | None, record: T_contra, timers: Timers, emit: Emit[U_co], /
+    ) -> S | None: ...
+    def on_right(
+        self, key: K_contra, state: S | None, record: V_contra, timers: Timers, emit: Emit[U_co], /
+    ) -> S | None: ...
+
+
 @dataclass(frozen=True)
 class Handling(Timed):
     """How a handler is called."""
 
+    takers: ClassVar[tuple[str, ...]] = ("on_record",)
+    """The methods that take records, one for each input."""
     order: Order | Any
     on_time: bool = False
     """Whether the handler has this method."""
@@ -117,6 +137,9 @@ class Handling(Timed):
         known = get_args(Order)
         return [] if self.order in known else [f"order={self.order!r} must be one of {', '.join(map(repr, known))}"]
 
+    def state_of(self, entry: Any) -> Any:
+        return get_args(entry)[0]
+
     def describe(self) -> dict[str, Any]:
         return {"process": self.order}
 
@@ -124,25 +147,29 @@ class Handling(Timed):
         return f"in order of {self.order}"
 
 
+class CoHandling(Handling):
+    """How a handler of two inputs is called."""
+
+    takers = ("on_left", "on_right")
+
+    def describe(self) -> dict[str, Any]:
+        return {"co_process": self.order}
+
+
 @dataclass(frozen=True)
 class ReadHandler:
     """A user's handler, read without making it."""
 
     call: Function
-    on_record: Function
-    """With the state as its first parameter."""
+    takers: tuple[Function, ...]
+    """Its methods that take records, with the state as their first parameter."""
     methods: frozenset[str]
     emitted: Any
 
-    @property
-    def state(self) -> Any:
-        """The annotated type of the state that `on_record` takes."""
-        return self.on_record.parameters[0] if self.on_record.parameters else UNKNOWN
 
-
-def read_handler(handler: Any, names: Mapping[str, Any]) -> ReadHandler:
-    """Read what makes a handler: a class, `functools.partial` of one, or a function that returns one; *names* are the
-    locals at the call."""
+def read_handler(handler: Any, takers: Sequence[str], names: Mapping[str, Any]) -> ReadHandler:
+    """Read what makes a handler: a class, `functools.partial` of one, or a function that returns one; *takers* are the
+    methods that take records, *names* the locals at the call."""
     made = handler.func if isinstance(handler, functools.partial) else handler
     cls = (
         made
@@ -152,40 +179,59 @@ def read_handler(handler: Any, names: Mapping[str, Any]) -> ReadHandler:
         else None
     )
     shown = getattr(cls, "__name__", None) or repr(handler)
-    if not isinstance(cls, type) or not callable(getattr(cls, "on_record", None)):
-        problem = f"expected a class with on_record(self, {', '.join(TAKES)}), got {handler!r:.100}"
-        none = Function(handler, shown, factory=True, problems=(problem,))
-        return ReadHandler(none, none, frozenset(), UNKNOWN)
+    if not isinstance(cls, type) or not all(callable(getattr(cls, name, None)) for name in takers):
+        wanted = " and ".join(f"{name}(self, {', '.join(TAKES)})" for name in takers)
+        problem = f"expected a class with {wanted}, got {handler!r:.100}"
+        return ReadHandler(Function(handler, shown, factory=True, problems=(problem,)), (), frozenset(), UNKNOWN)
     read = {}
-    for name, taken in (("on_record", "record"), ("on_time", "at"), ("on_clock", "at")):
+    for name in (*takers, "on_time", "on_clock"):
         if callable(getattr(cls, name, None)):
-            takes = tuple(taken if each == "record" else each for each in TAKES)
+            takes = tuple("at" if each == "record" and name not in takers else each for each in TAKES)
             read[name] = functions.read_method(handler, cls, name, takes, names)
     problems = tuple(problem for function in read.values() for problem in function.problems)
     if generator := next((function.name for function in read.values() if function.generator), ""):
         problems += (f"{generator} is a generator: call emit(value), and return the state",)
-    on_record = read["on_record"]
+    taking = [read[name] for name in takers]
+    emitted = {functions.emitted(function.parameters[4:5]): None for function in taking}
     return ReadHandler(
         Function(handler, shown, factory=True, problems=problems),
-        replace(on_record, parameters=on_record.parameters[1:]),
+        tuple(replace(function, parameters=function.parameters[1:]) for function in taking),
         frozenset(read),
-        functions.emitted(on_record.parameters[4:5]),
+        hints.union(type_ for type_ in emitted if len(emitted) == 1 or type_ is not UNKNOWN),
     )
 
 
-def kept_entry(state: Any, record: Any, order: Any) -> Any:
-    """The type of what is kept for a slot and key: (state, whether a timer is set, held records by their places).
+def kept_entry(state: Any, records: Sequence[Any], order: Any) -> Any:
+    """The type of what is kept for a slot and key: (state, whether a timer is set, and by input: held records with
+    their places). In order of arrival no records are held.
 
-    The state of a key lies in a slot that never ends; *state* and *record* are the types of both.
+    The state of a key lies in a slot that never ends; *state* is its type, *records* are those of the inputs.
     """
-    if UNKNOWN in (state, record if order != "arrival" else state):
+    records = () if order == "arrival" else records
+    if UNKNOWN in (state, *records):
         return UNKNOWN
-    kept = hints.union((state, type(None)))
-    if order == "arrival":
-        return tuple[kept, bool]  # type: ignore[valid-type]  # types that are known here only
-    return tuple[kept, bool, list[tuple[str, int, int, record]]]  # type: ignore[valid-type]  # likewise
+    held = (list[tuple[str, int, int, record]] for record in records)  # type: ignore[valid-type]  # types that are known here only
+    return tuple[(hints.union((state, type(None))), bool, *held)]  # type: ignore[misc]  # likewise
 
 
-def kept_state(entry: Any) -> Any:
-    """The type of the state in entries of type *entry*."""
-    return get_args(entry)[0]
+def migrated_entry(migrate: Callable[[Any], Any], records: Sequence[Any], order: Any) -> Callable[[Any], Any]:
+    """*migrate*, of a state, for an entry of `kept_entry`."""
+
+    def migrated(entry: Any) -> Any:
+        return (None if entry[0] is None else migrate(entry[0]), *entry[1:])
+
+    migrated.__annotations__ = {"entry": kept_entry(parameter_type(migrate), records, order)}
+    return migrated
+
+
+def shown_entry(slot: int, entry: Any) -> tuple[int | None, Any]:
+    """The time in ms at which an entry in *slot* is due, None for a key's state; and it for people.
+
+    >>> shown_entry(FOREVER, ("state", False)), shown_entry(CLOCK + 7, (None, True))
+    ((None, 'state'), (7, {'timer': 'clock'}))
+    """
+    if slot == FOREVER:
+        return None, entry[0]
+    shown = {"timer": "clock" if slot > CLOCK else "event"} if entry[1] else {}
+    held = [record for records in entry[2:] for *_, record in records]
+    return slot - CLOCK if slot > CLOCK else slot, shown | ({"held": held} if held else {})

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
+from exactlyonce.pipeline.enrich import Calls
+from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
+from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.windows import Tumbling
+from exactlyonce.pipeline.timers import Handling
+from exactlyonce.pipeline.windows import Revised, Tumbling
 
 MAX_PARALLELISM_MAX = 32_768
 _WANTED = {
@@ -22,7 +26,9 @@ _WANTED = {
     Kind.FEEDBACK: "a stream's .union(...) with them",
 }
 """The missing consumer of unused records by the kind of their node, other than a sink."""
-_LETTING_NONE_OUT = (Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE)
+_LETTING_NONE_OUT = (
+    Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE, Kind.ENRICH,
+)  # fmt: skip
 """The kinds that drop no record."""
 _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
@@ -71,10 +77,14 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _loop(graph, node)
     if node.timed is not None:
         yield from _timed(graph, node, node.timed)
-    if node.kind in JOINS:
-        yield from _join(graph, node)
+    if node.lookup is not None:
+        yield from node.lookup.problems
+    if node.kind in JOINS or node.kind is Kind.CO_PROCESS:
+        yield from _sides(graph, node)
     if node.stateful:
         yield from _state(node)
+    if node.calls is not None:
+        yield from _calls(node.calls)
 
 
 def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -82,7 +92,11 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
         return
     if not graph.consumers(node.id):
         wanted = _WANTED.get(node.kind, ".sink(id, ...)")
-        yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
+        if node.fn is key_of_message:
+            table = node.inputs[0].node
+            yield f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table), or remove it"
+        else:
+            yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
     for output in node.outputs:
         if not graph.consumers(node.id, output):
             yield f"the records of output {output!r} are not used: use .side(...) of it, or remove it"
@@ -126,7 +140,8 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
 
 
 def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
-    above, timing = graph.above(node.id), graph.above(node.id, timing=True)
+    above, sides = graph.above(node.id), [read.node for read in node.inputs]
+    timing = graph.above(*sides, timing=True).union(sides)
     yield from timed.problems
     timeless = [source.id for source in graph.sources if source.id in timing and source.source is not None
                 and source.source.event_time is None]  # fmt: skip
@@ -135,30 +150,67 @@ def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
             f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
             f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
         )
-    if above & {loop.id for loop in graph.loops}:
+    elif timeless and _has_timers(timed) and len(timeless) < len(timing & _ids(graph.sources)):
+        yield (
+            f"the handler has on_time(), which goes by the event time of all inputs, and the records of "
+            f"{', '.join(map(repr, timeless))} have none: no timer would ever go off. Give the source time="
+        )
+    if isinstance(timed, Expiry) and not timed.problems:
+        yield from _expiry(graph, timing, timed)
+    if above & _ids(graph.loops):
         yield (
             f"{node.kind.value} cannot take records that come round a loop: how long such a record is on its way "
             f"depends on the run, and so would the results. Put it before the loop, or write the records to a topic "
             f"and read it"
         )
     if node.accumulator is not None and node.accumulator.merge is None and not isinstance(timed, Tumbling):
+        kind = "Windows with early= or lateness=" if isinstance(timed, Revised) else f"{type(timed).__name__} windows"
         yield (
-            f"{type(timed).__name__} windows are merged of parts, and fold() has no merge: give it a function of "
-            f"two accumulators, as fold(id, new, add, merge)"
+            f"{kind} are merged of parts, and fold() has no merge: give it a function of two accumulators, as "
+            f"fold(id, new, add, merge)"
+        )
+    if isinstance(timed, Revised):
+        yield from _revised(graph, node)
+
+
+def _revised(graph: LogicalGraph, node: Node) -> Iterator[str]:
+    counting = sorted(other.id for other in graph.after(node) if other.stateful or other.kind is Kind.FEEDBACK)
+    if counting:
+        yield (
+            f"window {node.id!r} with early= or lateness= gives results again, and {', '.join(map(repr, counting))} "
+            f"would count each of them: they may only go to sinks, through operators without state. Leave early= and "
+            f"lateness= out, or use a second window for the sinks"
         )
 
 
-def _join(graph: LogicalGraph, node: Node) -> Iterator[str]:
-    if node.lookup is not None:
-        yield from node.lookup.problems
+def _has_timers(timed: Timed) -> bool:
+    """Whether it may set timers of event time."""
+    return isinstance(timed, Handling) and timed.on_time
+
+
+def _ids(nodes: Iterable[Node]) -> set[str]:
+    return {node.id for node in nodes}
+
+
+def _expiry(graph: LogicalGraph, timing: set[str], expiry: Expiry) -> Iterator[str]:
+    for source in graph.sources:
+        times = source.source.event_time if source.id in timing and source.source is not None else None
+        if times is not None and times.disorder_ms > expiry.ttl_ms:
+            yield (
+                f"ttl={expiry.ttl!r} is shorter than disorder={times.disorder!r} of source {source.id!r}: records in "
+                f"time would find no state of those before them. Raise ttl=, or lower disorder="
+            )
+
+
+def _sides(graph: LogicalGraph, node: Node) -> Iterator[str]:
     sides = [graph.node(read.node) for read in node.inputs]
     if not any(side.partitioned for side in sides):
         return
     sources = {source.id for source in graph.sources} & graph.above(*(side.id for side in sides))
     if not all(side.partitioned for side in sides) or len(sources) > 1:
         yield (
-            "a join needs the records of a key of both sides in one place, and partitioned=True leaves them where the "
-            "partitions of one topic are: leave it out, unless both sides are of one source and have it"
+            f"{node.kind.value} needs the records of a key of both sides in one place, and partitioned=True leaves "
+            f"them where the partitions of one topic are: leave it out, unless both sides are of one source and have it"
         )
 
 
@@ -174,6 +226,17 @@ def _state(node: Node) -> Iterator[str]:
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
     elif problem := _problem(lambda: node.kept.schema):
         yield f"the state cannot be kept in a checkpoint: {problem}"
+
+
+def _calls(calls: Calls) -> Iterator[str]:
+    yield from calls.problems
+    if calls.answer is UNKNOWN:
+        yield (
+            "the type of the answers is unknown, and they are kept in checkpoints: annotate what the function returns, "
+            "as async def fetch(records: list[Order]) -> list[Price], or give output=, the type of one answer"
+        )
+    elif problem := _problem(lambda: wire.describe(calls.answer)):
+        yield f"the answers are kept in checkpoints, and {problem}"
 
 
 def _reads_no_topic(node: Node) -> bool:

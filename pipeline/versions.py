@@ -39,6 +39,9 @@ class VersionedState:
     drops_fields: bool = False
     """Whether stored fields that the type lacks are dropped, whatever they hold."""
 
+    declared: Callable[[Any], Any] = field(default=lambda kept: kept)
+    """Gives the type of the user's state, where more is kept as `type`."""
+
     @property
     def keys(self) -> Any:
         """The schema of the keys for checkpoints; None: unknown."""
@@ -64,6 +67,11 @@ class VersionedState:
     def name(self) -> str:
         """The type of a state, for people."""
         return schema.type_name(self.type if self.codec is None else self.codec.type)
+
+    @property
+    def declared_name(self) -> str:
+        """The type of the user's state, for people."""
+        return self.name if self.codec is not None else schema.type_name(self.declared(self.type))
 
     def steps(self, written: int) -> list[MigrationStep]:
         return [

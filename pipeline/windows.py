@@ -7,12 +7,12 @@ once the watermark reaches that. All arithmetic is on whole numbers and floors, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from math import gcd
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -290,8 +290,8 @@ class Session(Timed):
     A session ends *gap* after its last record. ``Session("30m")``.
     """
 
-    by_key: ClassVar[bool] = True
     gap: str
+    by_key = True
 
     @property
     def problems(self) -> list[str]:
@@ -304,6 +304,9 @@ class Session(Timed):
     def describe(self) -> dict[str, Any]:
         return {"session": self.gap_ms}
 
+    def state_of(self, entry: Any) -> Any:
+        return get_args(entry)[2]
+
     def __str__(self) -> str:
         return f"session {self.gap}"
 
@@ -315,24 +318,118 @@ class Session(Timed):
 Window = Tumbling | Hopping | Session
 
 
-def window_of(meaning: str) -> Window | None:
+def window_problems(window: Any) -> list[str]:
+    """The mistakes in *window* as an argument, each with its remedy."""
+    return window.problems if isinstance(window, Window) else [f'expected a window, as Tumbling("10s"), got {window!r}']
+
+
+@dataclass(frozen=True)
+class Revised(Timed):
+    """A window with results before its end, after it, or both: what ``early=`` and ``lateness=`` of an operator make.
+
+    A record counts from its time on, or from the millisecond after its floor, if that is later. A result has the
+    records that count up to its slot, the moment at which it is due.
+    """
+
+    window: Tumbling | Hopping | Any
+    """A session is a problem."""
+    early: str | None = None
+    lateness: str | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        if isinstance(self.window, Session):
+            return [
+                f"{self.window} has neither early= nor lateness=: a later record may move a session's start or unite "
+                f"two, and a result that was given would stay beside theirs. Leave them out, and raise disorder= of "
+                f"the source to wait longer for late records"
+            ]
+        if problems := list(self.window.problems):
+            return problems
+        for name, given in (("early", self.early), ("lateness", self.lateness)):
+            if given is not None and _duration(given, name, problems) == 0 and not problems:
+                problems.append(f"{name}= must be above 0, or be left out")
+        if not problems and getattr(self.window, "zone", None) is None and self.early_ms >= self.window.size_ms:
+            problems.append(f"early={self.early!r} must be below the size of the window, {self.window.size!r}")
+        return problems
+
+    def state_of(self, entry: Any) -> Any:
+        return get_args(get_args(entry)[1])[1]
+
+    def describe(self) -> dict[str, Any]:
+        early = {"early": self.early_ms} if self.early is not None else {}
+        return self.window.describe() | early | ({"lateness": self.lateness_ms} if self.lateness is not None else {})
+
+    def __str__(self) -> str:
+        given = [f"{name} {of}" for name, of in (("early", self.early), ("lateness", self.lateness)) if of is not None]
+        return ", ".join([str(self.window), *given])
+
+    @cached_property
+    def early_ms(self) -> int:
+        """0: there are no results before the end."""
+        return 0 if self.early is None else duration_ms(self.early, "early")
+
+    @cached_property
+    def lateness_ms(self) -> int:
+        return 0 if self.lateness is None else duration_ms(self.lateness, "lateness")
+
+    def lasts(self, times: Sequence[int]) -> list[Sequence[int]]:
+        """The last milliseconds of the windows with each of *times*, ascending."""
+        lasts = self.window.lasts(times)
+        return [self.window.windows(last) if isinstance(self.window, Hopping) else (last,) for last in lasts]
+
+    def slot(self, last: int, since: int) -> int:
+        """The slot of the first result of the window that ends with *last* with a record that counts from *since*.
+
+        Before a window's end, slots are those before multiples of *early* since 1970 in UTC, and its end. So they are
+        after it, until the lateness is over; without *early*, a late record has its result as soon as it counts.
+
+        >>> window = Revised(Tumbling("1m"), early="20s", lateness="50s")
+        >>> [window.slot(59_999, since) for since in (0, 20_000, 59_999, 60_000, 101_000)]
+        [19999, 39999, 59999, 79999, 109999]
+        """
+        end = last if since <= last else last + self.lateness_ms
+        if early := self.early_ms:
+            return min(end, since + early - 1 - since % early)
+        return max(last, since)
+
+    def start(self, last: int) -> int:
+        """The start of the window that ends with *last*."""
+        start: int = self.window.start(last)
+        return start
+
+
+def revised(window: Any, early: str | None, lateness: str | None) -> Any:
+    """*window*, with the results that *early* and *lateness* add."""
+    if not isinstance(window, Window) or (early is None and lateness is None):
+        return window
+    return Revised(window, early, lateness)
+
+
+def window_of(meaning: str) -> Window | Revised | None:
     """The window of `Node.meaning`; None for the meaning of other slots.
 
-    >>> str(window_of("hopping=60000 every=10000 of=Count"))
-    'hopping 60000ms every 10000ms'
+    >>> str(window_of("hopping=60000 every=10000 early=5000 of=Count"))
+    'hopping 60000ms every 10000ms, early 5000ms'
     """
     given: dict[str, str] = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", meaning))
     offset = f"{given['offset']}ms" if "offset" in given else "0s"
+    window: Window | None = None
     if "tumbling" in given:
         zone = given.get("zone")
-        return Tumbling(given["tumbling"] + ("ms" if zone is None else ""), offset, zone)
-    if "hopping" in given:
-        return Hopping(f"{given['hopping']}ms", f"{given['every']}ms", offset)
-    return Session(f"{given['session']}ms") if "session" in given else None
+        window = Tumbling(given["tumbling"] + ("ms" if zone is None else ""), offset, zone)
+    elif "hopping" in given:
+        window = Hopping(f"{given['hopping']}ms", f"{given['every']}ms", offset)
+    elif "session" in given:
+        window = Session(f"{given['session']}ms")
+    early, lateness = (f"{given[name]}ms" if name in given else None for name in ("early", "lateness"))
+    of: Window | Revised | None = revised(window, early, lateness)
+    return of
 
 
 class Kept(NamedTuple):
-    """What is kept of one key in one slot."""
+    """What is kept of one key for a window, or a part of one."""
 
     start: int
     end: int
@@ -340,19 +437,40 @@ class Kept(NamedTuple):
     accumulator: Any
 
 
-def kept_in(window: Window, slot: int, state: Any) -> Kept:
-    """What *state* in *slot* is of *window*; see `kept_state`.
+def kept_in(window: Window | Revised, slot: int, state: Any) -> list[Kept]:
+    """What *state* in *slot* is of *window*; see `kept_state`. Of a revised one: the last result, then new parts.
 
     >>> kept_in(Hopping("1m", every="10s"), 19_997, 7)
-    Kept(start=10000, end=20000, accumulator=7)
+    [Kept(start=10000, end=20000, accumulator=7)]
     """
     if isinstance(window, Session):
         first, last, accumulator = state
-        return Kept(first, last + window.gap_ms, accumulator)
+        return [Kept(first, last + window.gap_ms, accumulator)]
+    if isinstance(window, Revised):
+        given, new = state
+        shown = [] if given is None else [(slot - window.lateness_ms, given[1])]
+        parts = [*shown, *sorted((int(last), accumulator) for last, accumulator in new.items())]
+        return [Kept(window.start(last), last + 1, accumulator) for last, accumulator in parts]
     (last,) = window.lasts([slot])
-    return Kept(last + 1 - window.pane_ms if isinstance(window, Hopping) else window.start(last), last + 1, state)
+    start = last + 1 - window.pane_ms if isinstance(window, Hopping) else window.start(last)
+    return [Kept(start, last + 1, state)]
 
 
-def kept_state(window: Window | None, state: Any) -> Any:
-    """The type of what is kept for a window, given that of an accumulator: with a session, its first and last time."""
+def kept_state(window: Any, state: Any) -> Any:
+    """The type of what is kept for a window, given that of an accumulator.
+
+    With a session, its first and last time. With a revised window, (number of results, accumulator) of that whose
+    lateness ends with the slot, once it has a result, and by its last millisecond the new part of each window.
+    """
+    if isinstance(window, Revised):
+        return tuple[tuple[int, state] | None, dict[int, state]]
     return tuple[int, int, state] if isinstance(window, Session) else state
+
+
+def migrated(window: Any, migrate: Callable[[Any], Any], kept: Any) -> Any:
+    """What is *kept* for *window*, of type `kept_state`, with each accumulator migrated."""
+    if isinstance(window, Revised):
+        given, new = kept
+        given = None if given is None else (given[0], migrate(given[1]))
+        return given, {last: migrate(accumulator) for last, accumulator in new.items()}
+    return (*kept[:2], migrate(kept[2])) if isinstance(window, Session) else migrate(kept)

@@ -119,21 +119,22 @@ class BackgroundWriter(IntervalWriter, ABC):
 
     def _run(self) -> None:
         try:
-            while (step := self._next()) is not None:
-                result = step.work()
-                with self._changed:
-                    self._steps.popleft()
-                    self._backlog_bytes -= step.size
-                    self._ended.append((step.checkpoint, result))
-                    self._changed.notify_all()
+            try:
+                while (step := self._next()) is not None:
+                    result = step.work()
+                    with self._changed:
+                        self._steps.popleft()
+                        self._backlog_bytes -= step.size
+                        self._ended.append((step.checkpoint, result))
+                        self._changed.notify_all()
+            finally:
+                self._release()  # before a failure is told: the next attempt finds nothing that is still held
         except BaseException as failure:  # raised in the loop
             with self._changed:
                 self._failure = failure
                 self._steps.clear()
                 self._backlog_bytes = 0
                 self._changed.notify_all()
-        finally:
-            self._release()
 
     def _next(self) -> _Step | None:
         with self._changed:

@@ -118,11 +118,18 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         """The newest state; not to be changed in place."""
 
+    def get_all(self, slot: int, keys: Sequence[bytes]) -> list[S | None]:
+        """The newest state of each of *keys* in *slot*; see `get`."""
+
     def put(self, slot: int, key: bytes, state: S | None) -> None:
         """Replace a state; None removes it. Nothing else may change *state* from now on."""
 
-    def slots_of(self, key: bytes) -> list[int]:
-        """The slots with a state of *key*, ascending; only in a table made with ``by_key=True``."""
+    def slots_of(self, key: bytes) -> Sequence[int]:
+        """The slots with a state of *key*, ascending, until the next change; only in a table made with
+        ``by_key=True``."""
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of *keys* that have slots; see `slots_of`."""
 
     def slots(self, limit: int) -> list[int]:
         """The slots up to *limit* with any state, ascending. The states of one may all have been removed."""
@@ -132,6 +139,9 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
 
     def read(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
         """The keys of *slot* and *group*, sorted, with their states; these are not to be changed until dropped."""
+
+    def take(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """`read`, then `drop` of *group*: an open snapshot may still have the states, so they are not to be changed."""
 
     def drop(self, slot: int, groups: Collection[int]) -> None:
         """Forget all states of *groups* whose slot is *slot* or earlier."""

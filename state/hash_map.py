@@ -7,9 +7,9 @@ while an older interval is open.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.backend import Table, TimedTable
@@ -23,6 +23,8 @@ from exactlyonce.state.stored import StoredState
 from exactlyonce.state.timed import SlotsByKey, TimedStates
 
 S = TypeVar("S")
+_append: Callable[[Any, Any], None] = list.append
+_note: Callable[[Any, Any], None] = dict.setdefault
 
 
 class HashMapBackend:
@@ -88,14 +90,13 @@ class HashMapStates(StatesTable[S]):
         if added:
             keys = list(islice(reversed(self._states), added))
             groups = self._contents.layout.groups(keys)
-            require(self._keys.keys() >= set(groups), f"all keys are of the key groups {sorted(self._keys)}")
+            foreign = set(groups) - self._keys.keys()
+            require(not foreign, f"no key is of another table, as those of the key groups {foreign} are")
             self._take(keys, groups)
 
     def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """Note new *keys*, which are in *groups*."""
-        added = self._interval.added
-        for key, group in zip(keys, groups, strict=True):
-            added[group].append(key)
+        exhaust(map(_append, map(self._interval.added.__getitem__, groups), keys))
 
 
 class KeyedTable(HashMapStates[S], BatchTable[S]):
@@ -127,9 +128,7 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         self._index(keys, groups)
 
     def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        for key, present in zip(keys, self._slots.of_places(keys, groups, dict), strict=True):
-            present[key] = None
-        self._times.note(keys, groups)
+        exhaust(map(_note, self._slots.of_places(keys, groups, dict, self._times), keys))
         if self._by_key is not None:
             self._by_key.add(keys)
 
@@ -149,6 +148,10 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         return self._states.get(packed_slot(slot) + key)
 
+    def get_all(self, slot: int, keys: Sequence[bytes]) -> list[S | None]:
+        """See `TimedTable.get_all`."""
+        return list(map(self._states.get, map(packed_slot(slot).__add__, keys)))
+
     def slots(self, limit: int) -> list[int]:
         """See `TimedTable.slots`."""
         return self._slots.upto(limit)
@@ -163,17 +166,29 @@ class TimedKeyedTable(HashMapStates[S], TimedStates[S]):
         states = cast("list[S]", list(map(self._states.__getitem__, keys)))
         return list(map(key_of, keys)), states
 
+    def take(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """See `TimedTable.take`."""
+        keys = sorted(self._slots.pop(slot, group) or ())
+        states = self._forget(group, keys)
+        self.drop(slot, (group,))
+        return list(map(key_of, keys)), states
+
     def drop(self, slot: int, groups: Collection[int]) -> None:
         """See `TimedTable.drop`."""
         self._times.drop(slot, groups)
         for _, group, keys in self._slots.popped(slot, groups):
-            if self._is_open:
-                before = self._interval.before
-                before.update((key, self._states[key]) for key in keys if key not in before)
-            exhaust(map(self._states.pop, keys))
-            self._interval.forget(group, keys)
-            if self._by_key is not None:
-                self._by_key.remove(keys)
+            self._forget(group, keys)
+
+    def _forget(self, group: int, keys: Collection[bytes]) -> list[S]:
+        """The states of *keys*, which are gone now, without a word about each."""
+        states = cast("list[S]", list(map(self._states.pop, keys)))
+        if self._is_open:
+            before = self._interval.before
+            before.update([pair for pair in zip(keys, states, strict=True) if pair[0] not in before])
+        self._interval.forget(group, keys)
+        if self._by_key is not None:
+            self._by_key.remove(keys)
+        return states
 
     def items(self) -> Iterator[tuple[int, bytes, S]]:
         return (

@@ -99,6 +99,15 @@ def require_meaning(operator: str, was: str | None, now: str | None) -> None:
     """Raise `StateIncompatible` unless slots of meaning *was* can be read as *now*; None: states by key alone."""
     if was == now or (was is not None and now is not None and now.startswith(f"{was} of=")):  # first without aggregates
         return
+    before_ms, now_ms = map(_ttl_ms, (was, now))
+    if before_ms is not None and now_ms is not None:
+        if now_ms <= before_ms:
+            return
+        raise StateIncompatible(
+            f"The checkpoint's state of operator {operator!r} is kept for ttl={before_ms} ms, and the pipeline now has "
+            f"ttl={now_ms} ms: which of it is left for that long depends on the run. Keep ttl={before_ms}ms, or a "
+            f"shorter one. {BEGIN_EMPTY}."
+        )
     if was is None or now is None:
         kept, keeps = ("by key alone" if meaning is None else "by time" for meaning in (was, now))
         raise StateIncompatible(
@@ -109,3 +118,9 @@ def require_meaning(operator: str, was: str | None, now: str | None) -> None:
         f"The checkpoint's state of operator {operator!r} is of {was}, and the pipeline now has {now}: records of the "
         f"one cannot be told apart for the other. {BEGIN_EMPTY}."
     )
+
+
+def _ttl_ms(meaning: str | None) -> int | None:
+    """The time to live in *meaning*; None: it is none of states that expire."""
+    name, _, ttl = (meaning or "").partition("=")
+    return int(ttl) if name == "ttl" else None

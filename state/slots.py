@@ -120,11 +120,9 @@ class TableTimes:
             if group in self.earliest:
                 self.earliest[group] = max(self.earliest[group], min(slot + 1, END_OF_TIME))
 
-    def note(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        """New places *keys* have states; they are in *groups*."""
-        for packed, group in set(zip(map(slot_of, keys), groups, strict=True)):
-            slot = unpacked_slot(packed)
-            self.earliest[group] = min(slot, self.earliest.get(group, slot))
+    def note(self, slot: int, group: int) -> None:
+        """There are states of *group* in *slot*."""
+        self.earliest[group] = min(slot, self.earliest.get(group, slot))
 
     def first_place(self, group: int) -> bytes:
         """The places of *group* that are not forgotten begin here."""
@@ -153,19 +151,22 @@ class Slots(Generic[T]):
     def get(self, slot: int, group: int) -> T | None:
         return self._values.get((packed_slot(slot), group))
 
-    def of_places(self, keys: Sequence[bytes], groups: Sequence[int], new: Callable[[], T]) -> Iterator[T]:
-        """The value for each place, which is in its key group; *new* makes it where there is none."""
+    def of_places(
+        self, keys: Sequence[bytes], groups: Sequence[int], new: Callable[[], T], times: TableTimes
+    ) -> list[T]:
+        """The value for each place, which is in its key group; *new* makes it where there is none, for *times* to
+        note."""
         values = self._values
-        for pair in zip(map(slot_of, keys), groups, strict=True):
-            value = values.get(pair)
-            if value is None:
-                value = values[pair] = new()
-                slot = unpacked_slot(pair[0])
-                if slot not in self._groups:
-                    insort(self._order, slot)
-                    self._groups[slot] = set()
-                self._groups[slot].add(pair[1])
-            yield value
+        pairs = list(zip(map(slot_of, keys), groups, strict=True))
+        for pair in set(pairs).difference(values):
+            values[pair] = new()
+            slot = unpacked_slot(pair[0])
+            if slot not in self._groups:
+                insort(self._order, slot)
+                self._groups[slot] = set()
+            self._groups[slot].add(pair[1])
+            times.note(slot, pair[1])
+        return list(map(values.__getitem__, pairs))
 
     def popped(self, limit: int, groups: Collection[int]) -> Iterator[tuple[int, int, T]]:
         """Take out the slots of *groups* up to *limit*: each with its key group and value."""

@@ -223,8 +223,8 @@ class StateType(Generic[S]):
         if self._packing is self._plain:
             return StateUnstorable(
                 f"A state of operator {self.operator!r} would not come back from a checkpoint as it was: {changed}. "
-                f"Its function returned it as {self.name}: declare a type by state= that says all of it, or return "
-                "what this type can hold."
+                f"Its function returned it as {self._versioned.declared_name}: declare a type by state= that says all "
+                f"of it, or return what this type can hold."
             )
         return StateUnstorable(
             f"The Avro schema of operator {self.operator!r} cannot hold a state exactly: {changed}. Give state= a "
@@ -239,9 +239,10 @@ class StateType(Generic[S]):
                 "that takes it. For a field that its type's omit_defaults leaves out, this is one with the field's "
                 "default; or do without omit_defaults."
             )
+        name = self._versioned.declared_name
         return StateUnstorable(
-            f"A state of operator {self.operator!r} is not a valid {self.name}: {error}. Its function returned this"
-            f" state: return {self.name}, or declare another type by state=."
+            f"A state of operator {self.operator!r} is not a valid {name}: {error}. Its function returned this state: "
+            f"return {name}, or declare another type by state=."
         )
 
     def _of_type(self, states: Sequence[S]) -> bool:

@@ -7,14 +7,14 @@ state, so the pane of a window is its own timer.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import ge
 from typing import Any, TypeVar
 
 from exactlyonce.pipeline.errors import USERS_ERRORS, require
 from exactlyonce.state.batches import StatesTable
 from exactlyonce.state.errors import ApplyFailed
-from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, unpacked_slot
+from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, slot_of, unpacked_slot
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -60,11 +60,15 @@ class TimedStates(StatesTable[S]):
         """Remove the state at *place*, if there is one, and note it in *changes*."""
         raise NotImplementedError
 
-    def slots_of(self, key: bytes) -> list[int]:
+    def slots_of(self, key: bytes) -> Sequence[int]:
         """See `TimedTable.slots_of`."""
-        require(self._by_key is not None, "a table made with by_key=True is asked for the slots of a key")
-        assert self._by_key is not None
+        assert self._by_key is not None, "a table made with by_key=True is asked for the slots of a key"
         return self._by_key.slots(key)
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """See `TimedTable.present`."""
+        assert self._by_key is not None, "a table made with by_key=True is asked for the slots of keys"
+        return self._by_key.present(keys)
 
     def watermark(self, group: int) -> int:
         """See `TimedTable.watermark`."""
@@ -86,21 +90,41 @@ class SlotsByKey:
     """The slots of each key."""
 
     def __init__(self) -> None:
-        self._slots: dict[bytes, list[int]] = {}
+        self._slots: dict[bytes, int | list[int]] = {}
+        """A number: the key has one."""
 
-    def add(self, keys: Iterable[bytes]) -> None:
-        for place in keys:
-            slots, slot = self._slots.setdefault(key_of(place), []), unpacked_slot(place)
-            if slot not in slots:
-                insort(slots, slot)
+    def add(self, keys: Collection[bytes]) -> None:
+        by_key, own = self._slots, list(map(key_of, keys))
+        packed = list(map(slot_of, keys))
+        unpacked = {slot: unpacked_slot(slot) for slot in set(packed)}
+        slots = list(map(unpacked.__getitem__, packed))
+        new = dict(zip(own, slots, strict=True))
+        if len(new) == len(own) and by_key.keys().isdisjoint(new):  # as most often
+            by_key.update(new)
+            return
+        for key, slot in zip(own, slots, strict=True):
+            before = by_key.setdefault(key, slot)
+            if isinstance(before, list):
+                if slot not in before:
+                    insort(before, slot)
+            elif before != slot:
+                by_key[key] = sorted((before, slot))
 
     def remove(self, keys: Iterable[bytes]) -> None:
+        by_key = self._slots
         for place in keys:
             key = key_of(place)
-            slots = self._slots[key]
+            slots = by_key[key]
+            if isinstance(slots, int):
+                del by_key[key]
+                continue
             del slots[bisect_left(slots, unpacked_slot(place))]
-            if not slots:
-                del self._slots[key]
+            if len(slots) == 1:
+                by_key[key] = slots[0]
 
-    def slots(self, key: bytes) -> list[int]:
-        return list(self._slots.get(key, ()))
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        return set(filter(self._slots.__contains__, keys))
+
+    def slots(self, key: bytes) -> Sequence[int]:
+        slots = self._slots.get(key, ())
+        return (slots,) if isinstance(slots, int) else slots

@@ -1,7 +1,7 @@
 """Tools for tests of pipelines and of exactlyonce itself: a broker in memory, a clock moved by hand, faults on order.
 
-`assert_exactly_once` tries a user's pipeline with a crash at every step; `simulation/` runs it. `servers/` starts real
-stores.
+`assert_exactly_once` tries a user's pipeline with a crash at every step; `simulation/` runs it. `assert_merges` tries
+the functions of a fold. `servers/` starts real stores.
 
 The in-memory stand-ins, in `broker/` too, pass the contract tests of the real thing. Contract tests for your classes:
 `sink_contract/`, `source_contract/`, `state_contract/` (state backends), `storage_contract/` (block storages). Modules
@@ -26,6 +26,7 @@ from exactlyonce.testing.broker.interface import (
 from exactlyonce.testing.broker.model import BrokerModel, BrokerSettings
 from exactlyonce.testing.broker.unreliable import Fault, Injection, UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock, Timer
+from exactlyonce.testing.merges import assert_merges
 
 if TYPE_CHECKING:
     from exactlyonce.testing.exactly_once import assert_exactly_once
@@ -47,6 +48,7 @@ __all__ = [
     "TransactionalBroker",
     "UnreliableBroker",
     "assert_exactly_once",
+    "assert_merges",
 ]
 
 

@@ -73,17 +73,6 @@ class SimulatedClock:
             timer.fire()
         self._monotonic_ms = max(self._monotonic_ms, end_ms)
 
-    def advance_to_timer(self) -> bool:
-        """Advance to the time of the next timer and fire the timers due then; False: no timer is set."""
-        if not self._timers:
-            return False
-        self.advance(max(0, self._timers[0][0] - self._monotonic_ms))
-        return True
-
     def jump(self, by_ms: int) -> None:
         """Move the wall clock by *by_ms*, forward or back. No time passes."""
         self._wall_ms += by_ms
-
-    def copy(self) -> SimulatedClock:
-        """A clock that shows the same time, without timers."""
-        return SimulatedClock(self.now_ms(), self._monotonic_ms)

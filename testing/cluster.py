@@ -223,7 +223,8 @@ def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
     while unread:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{topic}: partitions {sorted(unread)} were not read to their end in {timeout_s} s.")
-        for message in consumer.consume(1000, 0.1):
+        # What is there is taken at once: a call that could still take more would wait for it.
+        for message in [*consumer.consume(1, 0.1), *consumer.consume(1000, 0)]:
             error = message.error()
             if error and meaning_of(error) is Meaning.PASSING:
                 continue

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config))
     config.pluginmanager.register(Bytecode(config))
     config.pluginmanager.register(OneBroker())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none, nor have its commands
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
     settings.register_profile(
         "of any machine", max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -205,6 +207,20 @@ def s3(_fewer_descriptions: None, s3_server: Any, monkeypatch: pytest.MonkeyPatc
     for name, value in s3_server.env.items():
         monkeypatch.setenv(name, value)
     return s3_server
+
+
+@pytest.fixture
+def s3_user(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """`with s3_user("s3:PutObject"):` lets this process into `s3` as a user with that right alone."""
+
+    @contextmanager
+    def let_in(*actions: str) -> Iterator[None]:
+        with s3.granting(*actions) as env, monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            yield
+
+    return let_in
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ REFUSED = Path("tests/pipeline/typed_refused.py")
 
 @pytest.fixture(scope="module")
 def texts(repository: list[Path]) -> dict[Path, str]:
-    written = [path for path in repository if (ROOT / path).is_file() and path.suffix != ".png"]
+    written = [path for path in repository if (ROOT / path).is_file() and path.suffix not in (".gif", ".png")]
     return {path: (ROOT / path).read_text() for path in written}
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
+from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.checkpoint.records.stats import CheckpointStats, slowest, slowest_first
+from exactlyonce.checkpoint.requests import DecisionRecord
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_history, read_log, stable_end
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.views.unclaimed_blocks import needed_blocks
 
@@ -33,14 +43,42 @@ class CheckpointView:
 
     @property
     def duration_ms(self) -> int:
-        """From its trigger to its completion."""
-        return max(0, self.manifest.completed_at_ms - self.manifest.triggered_at_ms)  # clocks may be set back
+        """From its trigger until it was committed; until it was complete if its mark does not tell."""
+        mark, manifest = self.finalized, self.manifest
+        end_ms = mark.at_ms if mark is not None and mark.decided_at_ms else manifest.completed_at_ms
+        return max(0, end_ms - manifest.triggered_at_ms)  # clocks may be set back
 
     @property
     def bytes_in_flight(self) -> int | None:
         """Size of the in-flight records; None: the manifest names lists of them, which are not read."""
         logs = self.manifest.channel_logs
         return None if any(log.indexed for log in logs) else sum(ref.size for log in logs for ref in log.blocks)
+
+    @cached_property
+    def stats(self) -> CheckpointStats:
+        """Why it took as long as it did; empty if its mark does not tell."""
+        if self.finalized is not None and self.finalized.stats:
+            with suppress(DamagedRecord):  # nothing rests on them
+                return decode(self.finalized.stats, CheckpointStats)
+        return CheckpointStats(self.manifest.checkpoint)
+
+    @cached_property
+    def phases(self) -> dict[str, Any]:
+        """`stats` for a program or a page, with the times of the whole; None is not known. The slowest comes first."""
+        manifest, mark = self.manifest, self.finalized
+        return {
+            "decided_at_ms": (mark.decided_at_ms if mark is not None else 0) or None,
+            "committed_at_ms": mark.at_ms if mark is not None else None,
+            "slowest": slowest(self.stats.subtasks),
+            "subtasks": [stats.figures for stats in slowest_first(self.stats.subtasks)],
+            "aborted": [
+                {
+                    "checkpoint": aborted.checkpoint, "triggered_at_ms": manifest.triggered_at_ms - aborted.before_ms,
+                    "lasted_ms": aborted.lasted_ms, "reason": aborted.reason,
+                }
+                for aborted in self.stats.aborted
+            ],
+        }  # fmt: skip
 
     def fate(self, name: str) -> str:
         """The fate of one of its committables, by transactional id or name."""
@@ -55,33 +93,136 @@ class CheckpointView:
 
 @dataclass(frozen=True)
 class CheckpointsView:
-    """All retained checkpoints, oldest first."""
+    """The last *last* of the retained checkpoints, oldest first."""
 
     history: History
+    last: int
     damaged: dict[int, str] = field(default_factory=dict)
     """Why a checkpoint cannot be restored, by its number."""
 
     @property
     def checkpoints(self) -> list[CheckpointView]:
-        finalized = self.history.finalized
-        return [
-            CheckpointView(manifest, finalized.get(manifest.checkpoint), self.damaged.get(manifest.checkpoint, ""))
-            for manifest in self.history.retained
-        ]
+        return [self._view(manifest) for manifest in self.history.retained[-self.last :]]
+
+    def one(self, checkpoint: int) -> CheckpointView:
+        """Checkpoint number *checkpoint*; ConfigError if it is not retained."""
+        manifest = self.history.manifests.get(checkpoint)
+        if manifest is None:
+            raise ConfigError(
+                f"{self.history.pipeline} has no checkpoint {checkpoint}, or keeps it no longer. "
+                f"`exactlyonce checkpoints {self.history.pipeline}` lists those that it keeps."
+            )
+        return self._view(manifest)
+
+    def _view(self, manifest: Manifest) -> CheckpointView:
+        number = manifest.checkpoint
+        return CheckpointView(manifest, self.history.finalized.get(number), self.damaged.get(number, ""))
+
+    @property
+    def older(self) -> int:
+        """The number of retained checkpoints before these."""
+        return max(0, len(self.history.manifests) - self.last)
 
     @property
     def is_spark_sink(self) -> bool:
         return self.history.latest is not None and self.history.latest.is_spark_sink
 
 
-def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
-    """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
-    history = read_history(config, pipeline)
-    with closing(Storages(config, find_topic(config, pipeline))) as storages:
-        needed = needed_blocks(storages, history)
-    damaged = {checkpoint: why for checkpoint, why in needed.items() if isinstance(why, str)}
-    left = read_history(config, pipeline).manifests if damaged else {}  # expired ones are not damaged
-    return CheckpointsView(history, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left})
+def checkpoints(config: ClientConfig, pipeline: str, last: int, only: int | None = None) -> CheckpointsView:
+    """The *last* checkpoints of *pipeline*. Damage is known as far as their indexes show: no state is read.
+
+    *only*: of this one alone. `CheckpointsView.one` has it.
+    """
+    topic = find_topic(config, pipeline)
+    with (
+        closing(LogFollower(config, pipeline)) as log,
+        closing(Storages(config, topic, stays_connected=True)) as storages,
+    ):
+        history = log.look()
+        asked = history.retained[-last:] if only is None else [CheckpointsView(history, last).one(only).manifest]
+        needed = needed_blocks(storages, history, asked)
+        damaged = {checkpoint: why for checkpoint, why in needed.items() if isinstance(why, str)}
+        # Those that have expired meanwhile are not damaged, and are in the history no more.
+        return CheckpointsView(log.look() if damaged else history, last, damaged)
+
+
+class Start(NamedTuple):
+    """A start of the workers, as far as the topic still shows it."""
+
+    at_ms: int
+    is_restart: bool
+    """Whether the workers of a run were restarted; else a run began."""
+    restarts: int = 1
+    """Restarts between two retained checkpoints are known together."""
+    before: int = 0
+    """The first checkpoint after restarts."""
+
+
+def starts(history: History, manifests: Sequence[Manifest]) -> Iterator[Start]:
+    """The runs, and the restarts of their workers between *manifests*, which are in their order."""
+    for incarnation in history.incarnations.values():
+        yield Start(incarnation.started_at_ms, is_restart=False)
+    for before, after in pairwise(manifests):
+        if after.incarnation == before.incarnation and after.attempt > before.attempt:
+            count = after.attempt - before.attempt
+            yield Start(after.triggered_at_ms, is_restart=True, restarts=count, before=after.checkpoint)
+
+
+def recorded(config: ClientConfig, pipeline: str) -> tuple[History, list[Manifest]]:
+    """The decisions, and all manifests in their order that the log has: also expired ones until it is compacted."""
+    name = find_topic(config, pipeline).name
+    with closing(Topics(config)) as topics:
+        log = read_log(config, name, stable_end(topics, name))
+    history, manifests = History(pipeline), dict[int, Manifest]()
+    for record in log.items:
+        if isinstance(record, DecisionRecord):
+            history.read(record.key, record.value, record.digest)
+            if (newest := history.latest) is not None:
+                manifests[newest.checkpoint] = newest
+    return history, [manifests[checkpoint] for checkpoint in sorted(manifests)]
+
+
+def lags(config: ClientConfig, manifests: Sequence[Manifest]) -> dict[int, int]:
+    """The records by checkpoint that were in the topics at its trigger, by their timestamps, and not read.
+
+    A checkpoint with a topic that is gone has none.
+    """
+    lag: dict[int, int] = {}
+    with closing(Topics(config)) as topics:
+        for manifest in manifests:
+            ends: dict[str, Mapping[int, int]] = {}
+            try:
+                for topic in {offset.topic for offset in manifest.in_cluster}:
+                    ends[topic] = topics.offsets_at(topic, manifest.triggered_at_ms)
+            except TopicError:
+                continue
+            lag[manifest.checkpoint] = sum(
+                max(0, ends[offset.topic].get(offset.partition, 0) - offset.offset) for offset in manifest.in_cluster
+            )
+    return lag
+
+
+class SourceWatermark(NamedTuple):
+    """The watermark of a source with event time."""
+
+    source: str
+    at_ms: int | None
+    """None: one of its partitions has had no record yet."""
+    held_back_by: str
+    """The partition that comes last."""
+    splits: int
+
+
+def source_watermarks(manifest: Manifest) -> Iterator[SourceWatermark]:
+    """Those at the barrier of *manifest*; a source of which every split has ended has none."""
+    timed = {offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}
+    for source in sorted(timed):
+        splits = [offset for offset in manifest.offsets if offset.source == source and not offset.ended]
+        if splits:
+            last = min(splits, key=lambda offset: offset.floor)
+            at = last.in_cluster or last
+            at_ms = None if last.floor == NO_FLOOR else last.floor
+            yield SourceWatermark(source, at_ms, f"{at.topic}[{at.partition}]", len(splits))
 
 
 @dataclass(frozen=True)

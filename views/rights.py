@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, cast
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.sinks.kafka.sink import KafkaSink
@@ -58,6 +59,18 @@ def rights_of(
     yield Right(GROUP, pipeline, ("Read",), erased=True)
     yield from (Right(GROUP, group, ("Describe",)) for group in start_groups)
     yield Right(CLUSTER, "", ("DescribeConfigs",))
+
+
+def grants_of_graph(graph: LogicalGraph, user: str, *, creates: bool) -> Iterator[tuple[str, Grants]]:
+    """The rights of *user* in stores beside Kafka, by source or sink; with *creates* those to make missing tables."""
+    for node in graph.sources:
+        if node.source is not None and (grants := node.source.grants(user)) is not None:
+            yield node.id, grants
+    for node in graph.sinks:
+        if node.sink is not None:
+            grants = node.sink.grants(user, graph.type_of(node.inputs[0]), creates=creates)
+            if grants is not None:
+                yield node.id, grants
 
 
 def rights_of_graph(graph: LogicalGraph) -> Iterator[Right]:

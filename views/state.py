@@ -16,6 +16,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
+from exactlyonce.pipeline.timers import shown_entry
 from exactlyonce.pipeline.windows import kept_in, moment, window_of
 from exactlyonce.state.index import IndexHead
 
@@ -47,12 +48,13 @@ class KeyView:
 
 @dataclass(frozen=True)
 class TimedKeyView(KeyView):
-    """A key in a window that is not over, or in another slot; of hopping windows, in a pane, which several share."""
+    """A key in a window that is not over, or in another slot; of hopping windows, in a pane, which several share. Of a
+    window with early or late results, what they have had and what is new since are apart."""
 
     start: datetime | None
     """None: the slot is none of a window."""
-    end: datetime
-    """The end of the window or pane, or the time at which the state is due. A session may still grow."""
+    end: datetime | None
+    """The end of the window or pane, or the time at which the state is due; None: it never is. A session may grow."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,21 @@ def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[
     for entry in entries:
         schema = head.schema if head is not None and entry.version == head.version else None
         view = KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)
-        yield view if head is None or head.times is None else _timed(view, head.times.meaning, entry.slot)
+        yield from [view] if head is None or head.times is None else _timed(view, head.times.meaning, entry.slot)
 
 
-def _timed(view: KeyView, meaning: str, slot: int | None) -> TimedKeyView:
+def _timed(view: KeyView, meaning: str, slot: int | None) -> Iterator[TimedKeyView]:
     assert slot is not None
+    if meaning.startswith(("process=", "co_process=", "batches=")):
+        due_ms, state = shown_entry(slot, view.state)
+        at = None if due_ms is None else moment(due_ms)
+        yield TimedKeyView(view.key_group, view.key, state, view.version, start=None, end=at)
+        return
     if (window := window_of(meaning)) is None:
-        return TimedKeyView(**vars(view), start=None, end=moment(slot + 1))
-    start, end, state = kept_in(window, slot, view.state)
-    return TimedKeyView(view.key_group, view.key, state, view.version, moment(start), moment(end))
+        yield TimedKeyView(**vars(view), start=None, end=moment(slot + 1))
+        return
+    for start, end, state in kept_in(window, slot, view.state):
+        yield TimedKeyView(view.key_group, view.key, state, view.version, moment(start), moment(end))
 
 
 @contextmanager

@@ -7,16 +7,16 @@ knows its stores: its name tells the sinks, and not where they write.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.encoding import BlockKey
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.ending.waiting import (
@@ -25,17 +25,14 @@ from exactlyonce.engines.ending.waiting import (
     StagedOutput,
     WaitingOutput,
     find_transactions,
-    names,
     open_ids,
+    with_hidden,
 )
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted, shown_bytes
-from exactlyonce.sinks.committer import SetAside, StoreView
 from exactlyonce.views.unclaimed_blocks import BlockSurvey, survey
-
-_AGAIN = "the next run commits it, as often as it takes; `transactions commit MODULE:PIPELINE` does so at once"
 
 
 class WaitingView(NamedTuple):
@@ -46,8 +43,9 @@ class WaitingView(NamedTuple):
 
 def waiting_output(config: ClientConfig, traces: Traces, graph: LogicalGraph | None) -> WaitingView:
     """All waiting output of the pipeline; *graph*, if its module was given, tells where its stores are."""
-    with closing(Transactions(config)) as transactions:
-        open_output = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
+    with closing(Transactions(config)) as transactions, closing(Topics(config)) as topics:
+        listed = open_ids(transactions, traces.pipeline)
+        open_output = with_hidden(topics, find_transactions(transactions, listed, traces.history))
     staged = find_staged(config, traces, graph)
     refusing = {sink: view.problem for sink, view in staged.views.items() if view.problem}
     return WaitingView([*open_output, *staged.waiting], {**staged.unasked, **refusing})
@@ -69,7 +67,7 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
         if not sinks:
             return output
         blocks = survey(storages, history, deep=False)
-        output.waiting += _decided(history, output.views, blocks)
+        output.waiting += output.decided(history, blocks.written_at_ms)
         for sink in sorted(output.views):
             output.waiting += output.undecided(sink, history)
         output.waiting += _rows(blocks, sinks)
@@ -77,38 +75,6 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
             why = f"which of its rows nobody decided is not known: {'; '.join(blocks.damaged.values())}"
             output.unasked.setdefault(sink, why)
     return output
-
-
-def _decided(history: History, views: Mapping[str, StoreView], blocks: BlockSurvey) -> Iterator[WaitingOutput]:
-    """The output for stores of the checkpoint that is decided and not finalized."""
-    manifest = history.unfinalized
-    if manifest is None:
-        return
-    for staged in manifest.staged:
-        view = views.get(staged.sink)
-        listed = next((waits for waits in view.waiting if names(staged, waits)), None) if view else None
-        state, where = _progress(staged, view, listed, described(history.storage))
-        staged_at_ms = listed.since_ms if listed else blocks.written_at_ms(staged.blocks)
-        yield WaitingOutput(
-            name=listed.name if listed else staged.name, kind=staged.kind, state=state, sink=staged.sink,
-            subtask=staged.subtask, checkpoint=staged.checkpoint, records=staged.records,
-            decided_in=manifest.checkpoint, where=where, next=_AGAIN,
-            incarnation=listed.incarnation if listed else None, attempt=str(listed.attempt) if listed else None,
-            started_at_ms=staged_at_ms or manifest.triggered_at_ms,
-        )  # fmt: skip
-
-
-def _progress(staged: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str) -> tuple[str, str]:
-    """The progress of a commit, and its evidence; blocks are kept in *place*."""
-    blocks = f"{counted(len(staged.blocks), 'block')} of {place}" if staged.blocks else ""
-    if view is None:
-        return "unknown", blocks or "the store was not asked"
-    has = view.ledger.get(staged.subtask, 0)
-    ledger = f"the ledger has checkpoint {has}" if has else "the ledger has nothing of the subtask"
-    if has >= staged.checkpoint:
-        return "applied", f"{ledger}: it is in the store"
-    where = blocks or ("set aside in the store" if listed else "not listed by the store any more")
-    return "waits", f"{where}; {ledger}"
 
 
 def _rows(blocks: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from exactlyonce.checkpoint.block_storage import Scanned, UnreadableBlock
 from exactlyonce.checkpoint.orphans import first_places
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.engines.blocks import Storages, references_or_why
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
@@ -70,16 +70,18 @@ def survey(storages: Storages, history: History, *, deep: bool) -> BlockSurvey:
             unreachable[storage] = blocks
         else:
             scanned[storage] = blocks
-    return BlockSurvey(needed_blocks(storages, history), scanned, places, unreachable)
+    return BlockSurvey(needed_blocks(storages, history, history.retained), scanned, places, unreachable)
 
 
-def needed_blocks(storages: Storages, history: History) -> dict[int, frozenset[BlockRef] | str]:
-    """The blocks that each retained checkpoint needs, or why they are unknown."""
+def needed_blocks(
+    storages: Storages, history: History, manifests: Iterable[Manifest]
+) -> dict[int, frozenset[BlockRef] | str]:
+    """The blocks that each checkpoint of *manifests*, from *history*, needs, or why they are unknown."""
     return {
         manifest.checkpoint: _answer_or_why(
             manifest.storage, history, partial(references_or_why, manifest, storages.of(manifest.storage))
         )
-        for manifest in history.retained
+        for manifest in manifests
     }
 
 

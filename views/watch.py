@@ -16,16 +16,16 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.ending.waiting import WaitingOutput, find_transactions, open_ids
+from exactlyonce.engines.ending.waiting import TRANSACTION, WaitingLook, WaitingOutput
 from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
-from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, SAMPLES, drawn
+from exactlyonce.engines.local.monitoring.page import NOTES, SAMPLES, drawn
+from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
-from exactlyonce.views.checkpoints import CheckpointView
+from exactlyonce.views.checkpoints import CheckpointView, source_watermarks, starts
 
 RUNNING, ENDED, SILENT, NEW, UNKNOWN = "running", "ended", "silent", "new", "unknown"
 """What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has not, and
@@ -50,15 +50,17 @@ class Watch:
         self._pipeline = pipeline
         self._nodes = lru_cache(1)(lambda parallelism: [*drawn(plan(graph, parallelism))] if graph else [])
         """The graph with *parallelism*, which rarely changes."""
+        self._letters = graph.dead_letter_limits if graph else {}
+        """The sinks of dead letters."""
         self._log = LogFollower(config, pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
-        self._transactions = Transactions(config, timeout_ms=TIMEOUT_MS)
+        self._waiting = WaitingLook(config, pipeline, TIMEOUT_MS)
         self._seen: dict[int, CheckpointView] = {}
         """The last `CHECKPOINTS`, also expired ones. Replaced whole, for any thread may ask for details."""
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
 
     def close(self) -> None:
-        for client in (self._log, self._topics, self._transactions):
+        for client in (self._log, self._topics, self._waiting):
             client.close()
 
     def look(self, now_ms: int) -> dict[str, Any]:
@@ -66,17 +68,21 @@ class Watch:
         try:
             history, problem = self._log.look(), ""
             history.halt_if_damaged()
-            waiting = self._waiting(history)
+            waiting = self._waiting.look(history)
             partitions = [*self._partitions(history.latest)]
         except ExactlyOnceError as error:
             history, problem, waiting, partitions = History(self._pipeline), str(error), [], []
-        retained = {each.checkpoint: CheckpointView(each, history.finalized.get(each.checkpoint))
-                    for each in history.retained}  # fmt: skip
-        self._seen = dict(sorted({**self._seen, **retained}.items())[-CHECKPOINTS:])
+        views = {**self._seen, **dict(self._retained(history))}
+        self._seen = dict(sorted(views.items())[-CHECKPOINTS:])
         seen = [*self._seen.values()]
         state, verdict = self._verdict(history, seen, problem, now_ms)
-        lags = [each.lag for each in partitions if each.lag is not None]
-        figures = {"records_per_s": _rate(seen), "lag": sum(lags), "open_transactions": len(waiting)}
+        lags = [partition.lag for partition in partitions if partition.lag is not None]
+        open_transactions = sum(output.kind == TRANSACTION for output in waiting)
+        rate = _rate(seen) if state == RUNNING else 0
+        figures = {"records_per_s": rate, "lag": sum(lags), "open_transactions": open_transactions}
+        if self._letters:
+            counts = [_records_by_sink(view.manifest) for view in seen]
+            figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)
         if not problem:
             self._samples.append((now_ms, figures["records_per_s"], figures["lag"]))
         newest = history.newest_incarnation
@@ -87,29 +93,42 @@ class Watch:
             "incarnation": newest.incarnation if newest else 0, "restarts": 0,
             "figures": figures, "samples": list(self._samples), "workers": [],
             "graph": self._nodes(history.latest.parallelism if history.latest else 1),
-            "checkpoints": [_bar(each) for each in seen],
-            "partitions": [each._asdict() for each in partitions],
-            "transactions": [_transaction(each, now_ms) for each in waiting],
-            "notes": [*_story(history)],
+            "checkpoints": [bar for view in seen for bar in _bars(view)][-CHECKPOINTS:],
+            "partitions": [partition._asdict() for partition in partitions],
+            "watermarks": [
+                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None}
+                for source in source_watermarks(history.latest)
+            ] if history.latest else [],
+            "savepoints": [_savepoint(manifest) for manifest in reversed(history.savepoints.values())],
+            "transactions": [output.figures(now_ms) for output in waiting],
+            "notes": [*_story(history)][:NOTES],
         }  # fmt: skip
+
+    def has_news(self) -> bool:
+        """Whether there is a decision that `look` has not seen."""
+        return self._log.has_news()
 
     def checkpoint(self, number: int) -> dict[str, Any] | None:
         """The details of one checkpoint, in the form of the page; None: it is not known."""
         if (known := self._seen.get(number)) is None:
-            return None
+            bars = (bar for view in self._seen.values() for bar in _bars(view))
+            return next((_opened(bar) for bar in bars if bar["id"] == number), None)
         manifest = known.manifest
         return {
-            "id": number, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
-            "finalized_ms": known.finalized.at_ms if known.finalized else 0,
-            "event": _bar(known), "notes": [],
+            **_bar(known), **known.phases, "missing": [], "notes": [],
             "parts": [
                 *((snapshot.operator, "state", snapshot.state_bytes) for snapshot in manifest.operators),
                 *((sink, "records", count) for sink, count in _records_by_sink(manifest).items()),
             ],
         }  # fmt: skip
 
-    def _waiting(self, history: History) -> list[WaitingOutput]:
-        return find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
+    def _retained(self, history: History) -> Iterator[tuple[int, CheckpointView]]:
+        """The last `CHECKPOINTS` of *history*; one that has not changed is the one that was seen before."""
+        for manifest in history.retained[-CHECKPOINTS:]:
+            number, before = manifest.checkpoint, self._seen.get(manifest.checkpoint)
+            mark = history.finalized.get(number)
+            same = before is not None and before.manifest is manifest and before.finalized is mark
+            yield number, before if before is not None and same else CheckpointView(manifest, mark)
 
     def _partitions(self, manifest: Manifest | None) -> Iterator[PartitionView]:
         offsets = () if manifest is None else manifest.in_cluster
@@ -158,7 +177,7 @@ def _ago(view: CheckpointView, now_ms: int) -> str:
 
 def _usual_s(seen: Sequence[CheckpointView]) -> float:
     """The median time from one checkpoint to the next, in seconds; 0 if there are fewer than two."""
-    at_ms = [each.manifest.completed_at_ms for each in seen]
+    at_ms = [view.manifest.completed_at_ms for view in seen]
     steps = sorted(after - before for before, after in pairwise(at_ms))
     return steps[len(steps) // 2] / 1000 if steps else 0.0
 
@@ -167,7 +186,7 @@ def _rate(seen: Sequence[CheckpointView]) -> int:
     """Records of topics read per second, from the last checkpoint but one to the last."""
     if len(seen) < 2:
         return 0
-    before, after = (each.manifest for each in seen[-2:])
+    before, after = (view.manifest for view in seen[-2:])
     positions = [{(at.topic_id, at.partition): at.offset for at in manifest.in_cluster} for manifest in (before, after)]
     read = sum(max(0, offset - positions[0].get(place, offset)) for place, offset in positions[1].items())
     return int(read * 1000 / max(1, after.completed_at_ms - before.completed_at_ms))
@@ -175,7 +194,7 @@ def _rate(seen: Sequence[CheckpointView]) -> int:
 
 def _cause(waiting: Sequence[WaitingOutput], now_ms: int) -> str:
     """The transaction that the broker aborts next, if that is soon: it holds readers back meanwhile."""
-    left = [(left_ms, each) for each in waiting if (left_ms := each.left_ms(now_ms)) is not None]
+    left = [(left_ms, output) for output in waiting if (left_ms := output.left_ms(now_ms)) is not None]
     left_ms, nearest = min(left, key=lambda pair: pair[0], default=(0, None))
     if nearest is None or nearest.timeout_ms is None or left_ms > nearest.timeout_ms / 2:
         return ""
@@ -195,21 +214,35 @@ def _records_by_sink(manifest: Manifest) -> dict[str, int]:
     return counts
 
 
+def _bars(view: CheckpointView) -> list[dict[str, Any]]:
+    """A checkpoint, after those that were aborted before it."""
+    bars = [
+        {
+            "id": aborted["checkpoint"], "triggered_ms": aborted["triggered_at_ms"], "outcome": "aborted",
+            "duration_ms": aborted["lasted_ms"], "reason": aborted["reason"],
+        }
+        for aborted in view.phases["aborted"]
+    ]  # fmt: skip
+    return [*bars, _bar(view)]
+
+
+def _opened(bar: Mapping[str, Any]) -> dict[str, Any]:
+    """The details of an aborted checkpoint."""
+    return {**bar, "subtasks": [], "missing": [], "notes": [bar["reason"]]}
+
+
 def _bar(view: CheckpointView) -> dict[str, Any]:
     manifest = view.manifest
     return {
         "id": manifest.checkpoint, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
         "kind": manifest.kind, "duration_ms": view.duration_ms, "bytes": manifest.written_bytes,
         "state_bytes": manifest.state_bytes, "records_committed": manifest.records_committed,
+        "slowest": view.phases["slowest"],
     }  # fmt: skip
 
 
-def _transaction(waiting: WaitingOutput, now_ms: int) -> dict[str, Any]:
-    topics = sorted({place.topic for place in waiting.places})
-    return {
-        "name": waiting.name, "state": waiting.state, "decided_in": waiting.decided_in,
-        "open_ms": waiting.open_ms(now_ms), "left_ms": waiting.left_ms(now_ms), "topics": topics,
-    }  # fmt: skip
+def _savepoint(manifest: Manifest) -> dict[str, Any]:
+    return {"id": manifest.checkpoint, "at_ms": manifest.completed_at_ms, "state_bytes": manifest.state_bytes}
 
 
 def _story(history: History) -> Iterator[tuple[int, str]]:
@@ -222,12 +255,11 @@ def _story(history: History) -> Iterator[tuple[int, str]]:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} was cancelled"))
         elif known.ended:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} ended cleanly"))
-    retained = history.retained
-    for before, after in pairwise(retained):
-        if after.incarnation == before.incarnation and after.attempt > before.attempt:
-            times = counted(after.attempt - before.attempt, "restart")
-            told.append((after.triggered_at_ms, f"{times} of the workers before checkpoint {after.checkpoint}"))
-    for manifest in retained:
+    for start in starts(history, history.retained):
+        if start.is_restart:
+            restarts = f"{counted(start.restarts, 'restart')} of the workers before checkpoint {start.before}"
+            told.append((start.at_ms, restarts))
+    for manifest in history.retained:
         if manifest.is_savepoint:
             told.append((manifest.completed_at_ms, f"savepoint {manifest.checkpoint}"))
         for repair in history.repairs_of(manifest.checkpoint):

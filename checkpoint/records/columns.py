@@ -11,7 +11,9 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, groupby, repeat
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain, groupby, islice, repeat
 from operator import attrgetter, sub
 from typing import Any
 
@@ -29,10 +31,16 @@ class BadColumns(ValueError):
     """The columns are not those of any record."""
 
 
-class ListOf(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, eq=False)
+class ListOf:
     """The kind of a list; in Python it is a tuple."""
 
     items: Kind
+
+    @cached_property
+    def width(self) -> int:
+        """The number of columns of its items."""
+        return sum(1 for _ in _columns_of(self.items))
 
 
 class RecordOf(msgspec.Struct, frozen=True):
@@ -157,28 +165,32 @@ def _split(columns: list[Sequence[Any]], kind: Kind, values: Sequence[Any]) -> N
 
 def _joined(columns: Iterator[list[Any]], kind: Kind, count: int, items_max: int) -> Sequence[Any]:
     """*count* values. No list has more than *items_max* items: each takes a byte at least, besides texts."""
-    if isinstance(kind, RecordOf):
-        return kind.join([_joined(columns, field, count, items_max) for field in kind.fields.values()])
-    if isinstance(kind, ListOf):
-        lengths = _joined(columns, "long", count, items_max)
-        total = sum(lengths)
-        if min(lengths, default=0) < 0 or total > items_max:
-            raise BadColumns("the length of a list cannot be")
-        items = _joined(columns, kind.items, total, items_max)
-        return [tuple(items[end - length : end]) for length, end in zip(lengths, accumulate(lengths), strict=True)]
     if kind == "string":
         lengths, texts = next(columns), next(columns)
         if min(lengths, default=1) < 1 or sum(lengths) != count or len(texts) != len(lengths):
             raise BadColumns("a column of texts has another length")
-        return list(chain.from_iterable(map(repeat, texts, lengths)))
-    values = next(columns)
-    if len(values) != count:
-        raise BadColumns("a column has another length")
-    return _wrapped(list(accumulate(values))) if kind == "long" else values
+        return texts if len(texts) == count else list(chain.from_iterable(map(repeat, texts, lengths)))
+    if isinstance(kind, str):
+        values = next(columns)
+        if len(values) != count:
+            raise BadColumns("a column has another length")
+        return _wrapped(list(accumulate(values))) if kind == "long" else values
+    if isinstance(kind, RecordOf):
+        return kind.join([_joined(columns, field, count, items_max) for field in kind.fields.values()])
+    sizes = _joined(columns, "long", count, items_max)
+    total = sum(sizes)
+    if min(sizes, default=0) < 0 or total > items_max:
+        raise BadColumns("the length of a list cannot be")
+    if not total:  # as in most lists of most records
+        if any(islice(columns, kind.width)):
+            raise BadColumns("a column has another length")
+        return [()] * count
+    items = _joined(columns, kind.items, total, items_max)
+    return [tuple(items[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _wrapped(values: list[int]) -> list[int]:
     """*values* in 64 bits: the step from the lowest number to the highest would need more."""
-    if min(values, default=0) >= _LONG_MIN and max(values, default=0) < -_LONG_MIN:
+    if not values or (min(values) >= _LONG_MIN and max(values) < -_LONG_MIN):
         return values
     return [(value - _LONG_MIN) % _LONGS + _LONG_MIN for value in values]

@@ -51,6 +51,7 @@ from exactlyonce.checkpoint.records.manifest import (
     SourceOffset,
     StoreCommittable,
 )
+from exactlyonce.checkpoint.records.stats import STATS_SIZE_MAX, AbortedCheckpoint, CheckpointStats, SubtaskStats
 from exactlyonce.pipeline.errors import Halt, InvariantViolation
 
 MAGIC = b"\xc3\x01"
@@ -95,7 +96,7 @@ class ManifestPart(msgspec.Struct, frozen=True):
 Decision = Incarnation | Manifest | Finalized | Repair
 """A record of partition 0. Only the coordinator's transactional producer writes these, and parts of manifests."""
 
-T = TypeVar("T", bound=Decision | ManifestPart | Block)
+T = TypeVar("T", bound=Decision | ManifestPart | CheckpointStats | Block)
 
 
 def _record(_name: str, **fields: object) -> dict[str, Any]:
@@ -278,6 +279,29 @@ _MANIFEST_LISTS_4 = layout_of(**{**_MANIFEST_LISTS_1.fields, "offsets": ListOf(_
 LAYOUTS: dict[type, tuple[Layout, ...]] = {
     Manifest: (_MANIFEST_LISTS_1, _MANIFEST_LISTS_2, _MANIFEST_LISTS_3, _MANIFEST_LISTS_4),
     Finalized: (layout_of(fates=ListOf(tuple_of(transactional_id="string", fate="string"))),),
+    CheckpointStats: (
+        layout_of(
+            subtasks=ListOf(
+                record_of(
+                    SubtaskStats,
+                    task="string",
+                    subtask="long",
+                    waiting_ms="long",
+                    aligning_ms="long",
+                    snapshot_ms="long",
+                    capture_ms="long",
+                    flush_ms="long",
+                    state_bytes="long",
+                    written_bytes="long",
+                    records_in_flight="long",
+                    bytes_in_flight="long",
+                )
+            ),
+            aborted=ListOf(
+                record_of(AbortedCheckpoint, checkpoint="long", before_ms="long", lasted_ms="long", reason="string")
+            ),
+        ),
+    ),
 }
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
 
@@ -290,6 +314,7 @@ _FINALIZED_1 = _record(
     fates=_array(_record("Fate", transactional_id="string", fate="string")),
 )
 _FINALIZED_2 = _packed(_FINALIZED_1, ("fates",))
+_FINALIZED_3 = _with(_FINALIZED_2, decided_at_ms=("long", 0), stats=("bytes", ""))
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (
@@ -297,7 +322,8 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
         _MANIFEST_8,
     ),
     ManifestPart: (_record("ManifestPart", checkpoint="long", incarnation="long", part="int", body="bytes"),),
-    Finalized: (_FINALIZED_1, _FINALIZED_2),
+    Finalized: (_FINALIZED_1, _FINALIZED_2, _FINALIZED_3),
+    CheckpointStats: (_packed(_record("CheckpointStats", checkpoint="long"), ()),),
     Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4),
     Repair: (
         _record(
@@ -321,11 +347,13 @@ SIZE_MAX: dict[type, int] = {
     Manifest: MANIFEST_SIZE_MAX,
     ManifestPart: MANIFEST_SIZE_MAX,
     Finalized: BLOCK_SIZE_MAX,
+    CheckpointStats: STATS_SIZE_MAX,
     Incarnation: MANIFEST_SIZE_MAX,
     Repair: BLOCK_SIZE_MAX,
     Block: BLOCK_SIZE_MAX,
 }
-"""A mark and a repair have room for four times as much as a manifest was taken for: see `_require_room_after`."""
+"""A mark and a repair have room for four times as much as a manifest was taken for: see `_require_room_after`. A mark
+has `CheckpointStats`, too."""
 
 _TUPLES = {
     "sinks": ("sink", "topic", "partitions"),
@@ -360,15 +388,15 @@ _READ_AS = {(kind, schema.is_packed): schema for kind, versions in _VERSIONS.ite
 """The newest version of each form: the others are resolved to it."""
 
 
-def encode(record: Decision | ManifestPart | Block) -> bytes:
+def encode(record: Decision | ManifestPart | CheckpointStats | Block) -> bytes:
     """The value that stands for *record* in the topic. Raises `TooLarge`, also for a manifest that needs parts."""
     if isinstance(record, Manifest):
         *parts, value = encode_in_parts(record)
         if parts:
             raise _too_large(Manifest, sum(map(len, parts)) + len(value), MANIFEST_SIZE_MAX)
         return value
-    if isinstance(record, Finalized):
-        return _value(Finalized, _packed_fields(record))
+    if isinstance(record, Finalized | CheckpointStats):
+        return _value(type(record), _packed_fields(record))
     if isinstance(record, Block | ManifestPart):
         return _value(type(record), msgspec.structs.asdict(record))
     return _value(type(record), _to_avro(record))
@@ -466,7 +494,7 @@ def _undecodable(kind: type, error: Exception) -> DamagedRecord:
     return DamagedRecord(f"{_kind(kind)} cannot be decoded: {type(error).__name__}: {error}.")
 
 
-def _packed_fields(record: Manifest | Finalized) -> dict[str, Any]:
+def _packed_fields(record: Manifest | Finalized | CheckpointStats) -> dict[str, Any]:
     """The fields of *record* for Avro, its lists in one."""
     layouts = LAYOUTS[type(record)]
     columns = pack(layouts[-1], record)
@@ -505,7 +533,7 @@ def _kind(kind: type) -> str:
     return kind.__name__.lower()
 
 
-def _to_avro(record: Decision) -> Any:
+def _to_avro(record: Decision | CheckpointStats) -> Any:
     fields = msgspec.to_builtins(record, builtin_types=(bytes,))
     for name in _TUPLES.keys() & fields.keys():
         fields[name] = [dict(zip(_TUPLES[name], values, strict=True)) for values in fields[name]]

@@ -201,7 +201,7 @@ class History:
 
     def _keep(self, record: Decision) -> None:
         if isinstance(record, Manifest):
-            if record.checkpoint > max(self.manifests, default=-1):
+            if self._hiding and record.checkpoint > max(self.manifests, default=-1):
                 self._hiding.clear()
             self.manifests[record.checkpoint] = record
         elif isinstance(record, Finalized):

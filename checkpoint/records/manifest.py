@@ -339,8 +339,13 @@ class Finalized(msgspec.Struct, frozen=True):
     checkpoint: int
     incarnation: int
     at_ms: int
+    """When that was known."""
     fates: tuple[tuple[str, str], ...]
     """(transactional id or name, "committed" | "proven" | "repaired" | "loss accepted")."""
+    decided_at_ms: int = 0
+    """When the manifest was durable; 0: not known."""
+    stats: bytes = b""
+    """The `CheckpointStats`, encoded; empty: not known."""
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,23 +1,33 @@
-"""`exactlyonce acls`: the rights that a pipeline needs, as commands of Kafka's tools. Opens no connection."""
+"""`exactlyonce acls`: the rights that a pipeline needs, as commands of tools. Opens no connection."""
 
 from __future__ import annotations
 
 import argparse
+import re
+from typing import TYPE_CHECKING
 
+from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
 from exactlyonce.pipeline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from exactlyonce.views.rights import Right
+
 _EXAMPLES = """\
-Print the rights that a pipeline needs on a cluster with access control, as commands for
-an administrator. Opens no connection. `exactlyonce doctor` says which of them are missing.
+Print the rights that a pipeline needs, as commands for an administrator: of Kafka's tools,
+and of psql, mysql, redis-cli and aws for the stores that it reads or writes. psql and mysql
+find their servers by their own settings; MYSQL_DATABASE names the database, REDIS_URL the
+server. The user is there already. Opens no connection. `exactlyonce doctor` says which
+rights are missing.
 
 examples:
   exactlyonce acls orders:pipeline --principal User:orders
   exactlyonce acls orders:pipeline --principal User:orders --no-create | sh
 
-Stores beside Kafka have rights of their own: a run that lacks one ends at its start, and
-names the GRANT.
+A run that lacks one ends at once, and names it; without Read on the group it runs, and notes it.
 """
+_USER = re.compile(r"[\w.@-]{1,63}")
+"""Names that need no escape in any store."""
 SERVERS = "$EXACTLYONCE_BOOTSTRAP_SERVERS"
 
 
@@ -30,17 +40,41 @@ def add(commands: Commands) -> None:
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT", default=SERVERS, help=servers)
     deletes = "also Delete, for `exactlyonce reset` and for a cancel that deletes checkpoints"
     parser.add_argument("--reset", action="store_true", help=deletes)
-    parser.add_argument("--no-create", action="store_true", help="without Create: all topics are there already")
+    no_create = "without Create: all topics and tables are there already"
+    parser.add_argument("--no-create", action="store_true", help=no_create)
+    user = "the user's name in stores (default: that of P)"
+    parser.add_argument("--user", metavar="NAME", help=user)
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def acls(args: argparse.Namespace) -> int:
-    from exactlyonce.views.rights import rights_of_graph
+    from exactlyonce.views.rights import grants_of_graph, rights_of_graph
 
-    if ":" not in args.principal:
+    kind, colon, name = args.principal.partition(":")
+    if not (kind and colon and name):
         raise ConfigError(f"{args.principal!r} is no principal: write its type, too, as User:{args.principal}")
-    for right in rights_of_graph(loaded(args).pipeline.build()):
+    user = args.user or name
+    if not _USER.fullmatch(user):
+        raise ConfigError(f"{user!r} cannot be the name of a user in stores: give another one by --user.")
+    graph = loaded(args).pipeline.build()
+    kafka: list[tuple[Right, list[str]]] = []
+    for right in rights_of_graph(graph):
         operations = [*right.operations]
         operations += ["Create"] if right.creates and not args.no_create else []
         operations += ["Delete"] if right.erased and args.reset else []
+        kafka.append((right, operations))
+    stores = [*grants_of_graph(graph, user, creates=not args.no_create)]
+    if args.json:
+        document = {
+            "kafka": [
+                right._asdict() | {"prefixed": right.prefixed, "operations": operations} for right, operations in kafka
+            ],
+            "stores": [{"node": node, **grants._asdict()} for node, grants in stores],
+        }
+        print(text.document(document))
+        return 0
+    for right, operations in kafka:
         print(right.command(args.bootstrap_servers, args.principal, operations))
+    for node, grants in stores:
+        print(f"# {node}: {grants.place}", f"{grants.command} <<'END'", *grants.statements, "END", sep="\n")
     return 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_command, pair, port
-from exactlyonce.cli.text import to_stderr
 
 _NOT_RUNNING = 1
 _PORT = 9092
@@ -38,6 +39,7 @@ def add(commands: Commands) -> None:
         action.add_argument(
             "--data-dir", metavar="DIR", type=Path, help="its folder (default: ~/.local/share/exactlyonce/broker)"
         )
+    looking.add_argument("--json", action="store_true", help="as one JSON document")
     starting.add_argument(
         "--port", metavar="N", type=port, default=_PORT, help=f"its port (default: {_PORT}; 0: a free one)"
     )
@@ -69,10 +71,10 @@ def stop(args: argparse.Namespace) -> int:
     broker = EmbeddedBroker(args.data_dir)
     servers = broker.status().bootstrap_servers
     if servers is None:
-        to_stderr(f"No broker runs on {broker.data_dir}.")
+        text.to_stderr(f"No broker runs on {broker.data_dir}.")
     else:
         broker.stop()
-        to_stderr(f"The broker on {servers} has stopped; its data stays in {broker.data_dir}.")
+        text.to_stderr(f"The broker on {servers} has stopped; its data stays in {broker.data_dir}.")
     return 0
 
 
@@ -80,6 +82,9 @@ def status(args: argparse.Namespace) -> int:
     from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 
     status = EmbeddedBroker(args.data_dir).status()
+    if args.json:
+        print(text.document({**asdict(status), "data_dir": str(status.data_dir)}))
+        return 0 if status.running else _NOT_RUNNING
     print(f"running   {'yes' if status.running else 'no'}")
     if status.running:
         print(f"address   {status.bootstrap_servers}")

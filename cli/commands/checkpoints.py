@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import (
+    Commands,
+    add_cluster,
+    add_command,
+    add_pipeline_name,
+    at_least_one,
+    client,
+    pipeline_name,
+)
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.moments import shown_time
@@ -24,33 +33,71 @@ _EXAMPLES = """\
 List the checkpoints of a pipeline or of a Spark sink: the time, the bytes written, the
 size of the state, the committables, and Sn: by partition, the offset of the first record
 after the checkpoint. Decided: the checkpoint counts, and its transactions are being
-committed. Finalized: all of them are committed. Damaged: it cannot be restored. A running
-pipeline is not disturbed.
+committed. Finalized: all of them are committed. Damaged: it cannot be restored. --plot
+draws durations, the lag at each trigger, and starts, also of expired checkpoints that the
+log still has. A running pipeline is not disturbed.
+
+With CHECKPOINT its subtasks are listed, the slowest first, with the time that each spent
+in its phases: waiting for the first barrier, aligning, writing its snapshot, capturing
+in-flight records, flushing or staging its output. - means that it is not known.
 
 examples:
   exactlyonce checkpoints order-totals
+  exactlyonce checkpoints order-totals 41
   exactlyonce checkpoints orders:pipeline --bootstrap-servers 127.0.0.1:9092
-  exactlyonce checkpoints order-totals --json
+  exactlyonce checkpoints order-totals --json --last 1
+  exactlyonce checkpoints order-totals --plot order-totals.svg
 """
+LAST = 60
+"""The most checkpoints, unless told: an index of each is read."""
 _COLUMNS = (">id", "kind", "state", "completed", ">took", ">written", ">state size")
+_PHASES = ("acknowledged_ms", "waiting_ms", "aligning_ms", "snapshot_ms", "capture_ms", "flush_ms")
+_SUBTASK_COLUMNS = (
+    *("subtask", ">took", ">waiting", ">aligning", ">snapshot", ">capture", ">flush"),
+    *(">state", ">written", ">in flight"),
+)
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(commands, "checkpoints", "PIPELINE [options]", "list checkpoints", _EXAMPLES, checkpoints)
+    usage = "PIPELINE [CHECKPOINT] [options]"
+    parser = add_command(commands, "checkpoints", usage, "list checkpoints", _EXAMPLES, checkpoints)
     add_pipeline_name(parser)
-    parser.add_argument("--json", action="store_true", help="the whole list, as one JSON document")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?", type=int, help="the number of one: its subtasks")
+    parser.add_argument("--last", metavar="N", type=at_least_one, default=LAST, help=f"the last N (default: {LAST})")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="as one JSON document")
+    plot = "as a drawing over time, FILE.png or FILE.svg, by the extra `plot`"
+    shown.add_argument("--plot", metavar="FILE", type=Path, help=plot)
     add_cluster(parser)
 
 
 def checkpoints(args: argparse.Namespace) -> int:
     from exactlyonce.views import checkpoints as views
 
+    if args.plot is not None:
+        return _plotted(args)
     config = client(args)
-    view = views.checkpoints(config, pipeline_name(args))
+    view = views.checkpoints(config, pipeline_name(args), args.last, args.checkpoint)
+    opened = None if args.checkpoint is None else view.one(args.checkpoint)
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(as_json(view)), indent=2).decode())
-    else:
+        print(text.document(as_json(view) if opened is None else checkpoint_as_json(opened) | opened.phases))
+    elif opened is None:
         print(*as_text(view, config.bootstrap_servers, text.terminal_width()), sep="\n")
+    else:
+        print(*opened_as_text(opened, text.terminal_width()), sep="\n")
+    return 0
+
+
+def _plotted(args: argparse.Namespace) -> int:
+    from exactlyonce.cli.plot import plot, require_format
+    from exactlyonce.views.checkpoints import lags, recorded, starts
+
+    require_format(args.plot)
+    config, pipeline = client(args), pipeline_name(args)
+    history, manifests = recorded(config, pipeline)
+    manifests = manifests[-args.last :]
+    plot(args.plot, pipeline, manifests, lags(config, manifests), [*starts(history, manifests)])
+    print(f"{args.plot}: {counted(len(manifests), 'checkpoint')} of {pipeline}")
     return 0
 
 
@@ -61,6 +108,7 @@ def as_json(view: CheckpointsView) -> dict[str, Any]:
         "newest_incarnation": history.newest_incarnation,
         "storage": described(history.storage),
         "damaged": history.damaged,
+        "older": view.older,
         "checkpoints": [checkpoint_as_json(checkpoint) for checkpoint in view.checkpoints],
     }
 
@@ -99,7 +147,9 @@ def as_text(view: CheckpointsView, bootstrap_servers: str, width: int) -> Iterat
     """All checkpoints, for people, in lines of at most *width* columns unless a word is longer."""
     history, listed, newest = view.history, view.checkpoints, view.history.newest_incarnation
     title = f"{history.pipeline}, a Spark sink," if view.is_spark_sink else history.pipeline
-    yield f"{title} at {bootstrap_servers}: {counted(len(listed), 'checkpoint')}"
+    yield f"{title} at {bootstrap_servers}: {counted(len(listed) + view.older, 'checkpoint')}"
+    if view.older:
+        yield f"the last {len(listed)} are shown, and looked at for damage: --last {len(history.manifests)} shows all"
     if history.storage:
         yield f"blocks are kept in {history.storage}"
     for storage in sorted({manifest.storage for manifest in history.retained} - {history.storage}):
@@ -118,6 +168,31 @@ def as_text(view: CheckpointsView, bootstrap_servers: str, width: int) -> Iterat
     for checkpoint, row in zip(listed, rows, strict=True):
         yield row
         yield from _details(checkpoint, indent, width)
+
+
+def opened_as_text(checkpoint: CheckpointView, width: int) -> Iterator[str]:
+    """One checkpoint with its subtasks, for people."""
+    header, row = text.table(_COLUMNS, [_row(checkpoint)])
+    yield from (header, row)
+    yield from _details(checkpoint, " " * header.index(_COLUMNS[1]), width)
+    begun_ms, phases = checkpoint.manifest.triggered_at_ms, checkpoint.phases
+    for name in ("decided", "committed"):
+        if (at_ms := phases[f"{name}_at_ms"]) is not None:
+            yield f"{name} {shown_duration(max(0, at_ms - begun_ms))} after its trigger"
+    if phases["slowest"]:
+        yield text.wrapped(f"slowest: {phases['slowest']}", width)
+    if phases["subtasks"]:
+        yield from ("", *text.table(_SUBTASK_COLUMNS, [*map(_subtask_row, phases["subtasks"])]))
+    for aborted in phases["aborted"]:
+        why = f"{aborted['reason']}, after {shown_duration(aborted['lasted_ms'])}"
+        yield text.wrapped(f"aborted before it: checkpoint {aborted['checkpoint']}: {why}", width)
+
+
+def _subtask_row(figures: dict[str, Any]) -> text.Row:
+    times = ("-" if figures[name] is None else shown_duration(figures[name]) for name in _PHASES)
+    in_flight = f"{figures['records_in_flight']:,}" if figures["records_in_flight"] else ""
+    sizes = (shown_bytes(figures[name]) for name in ("state_bytes", "written_bytes"))
+    return (f"{figures['task']}[{figures['subtask']}]", *times, *sizes, in_flight)
 
 
 def _row(checkpoint: CheckpointView) -> text.Row:
@@ -156,16 +231,13 @@ def _position(offset: SourceOffset) -> dict[str, Any]:
 
 def _watermarks(manifest: Manifest) -> Iterator[str]:
     """The watermark of each source with event time, and the split that holds it back."""
-    timed = {offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}
-    for source in sorted(timed):
-        splits = [offset for offset in manifest.offsets if offset.source == source and not offset.ended]
-        if splits:
-            last = min(splits, key=lambda offset: offset.floor)
-            place = f"{last.topic}[{last.partition}]"
-            if last.floor == NO_FLOOR:
-                yield f"{source} none yet: {place} has had no record"
-            else:
-                yield f"{source} {shown_time(last.floor)}" + (f", held back by {place}" if len(splits) > 1 else "")
+    from exactlyonce.views.checkpoints import source_watermarks
+
+    for source, at_ms, place, splits in source_watermarks(manifest):
+        if at_ms is None:
+            yield f"{source} none yet: {place} has had no record"
+        else:
+            yield f"{source} {shown_time(at_ms)}" + (f", held back by {place}" if splits > 1 else "")
 
 
 def _skipped(manifest: Manifest) -> Iterator[str]:

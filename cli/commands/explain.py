@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
 
 _EXAMPLES = """\
@@ -18,9 +19,12 @@ examples:
 
 def add(commands: Commands) -> None:
     usage, summary = "MODULE:PIPELINE [options]", "check a pipeline and show its graph"
-    add_pipeline(add_command(commands, "explain", usage, summary, _EXAMPLES, explain))
+    parser = add_command(commands, "explain", usage, summary, _EXAMPLES, explain)
+    add_pipeline(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def explain(args: argparse.Namespace) -> int:
-    print(loaded(args).pipeline.build().explain())
+    graph = loaded(args).pipeline.build()
+    print(text.document(graph.describe() | {"fingerprint": graph.fingerprint()}) if args.json else graph.explain())
     return 0

@@ -82,10 +82,13 @@ class Questions:
             raise _refusal(f"{named} is known by its name alone: its code is not here.")
         return _asked("explain", named)
 
-    def checkpoints(self, pipeline: str = "", last: int = CHECKPOINTS) -> dict[str, Any]:
-        """List the last checkpoints: times, sizes, offsets of the input, and what became of their output."""
-        answer: dict[str, Any] = self._json("checkpoints", self._named(pipeline))
-        answer["checkpoints"] = answer["checkpoints"][-last:] if last > 0 else []
+    def checkpoints(self, pipeline: str = "", last: int = CHECKPOINTS, checkpoint: int | None = None) -> dict[str, Any]:
+        """List the last checkpoints: times, sizes, offsets of the input, and what became of their output.
+
+        With *checkpoint*, that one, and why it took as long as it did: the phases of its subtasks, the slowest first.
+        """
+        one = [] if checkpoint is None else [str(checkpoint)]
+        answer: dict[str, Any] = self._json("checkpoints", self._named(pipeline), *one, f"--last={last}")
         return answer
 
     def state(

@@ -16,6 +16,7 @@ from exactlyonce.cli.arguments import (
     add_settings,
     given,
     loaded,
+    named,
 )
 from exactlyonce.engines.events import LEVELS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
@@ -59,7 +60,7 @@ def add(commands: Commands) -> None:
     add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
     add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
     add_cluster(parser)
-    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"])
+    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"], settings["traces"])
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
     output.add_argument(
@@ -107,6 +108,7 @@ def settings_given(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Run until a clean end, or raise."""
     from exactlyonce.cli.lines import show_from_handler
+    from exactlyonce.connectors.kafka.errors import NotAuthorized
     from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
@@ -126,7 +128,14 @@ def run(args: argparse.Namespace) -> int:
     def answer(again: bool) -> None:
         show_from_handler(name, ENDING_AT_ONCE if again else STOPPING, in_terminal=in_terminal)
 
-    manifest = run_loaded(pipeline, options, reporter, Stopper(answer))
+    try:
+        manifest = run_loaded(pipeline, options, reporter, Stopper(answer))
+    except NotAuthorized as error:
+        from exactlyonce.views.doctor.examination import missing_rights
+
+        lacking = [f"{right}." for right in missing_rights(options.client, pipeline.pipeline.build())]
+        acls = f"`exactlyonce acls {named(args)} --principal User:NAME` prints what an administrator can run."
+        raise NotAuthorized(" ".join([str(error), *lacking, acls])) from error
     if in_terminal and manifest is not None and level in ("debug", "info"):
         print(f"{name}: ended cleanly; the next run goes on from checkpoint {manifest.checkpoint}.", file=sys.stderr)
     return 0

@@ -48,6 +48,7 @@ def add(commands: Commands) -> None:
     add_pipeline_name(listing)
     listing.add_argument("--json", action="store_true", help="as one JSON document")
     verifying = add_command(actions, "verify", "PIPELINE N|URL [options]", "read and check one", _VERIFY, verify)
+    verifying.add_argument("--json", action="store_true", help="as one JSON document")
     deleting = add_command(actions, "delete", "PIPELINE N|URL [options]", "delete one", _DELETE, delete)
     for action in (verifying, deleting):
         add_pipeline_name(action)
@@ -104,16 +105,19 @@ def as_text(savepoints: Sequence[Manifest], finalized: Container[int], width: in
 def verify(args: argparse.Namespace) -> int:
     from exactlyonce.views.checkpoints import verified, verified_export
 
+    pipeline = pipeline_name(args)
     if args.savepoint.isdecimal():
-        verification, noun = verified(client(args), pipeline_name(args), int(args.savepoint)), "block"
+        verification, noun = verified(client(args), pipeline, int(args.savepoint)), "block"
         damage = [f"Savepoint {verification.checkpoint} cannot be restored: {damage}" for damage in verification.damage]
         title = f"Savepoint {verification.checkpoint}"
     else:
-        pipeline = pipeline_name(args)
         verification, noun = verified_export(_url(args.savepoint)), "file"
         damage, title = [*verification.damage], f"Savepoint {verification.checkpoint} of {verification.pipeline}"
-        if not damage and verification.pipeline != pipeline:
-            print(f"It is a savepoint of {verification.pipeline}, not of {pipeline}.")
+    if args.json:
+        print(text.document(verification))
+        return _DAMAGED if damage else 0
+    if not damage and verification.pipeline != pipeline:
+        print(f"It is a savepoint of {verification.pipeline}, not of {pipeline}.")
     if damage:
         print(*damage, sep="\n")
         return _DAMAGED

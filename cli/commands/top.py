@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, name_and_graph
 from exactlyonce.pipeline.durations import shown_duration
@@ -34,6 +32,7 @@ examples:
 LOOK_S = 1.0
 ROWS = 8
 """The lines of each table, at most."""
+_CHECKPOINT_COLUMNS = (">id", "kind", ">took", ">written", ">state", ">records", "slowest, or why it was aborted")
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -55,7 +54,7 @@ def top(args: argparse.Namespace) -> int:
             return watch.look(SystemClock().now_ms())
 
         if args.json:
-            print(msgspec.json.format(msgspec.json.encode(look()), indent=2).decode())
+            print(text.document(look()))
             return 0
         with needing("top", "rich", "exactlyonce top"):
             from rich.console import Console
@@ -107,9 +106,14 @@ def drawn(state: Mapping[str, Any]) -> RenderableType:
     if done:
         longest = max(each["duration_ms"] for each in done)
         lines += [Text(), Text(f"{bars([each['duration_ms'] for each in done])}  checkpoints, {longest:,} ms at most")]
-    lines += table("last checkpoints", (">id", "kind", ">took", ">written", ">state", ">records"), _checkpoints(done))
+    why = "slowest, or why it was aborted"
+    lines += table(
+        "last checkpoints", (">id", "kind", ">took", ">written", ">state", ">records", why), _checkpoints(done)
+    )
     lines += table("partitions, the latest lag first", ("source", "partition", ">offset", ">lag"), _partitions(state))
-    lines += table("open transactions", ("name", "state", ">open for", ">left", "decided"), _transactions(state))
+    title = "open transactions, and output that waits for stores"
+    columns = ("name", "state", ">open for", ">left", "decided", ">hidden from readers")
+    lines += table(title, columns, _transactions(state))
     lines += table("what happened", ("at", "what"), ((text.moment(at), what) for at, what in state["notes"]))
     return Group(*lines)
 
@@ -126,8 +130,12 @@ def bars(values: list[int]) -> str:
 
 def _checkpoints(done: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for each in reversed(done):
-        sizes = shown_bytes(each["bytes"]), shown_bytes(each["state_bytes"])
-        yield str(each["id"]), each["kind"], f"{each['duration_ms']:,} ms", *sizes, f"{each['records_committed']:,}"
+        number, took = str(each["id"]), f"{each['duration_ms']:,} ms"
+        if each["outcome"] == "aborted":
+            yield number, "aborted", took, "-", "-", "-", each["reason"]
+        else:
+            sizes = shown_bytes(each["bytes"]), shown_bytes(each["state_bytes"])
+            yield number, each["kind"], took, *sizes, f"{each['records_committed']:,}", each["slowest"] or "-"
 
 
 def _partitions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -140,4 +148,5 @@ def _transactions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for each in state["transactions"]:
         times = ("-" if each[name] is None else shown_duration(each[name]) for name in ("open_ms", "left_ms"))
         decided = "no" if each["decided_in"] is None else f"in checkpoint {each['decided_in']}"
-        yield each["name"], each["state"], *times, decided
+        hidden = sum(place["hidden"] or 0 for place in each["written"])
+        yield each["name"], each["state"], *times, decided, f"{hidden:,}"

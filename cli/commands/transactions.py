@@ -122,7 +122,7 @@ def describe(args: argparse.Namespace) -> int:
     with closing(Transactions(config)) as transactions:
         chosen = [with_offsets(transactions, output) if output.kind == TRANSACTION else output for output in chosen]
     if args.json:
-        print(json.dumps([{**as_json(output, _now_ms()), "next": output.next} for output in chosen]))
+        print(json.dumps([{**output.figures(_now_ms()), "next": output.next} for output in chosen]))
         return 0
     for number, output in enumerate(chosen):
         print(*([""] if number else []), *in_full(output, _now_ms(), text.terminal_width()), sep="\n")
@@ -162,7 +162,7 @@ def abort(args: argparse.Namespace) -> int:
     now_ms = _now_ms()
     if args.json:
         document = {"aborted": aborted, "left": left}
-        lists = {key: [as_json(output, now_ms) for output in outputs] for key, outputs in document.items()}
+        lists = {key: [output.figures(now_ms) for output in outputs] for key, outputs in document.items()}
         print(json.dumps({**lists, "unasked": unasked}))
         return 0
     _print(args, [*aborted, *left], unasked)
@@ -199,7 +199,7 @@ def _require_dead(args: argparse.Namespace, traces: Traces) -> None:
 def _print(args: argparse.Namespace, waiting: Sequence[WaitingOutput], unasked: Mapping[str, str]) -> None:
     now_ms = _now_ms()
     if args.json:
-        document: list[dict[str, Any]] = [as_json(output, now_ms) for output in waiting]
+        document: list[dict[str, Any]] = [output.figures(now_ms) for output in waiting]
         document += [{"kind": "not known", "sink": sink, "why": why} for sink, why in unasked.items()]
         print(json.dumps(document))
         return
@@ -213,24 +213,6 @@ def _now_ms() -> int:
     from exactlyonce.engines.system_clock import SystemClock
 
     return SystemClock().now_ms()
-
-
-def as_json(output: WaitingOutput, now_ms: int) -> dict[str, Any]:
-    """Waiting output, for machines."""
-    from exactlyonce.engines.ending.waiting import TRANSACTION
-
-    return {
-        "name": output.name, "kind": output.kind, "state": output.state, "sink": output.sink, "subtask": output.subtask,
-        "transactional_id": output.name if output.kind == TRANSACTION else None,
-        "producer_id": output.producer_id, "epoch": output.epoch,
-        "incarnation": output.incarnation, "attempt": output.attempt,
-        "started_at_ms": output.started_at_ms, "timeout_ms": output.timeout_ms,
-        "open_ms": output.open_ms(now_ms), "left_ms": output.left_ms(now_ms),
-        "partitions": [[place.topic, place.partition] for place in output.places],
-        "written": [vars(place) for place in output.places],
-        "checkpoint": output.checkpoint, "records": output.records, "decided_in": output.decided_in,
-        "where": output.where or None,
-    }  # fmt: skip
 
 
 def as_table(waiting: Sequence[WaitingOutput], now_ms: int, width: int) -> Iterator[str]:
@@ -269,6 +251,8 @@ def _summary(output: WaitingOutput) -> str:
         parts.append(f"cut at checkpoint {output.checkpoint}")
     if output.records is not None:
         parts.append(counted(output.records, "record"))
+    if hidden := sum(place.hidden or 0 for place in output.places):
+        parts.append(f"readers do not see {counted(hidden, 'offset')}")
     return "; ".join(filter(None, parts))
 
 
@@ -299,7 +283,8 @@ def _labelled(output: WaitingOutput, now_ms: int) -> Iterator[tuple[str, str]]:
     for number, place in enumerate(output.places):
         count = "" if place.count is None else f", {counted(place.count, 'record')}"
         offset = "" if place.first_offset is None else f" offset {place.first_offset} and on{count}"
-        yield "" if number else "partitions", f"{place.topic}[{place.partition}]{offset}"
+        hidden = "" if place.hidden is None else f"; readers do not see {counted(place.hidden, 'offset')}"
+        yield "" if number else "partitions", f"{place.topic}[{place.partition}]{offset}{hidden}"
     if output.where:
         yield "where", output.where
     if output.next:

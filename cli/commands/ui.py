@@ -24,11 +24,13 @@ examples:
   exactlyonce ui orders:pipeline shipments --listen 127.0.0.1:8090
 
 With module:pipeline the page has the graph, too. A run shows more of itself by
-`exactlyonce run --ui`: rates of operators, and each subtask's part of a checkpoint.
+`exactlyonce run --ui`: rates of operators, and what its workers wait for.
 """
 LISTEN = "127.0.0.1:8080"
 LOOK_S = 1.0
-"""From one look at a pipeline to the next."""
+"""From one look at a pipeline to the next, unless there is a new decision."""
+NEWS_S = 0.2
+"""How often it is asked whether there is one."""
 
 
 def add(commands: Commands) -> None:
@@ -53,13 +55,13 @@ def ui(args: argparse.Namespace) -> int:
     watched = [Watched(config, name, graph, ended) for name, graph in chosen.items()]
     paths: Paths
     if len(watched) == 1:
-        paths = paths_of(watched[0].state, watched[0].checkpoint)
+        paths = paths_of(watched[0].state, watched[0].checkpoint, watched[0].changes)
     else:
-        paths = paths_of(lambda: {"pipelines": [each.summary() for each in watched]}, lambda _: None)
-        for each in watched:
-            paths = {**paths, **paths_of(each.state, each.checkpoint, f"/{each.pipeline}/")}
+        paths = paths_of(lambda: {"pipelines": [one.summary() for one in watched]}, lambda _: None)
+        for one in watched:
+            paths = {**paths, **paths_of(one.state, one.checkpoint, one.changes, f"/{one.pipeline}/")}
     with serving(host, port, paths):
-        threads = [threading.Thread(target=each.run, name="watch", daemon=True) for each in watched]
+        threads = [threading.Thread(target=one.run, name="watch", daemon=True) for one in watched]
         for thread in threads:
             thread.start()
         print(f"http://{args.listen}/ shows {', '.join(chosen)}. Ctrl-C ends it.", flush=True)
@@ -71,13 +73,15 @@ def ui(args: argparse.Namespace) -> int:
 
 
 class Watched:
-    """Looks at a pipeline every `LOOK_S`, until *ended* is set, on a thread; others ask for what it saw last."""
+    """Looks at a pipeline on a thread until *ended* is set; others ask for what it saw last."""
 
     def __init__(self, config: ClientConfig, pipeline: str, graph: LogicalGraph | None, ended: threading.Event) -> None:
+        from exactlyonce.engines.local.monitoring.page import Changes
         from exactlyonce.views.watch import Watch
 
         self.pipeline = pipeline
         self._watch, self._ended = Watch(config, pipeline, graph), ended
+        self.changes = Changes()
         self._looked = threading.Event()
         self._state: dict[str, Any] = {}
         """Replaced whole, for any thread may ask."""
@@ -85,10 +89,14 @@ class Watched:
     def run(self) -> None:
         from exactlyonce.engines.system_clock import SystemClock
 
+        clock = SystemClock()
         while not self._ended.is_set():
-            self._state = self._watch.look(SystemClock().now_ms())
+            due_ms = clock.monotonic_ms() + 1000 * LOOK_S
+            self._state = self._watch.look(clock.now_ms())
             self._looked.set()
-            self._ended.wait(LOOK_S)
+            self.changes.add()
+            while not self._ended.wait(NEWS_S) and clock.monotonic_ms() < due_ms and not self._watch.has_news():
+                pass
 
     def state(self) -> dict[str, Any]:
         self._looked.wait()  # the first look

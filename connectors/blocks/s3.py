@@ -30,9 +30,26 @@ _THERE = ("PreconditionFailed", "412")
 _NO_UPLOAD = ("NoSuchUpload",)
 _NO_RULES = ("NoSuchLifecycleConfiguration", "NotImplemented", "501")
 _NO_CONDITION = ("NotImplemented", "501")
-_NO_RIGHT = (
-    *("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403"),
-    *("InvalidClientTokenId", "AuthorizationHeaderMalformed", "InvalidToken", "Forbidden"),
+_NO_RIGHT = ("AccessDenied", "AllAccessDisabled", "Forbidden", "403")
+_RIGHTS = {
+    "put_object": "s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+    "complete_multipart_upload": "s3:PutObject",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "delete_object": "s3:DeleteObject",
+    "delete_objects": "s3:DeleteObject",
+    "list_objects_v2": "s3:ListBucket",
+    "list_parts": "s3:ListMultipartUploadParts",
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "list_multipart_uploads": "s3:ListBucketMultipartUploads",
+    "get_bucket_lifecycle_configuration": "s3:GetLifecycleConfiguration",
+}
+"""The right that each request needs."""
+_NOT_KNOWN = (
+    *("InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "ExpiredToken"),
+    *("SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
 )
 _WRONG = (
     *(
@@ -105,6 +122,7 @@ class S3Folder:
 
     def check(self) -> None:
         self.put("probe", b"probe", "")
+        self.get("probe")
         self._asked("delete_object", Key=f"{self._prefix}probe")
         self._asked("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
 
@@ -145,7 +163,7 @@ class S3Folder:
             return content
 
         try:
-            with self._explained():
+            with self._explained("get_object"):
                 content: bytes = sync(file_system.loop, read)
                 return content
         except _Answered as answer:
@@ -206,7 +224,7 @@ class S3Folder:
             keys = [{"Key": self._prefix + name} for name in batch]
             answer = self._asked("delete_objects", Delete={"Objects": keys, "Quiet": True})
             for error in answer.get("Errors", ()):
-                raise self._error(str(error.get("Code")), str(error.get("Message")))
+                raise self._error("delete_objects", str(error.get("Code")), str(error.get("Message")))
 
     def remove_tree(self, inner: str) -> None:
         for listing in self._listings("list_objects_v2", Prefix=f"{self._prefix}{inner}/"):
@@ -301,11 +319,11 @@ class S3Folder:
 
     def _call(self, method: str, **arguments: Any) -> Any:
         call: Callable[..., Any] = _file_system(self._named).call_s3
-        with self._explained():
+        with self._explained(method):
             return call(method, Bucket=self._bucket, **arguments)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, method: str) -> Iterator[None]:
         """Raise `_Answered` for an error of the store, `StorageUnavailable` without an answer."""
         from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
 
@@ -322,19 +340,21 @@ class S3Folder:
             cause = error if isinstance(error, ClientError) else error.__cause__
             if isinstance(cause, ClientError):
                 code, text = cause.response["Error"].get("Code", ""), cause.response["Error"].get("Message", "")
-                raise _Answered(str(code), self._error(str(code), str(text))) from error
+                raise _Answered(str(code), self._error(method, str(code), str(text))) from error
             if wrong := _wrong_setting(cause or error, self._bucket):
                 raise ConfigError(f"{self._named} cannot be used: {wrong}.") from error
             raise StorageUnavailable(f"{self._named} does not answer: {type(cause or error).__name__}.") from error
 
-    def _error(self, code: str, text: str) -> ExactlyOnceError:
-        """Our error for an answer; its text is left out where it may repeat a key or a signature."""
+    def _error(self, method: str, code: str, text: str) -> ExactlyOnceError:
+        """Our error for an answer to *method*; its text is left out where it may repeat a key or a signature."""
         if code in _NO_BUCKET:
             return ConfigError(f"There is no bucket {self._bucket}: create it, or correct {self.url}.")
         if code in _NO_RIGHT:
+            return ConfigError(f"{self._named} refuses ({code}): give the user the right {_RIGHTS[method]} there.")
+        if code in _NOT_KNOWN:
             return ConfigError(
-                f"{self._named} refuses the credentials ({code}): they need the rights to put, get, list and delete "
-                f"objects there."
+                f"{self._named} refuses the credentials ({code}): correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                f"or the profile or role that they come from."
             )
         if code in _WRONG:
             return ConfigError(f"{self._named} refuses ({code}): {text}")

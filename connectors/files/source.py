@@ -20,6 +20,7 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.source import DISORDER, IDLE, TimeOf
@@ -217,6 +218,12 @@ class FileSource(SplitSource[T]):
 
     def decoder(self) -> SplitDecoder:
         return self._reading.decoder()
+
+    def grants(self, user: str) -> Grants | None:
+        """See `Source`."""
+        if not self.path.startswith("s3://"):
+            return None
+        return s3_grants(self.path, user, on_objects=("s3:GetObject",), on_bucket=("s3:ListBucket",))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

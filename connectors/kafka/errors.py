@@ -150,6 +150,10 @@ def retried(
         pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
 
 
+class NotAuthorized(ConfigError):
+    """The principal lacks a right in Kafka."""
+
+
 class DamagedBatch(Halt):
     """A batch of records, of an input or an output, is not what was written."""
 
@@ -168,7 +172,7 @@ def refuse(error_code: int, doing: str) -> None:
                 f"name is wrong. Create it, or correct the name."
             )
         case Meaning.NOT_ALLOWED:
-            raise ConfigError(f"{doing} failed: {name}. Our principal lacks the right: grant it by an ACL.")
+            raise NotAuthorized(f"{doing} failed: {name}. Our principal lacks the right: grant it by an ACL.")
         case Meaning.PASSING:
             raise Again(f"{doing}: {name}")
     if error_code == UNKNOWN_SERVER_ERROR:  # a broker that starts or ends gives it to requests
@@ -199,7 +203,7 @@ def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> Exa
                 f"and port are right, and that its security settings match."
             )
         case Meaning.NOT_ALLOWED:
-            return ConfigError(
+            return NotAuthorized(
                 f"The broker at {servers} did not allow {doing}: {reason}. Grant the missing permission."
             )
         case Meaning.MISSING:

@@ -7,11 +7,11 @@ group as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from kafka.protocol.admin.groups import DescribeGroupsRequest
 from kafka.protocol.consumer import OffsetDeleteRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
@@ -19,7 +19,7 @@ from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, refuse
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, Meaning, meaning_of, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import Wire, operation_names
 
 GROUP_NOT_FOUND, GROUP_REFUSED, GROUP_IN_USE = 69, 30, (68, 86)
@@ -28,11 +28,20 @@ TIMEOUT_MS = 10_000
 
 class GroupOffsets:
     """The offsets of group *group*, which has no members, in one cluster. *topics*: the names by place of those of
-    another cluster than that of the checkpoints."""
+    another cluster than that of the checkpoints. *note* hears once that we lack the right."""
 
-    def __init__(self, config: ClientConfig, group: str, topics: Mapping[str, str] | None = None) -> None:
-        self._topics = topics
-        overrides = {"group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False}
+    def __init__(
+        self,
+        config: ClientConfig,
+        group: str,
+        note: Callable[[str], None],
+        topics: Mapping[str, str] | None = None,
+    ) -> None:
+        self._group, self._note, self._topics, self._is_noted = group, note, topics, False
+        overrides = {
+            "group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False,
+            "on_commit": self._answered,
+        }  # fmt: skip
         self._consumer = make_consumer(config.confluent(overrides))
 
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
@@ -46,6 +55,15 @@ class GroupOffsets:
         if places:
             self._consumer.commit(offsets=places, asynchronous=True)
         self._consumer.poll(0)
+
+    def _answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        errors = [each for each in (error, *(place.error for place in places)) if each is not None]
+        if not self._is_noted and any(meaning_of(each) is Meaning.NOT_ALLOWED for each in errors):
+            self._is_noted = True
+            self._note(
+                f"no offsets are published: our principal lacks Read on the group {self._group}. Nothing else needs "
+                f"them than tools that show the lag."
+            )
 
     def close(self) -> None:
         self._consumer.close()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 from confluent_kafka import Message
@@ -22,7 +22,7 @@ from exactlyonce.connectors.kafka.range_reader import SourceRange
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder
-from exactlyonce.connectors.splits import SplitRecord
+from exactlyonce.connectors.splits import SplitBatch, SplitRecord, parts_of
 from exactlyonce.pipeline.dead_letters import DeadLetter
 from exactlyonce.pipeline.errors import TopicError
 
@@ -91,28 +91,15 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: not name.startswith(_INTERNAL) and compiled.fullmatch(name) is not None
 
 
-class TopicRecords(Sequence[SplitRecord]):
-    """A batch: *parts* are the messages as read, of the splits that *start_of* gives by topic and partition."""
+class TopicRecords(SplitBatch):
+    """A batch of messages, of the splits that *start_of* gives by topic and partition."""
 
-    def __init__(self, parts: list[Message], start_of: Callable[[Message], SourceOffset]) -> None:
-        self.parts, self._start_of = parts, start_of
+    def __init__(self, messages: list[Message], start_of: Callable[[Message], SourceOffset]) -> None:
+        super().__init__(messages)
+        self._start_of = start_of
 
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    @overload
-    def __getitem__(self, place: int) -> SplitRecord: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[SplitRecord]: ...
-    def __getitem__(self, place: int | slice) -> SplitRecord | list[SplitRecord]:
-        if isinstance(place, slice):
-            return list(map(self._record, self.parts[place]))
-        return self._record(self.parts[place])
-
-    def __iter__(self) -> Iterator[SplitRecord]:
-        return map(self._record, self.parts)
-
-    def _record(self, message: Message) -> SplitRecord:
+    def _record(self, place: int) -> SplitRecord:
+        message = self.parts[place]
         start = self._start_of(message)
         name = f"{message.topic()}[{message.partition()}]"
         return SplitRecord(message, start, message.offset() or 0, name, message.timestamp()[1], start.mark)
@@ -199,7 +186,7 @@ class PatternDecoder:
         self._decoder, self.decode = decoder, decoder.decode
 
     def parts(self, records: Sequence[Any]) -> Sequence[Any]:
-        return self._decoder.parts(_messages(records))
+        return self._decoder.parts(parts_of(records))
 
     def problem(self, record: SplitRecord, error: BaseException) -> str:
         return f"in {record.name}, {self._decoder.problem(record.part, error)}"
@@ -208,8 +195,4 @@ class PatternDecoder:
         return self._decoder.letter(record.part)
 
     def times_ms(self, records: Sequence[Any]) -> Iterable[int]:
-        return self._decoder.times_ms(_messages(records))
-
-
-def _messages(records: Sequence[Any]) -> Sequence[Any]:
-    return records.parts if isinstance(records, TopicRecords) else [record.part for record in records]
+        return self._decoder.times_ms(parts_of(records))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.confluent import make_consumer
@@ -27,7 +27,9 @@ offset_of = cast("Callable[[Message], int]", Message.offset)
 FETCH_BACKOFF_MS = 10
 """The pause of the client after a full queue. Its default of a second starves a fast loop."""
 ASK_TIMEOUT_S = 1.0
-"""The longest time for which no record is read because a leader is asked for the end of a partition."""
+"""The longest time for which no record is read because leaders are asked for the ends of partitions."""
+HALT_TIMEOUT_S = 10.0
+"""The longest time for which a leader is asked what is left of a partition, for an error that names it."""
 
 
 class Consumers(NamedTuple):
@@ -234,11 +236,11 @@ class KafkaReader:
             offset=wanted,
         )
 
-    def _watermarks(self, topic: str, partition: int, timeout_s: float = 10.0) -> tuple[int, int] | None:
+    def _watermarks(self, topic: str, partition: int) -> tuple[int, int] | None:
         """The first offset and the end, as the leader says now; None: it does not answer."""
         assert self._consumer is not None
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=HALT_TIMEOUT_S)
         except KafkaException:
             return None
         return first, end
@@ -253,13 +255,20 @@ class KafkaReader:
                 _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
                 if 0 <= end <= offset:
                     quiet.add(split)
-        for split in quiet & {*ask}:
-            known = self._watermarks(*self.place_of(split), ASK_TIMEOUT_S)
-            if known is None:
-                return quiet - {*ask}
-            if known[1] > self.offsets[split]:
-                quiet.remove(split)
-        return quiet
+        asked = sorted(quiet & {*ask})
+        ends = self._ends(asked) if asked else []
+        return quiet - {split for split, end in zip(asked, ends, strict=True) if not 0 <= end <= self.offsets[split]}
+
+    def _ends(self, splits: Sequence[int]) -> list[int]:
+        """The ends of the partitions, as their leaders say now; -1: one does not answer. A leader answers after
+        the fetch that waits there, so one request asks it about all of its partitions."""
+        assert self._consumer is not None
+        latest = [TopicPartition(*self.place_of(split), OFFSET_END) for split in splits]
+        try:
+            known = self._consumer.offsets_for_times(latest, ASK_TIMEOUT_S)
+        except KafkaException:
+            return [-1] * len(splits)
+        return [partition.offset if partition.error is None else -1 for partition in known]
 
     @property
     def waiting(self) -> str:
@@ -273,15 +282,16 @@ class KafkaReader:
             f"and goes on trying"
         )
 
-    def lag(self) -> int:
-        """The offsets up to the end, as far as it is known without a request; 0 at the end."""
+    def lags(self) -> dict[tuple[str, int], int]:
+        """The offsets up to the end of each partition, as far as it is known without a request; 0 at the end."""
         if self._consumer is None:
-            return 0
-        total = 0
+            return {}
+        lags = {}
         for split, offset in self.offsets.items():
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
-            total += max(0, end - offset, self.targets.get(split, 0) - offset)
-        return total
+            topic, partition = self.place_of(split)
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+            lags[self.name_of(topic), partition] = max(0, end - offset, self.targets.get(split, 0) - offset)
+        return lags
 
     def close(self) -> None:
         if self._consumer is not None:

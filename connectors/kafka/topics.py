@@ -17,7 +17,7 @@ from kafka.protocol.admin.topics import CreateTopicsRequest, DeleteTopicsRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, NotAuthorized, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -250,6 +250,11 @@ class Topics:
         answer = self._wire.ask(request).topics[0]
         if answer.error_code == TOPIC_ALREADY_EXISTS:
             return False
+        if answer.error_code == TOPIC_REFUSED:
+            raise NotAuthorized(
+                f"The topic {name} is missing, and our principal lacks Create on it: grant it by an ACL, or create the "
+                f"topic yourself."
+            )
         if answer.error_code in REFUSED:
             raise ConfigError(
                 f"The broker refuses to create topic {name} because of its {REFUSED[answer.error_code]}: "

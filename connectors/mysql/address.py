@@ -19,6 +19,8 @@ SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity"
 """The names of MySQL's clients; the default is preferred, and with *ssl_ca* verify_identity."""
 OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
 PORT = 3306
+CLIENT = 'mysql "$MYSQL_DATABASE"'
+"""The client of MySQL and MariaDB as a command: its database is that of the dsn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.mysql.address import MySQLAddress
+from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, look_up
+from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, look_up, shown_reference
 
 T = TypeVar("T")
 
@@ -81,6 +82,11 @@ class MySQLTableSource(TableSource[T]):
 
     def _as_json(self, part: Any) -> bytes:
         return msgspec.json.encode(part, enc_hook=str)
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`."""
+        statement = f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';"
+        return Grants(f"the database of {shown_reference(self.dsn)}", CLIENT, (statement,))
 
     def _dsn_problems(self) -> Iterator[str]:
         try:

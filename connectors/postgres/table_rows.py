@@ -160,6 +160,14 @@ class PostgresTableFinder:
             elif self._keeps:
                 self._require_kept(unended[0])
             return []
+        try:
+            return self._begun()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begun(self) -> list[SourceOffset]:
+        """The splits, of a snapshot that the session keeps."""
         connection = self._connection
         _begin(connection, self._source, self._id, "")
         table = _found(connection, self._source, self._id)

@@ -13,7 +13,8 @@ from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN
+from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
 from exactlyonce.pipeline.sizes import is_count
 
 T = TypeVar("T")
@@ -67,6 +68,16 @@ class PostgresTableSource(TableSource[T]):
     def _as_json(self, part: Any) -> bytes:
         row: str = part
         return row.encode()
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`."""
+        before, _, table = self.table.rpartition(".")
+        role, schema, name = (f'"{part.replace(chr(34), 2 * chr(34))}"' for part in (user, before or "public", table))
+        statements = (
+            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};', f"GRANT USAGE ON SCHEMA {schema} TO {role};",
+            f"GRANT SELECT ON {schema}.{name} TO {role};",
+        )  # fmt: skip
+        return Grants(f"the database of {shown_reference(self.dsn)}", "psql", statements)
 
     def _dsn_problems(self) -> Iterator[str]:
         if has_password(self.dsn):

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _NO_SCHEMA, _NO_SUBJECT, _NO_VERSION = 40403, 40401, 40402
 _INCOMPATIBLE = (409, 422)
+_REMEDIES = {
+    None: " Start it, or correct registry=.",
+    404: " Correct registry=: it takes the URL of the registry's API. Apicurio's ends with /apis/ccompat/v7.",
+}
+"""By HTTP status; None: there was no answer."""
 
 _schemas: dict[tuple[Registry, int], PublishedSchema] = {}
 _ids: dict[tuple[Registry, str, PublishedSchema], int] = {}
@@ -138,12 +143,13 @@ class RegistryClient:
                 raise UnknownSchema(text) from None
             if status in _INCOMPATIBLE:
                 raise SchemaRefused(text) from None
-            raise Unavailable(f"The schema registry at {self.url} {_how(status)}: {text}.") from None
+            advice = _REMEDIES.get(status, "")
+            raise Unavailable(f"The schema registry at {self.url} {_how(status)}: {text}.{advice}") from None
 
 
 def _how(status: int | None) -> str:
     if status in (401, 403):
         return "refuses the login; correct basic.auth.user.info, or the right of the user"
     if status == 404:
-        return "has no such page; is the URL that of its API? (Apicurio's ends with /apis/ccompat/v7)"
+        return "has no such page"
     return "does not answer" if status is None else "answers with an error"

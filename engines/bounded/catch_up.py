@@ -264,12 +264,12 @@ class CatchUp:
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
-                self.records = self._count(inputs, inputs.offsets_from(begun))
+                self.records = _offsets_in(self._remaining(inputs, inputs.offsets_from(begun)))
             elif self.options.restoration is None:
                 starts: Offsets = {source: {} for source in inputs.ids}
                 for start in inputs.start_offsets():
                     starts[start.source][start.partition] = start
-                self.records = self._count(inputs, starts)
+                self.records = _offsets_in(self._remaining(inputs, starts))
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
     def choose_parallelism(self, executors: Executors) -> None:
@@ -317,7 +317,7 @@ class CatchUp:
 
     def _stays_here(self, chunk: Sequence[Reading], manifest: Manifest) -> bool:
         """Whether this process computes *chunk* after *manifest*."""
-        if not self.small_here or sum(reading.length for reading in chunk) > SMALL_RECORDS:
+        if not self.small_here or _offsets_in(chunk) > SMALL_RECORDS:
             return False
         return sum(operator.state_bytes for operator in manifest.operators) <= SMALL_STATE_BYTES
 
@@ -362,8 +362,9 @@ class CatchUp:
 
     def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> bool:
         """Advance to the present stop offsets; False if the work stands there."""
-        ranges = self._ranges(connections)
-        total = sum(reading.length for reading in ranges)
+        connections.drive(connections.leader.look_at_inputs())
+        remaining = self._remaining(connections.surroundings.inputs, connections.surroundings.offsets)
+        total = _offsets_in(remaining)
         if not total:
             return False
         self.progress.began(summary.manifest, total)
@@ -373,20 +374,20 @@ class CatchUp:
 
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS
-        while any(reading.length for reading in ranges) and not self.stopping.is_set():
-            chunk = first_part(ranges, most, OPEN_READERS_MAX * summary.parallelism)
+        while any(reading.length for reading in remaining) and not self.stopping.is_set():
+            chunk = first_part(remaining, most, OPEN_READERS_MAX * summary.parallelism)
             here = self._stays_here(chunk, summary.manifest)
             advanced = advance(
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk,
                 submit=partial(with_upkeep, in_process_keeping if here else submit), submit_small=publish,
                 staging=THIS_MACHINE if here else staging, splittable=self._splittable,
-                to=() if self.follow else ranges,
+                to=() if self.follow else remaining,
             )  # fmt: skip
-            ranges = rest(ranges, chunk, advanced.manifest.offsets)
+            remaining = rest(remaining, chunk, advanced.manifest.offsets)
             summary.add(advanced)
             self._note_units(advanced)
             connections.publish_offsets()
-            offsets = sum(reading.length for reading in chunk)
+            offsets = _offsets_in(chunk)
             self.progress.advanced(advanced, offsets)
             if self.chunk_records is None:
                 most = chunk_records(
@@ -407,15 +408,13 @@ class CatchUp:
                 self._noted.add(text)
                 self.progress.note(self.options.client.redact(text))
 
-    def _ranges(self, connections: PipelineConnections) -> tuple[Reading, ...]:
-        connections.drive(connections.leader.look_at_inputs())
-        return self._to_read(connections.surroundings.inputs, connections.surroundings.offsets)
-
-    def _count(self, inputs: Inputs, starts: Offsets) -> int:
-        return sum(reading.length for reading in self._to_read(inputs, starts))
-
-    def _to_read(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
+    def _remaining(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
+        """The ranges from *starts* to the stop offsets."""
         return readings(starts, self.stop_offsets.ends(inputs, starts), inputs.others)
+
+
+def _offsets_in(ranges: Iterable[Reading]) -> int:
+    return sum(reading.length for reading in ranges)
 
 
 def follow_pause_s(idle_s: float) -> float:

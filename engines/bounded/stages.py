@@ -33,15 +33,19 @@ _decoder = msgspec.msgpack.Decoder(Receipt)
 
 
 def refuse_unbounded(graph: LogicalGraph) -> None:
-    """Raise ConfigError for a pipeline with timers by the clock, which no log has, or with loops: in a cycle no stage
-    comes first."""
+    """Raise ConfigError for a pipeline with loops, or that goes by the clock, where no order log has the time."""
+    refuse_loops(graph)
     clocked = [node.id for node in graph.timed if node.timed is not None and node.timed.has_clock]
     if clocked:
         raise ConfigError(
-            f"Operator {clocked[0]!r} goes by the clock, which bounded work (backfill, catch-up, replay, audit, diff, "
-            f"Spark) does not have yet. The local engine has it: use `exactlyonce run`, for a bounded run with --until "
-            f"latest."
+            f"Operator {clocked[0]!r} goes by the clock, and a backfill, a catch-up or a diff has none: no run has "
+            f"noted when it took which record. The local engine has a clock: use `exactlyonce run`, for a bounded run "
+            f"with --until latest. Its checkpoints can be replayed and audited."
         )
+
+
+def refuse_loops(graph: LogicalGraph) -> None:
+    """Raise ConfigError for a pipeline with loops: in a cycle no stage comes first."""
     if graph.loops:
         raise ConfigError(
             f"Records go round loop {graph.loops[0].id!r}, and bounded work runs the stages of a pipeline one after "

@@ -7,16 +7,22 @@ finalized are here, even those that the broker has aborted: their output is miss
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, TopicError
+from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.committer import SetAside, StoreView
 
 TRANSACTION = "transaction"
@@ -24,6 +30,7 @@ TRANSACTION = "transaction"
 OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 BY_NAME = "its store is known by the module alone: give module:pipeline"
 """Why a store is not asked if a pipeline is named without its module."""
+_AGAIN = "the next run commits it, as often as it takes; `transactions commit MODULE:PIPELINE` does so at once"
 DROPPED = "if the pipeline runs, it is of the checkpoint in flight; else the next run drops it, and computes it again"
 
 
@@ -35,6 +42,8 @@ class InPartition:
     partition: int
     first_offset: int | None = None
     count: int | None = None
+    hidden: int | None = None
+    """The offsets up to the end of the partition that read_committed readers do not get to see yet; None: not asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +94,21 @@ class WaitingOutput:
             return None
         return max(0, self.started_at_ms + self.timeout_ms - now_ms)
 
+    def figures(self, now_ms: int) -> dict[str, Any]:
+        """All of it for a program or a page; None is not known."""
+        return {
+            "name": self.name, "kind": self.kind, "state": self.state, "sink": self.sink, "subtask": self.subtask,
+            "transactional_id": self.name if self.kind == TRANSACTION else None,
+            "producer_id": self.producer_id, "epoch": self.epoch,
+            "incarnation": self.incarnation, "attempt": self.attempt,
+            "started_at_ms": self.started_at_ms, "timeout_ms": self.timeout_ms,
+            "open_ms": self.open_ms(now_ms), "left_ms": self.left_ms(now_ms),
+            "partitions": [[place.topic, place.partition] for place in self.places],
+            "written": [vars(place) for place in self.places],
+            "checkpoint": self.checkpoint, "records": self.records, "decided_in": self.decided_in,
+            "where": self.where or None,
+        }  # fmt: skip
+
 
 def open_ids(transactions: Transactions, pipeline: str) -> list[ListedTransaction]:
     """The open transactions of its sinks, which hold readers back."""
@@ -96,9 +120,9 @@ def find_transactions(
     transactions: Transactions, listed: Sequence[ListedTransaction], history: History | None
 ) -> list[WaitingOutput]:
     """The transactions of *listed*, and those that are decided in *history* and not finalized."""
-    decided = _decided(history) if history is not None else {}
     unfinalized = unfinalized_committables(history) if history is not None else {}
     names = sorted({*(transaction.transactional_id for transaction in listed), *unfinalized})
+    decided = _decided(history) if history is not None and names else {}
     outputs = []
     for name, state in transactions.describe(names).items():
         known = decided.get((name, state.producer_id, state.epoch)) if state is not None else None
@@ -118,13 +142,60 @@ def unfinalized_committables(history: History) -> dict[str, Committable]:
     return {committable.transactional_id: committable for committable in named if committable.records}
 
 
+def with_hidden(topics: Topics, outputs: Iterable[WaitingOutput]) -> list[WaitingOutput]:
+    """*outputs* with the number of offsets that each of their partitions hides from readers."""
+    known, hidden = list(outputs), dict[tuple[str, int], int]()
+    for topic in sorted({place.topic for output in known for place in output.places}):
+        with suppress(TopicError):  # it was deleted
+            ends = topics.end_offsets(topic, committed=False)  # first: later records are not held back
+            stable = topics.end_offsets(topic, committed=True)
+            hidden.update({(topic, partition): max(0, end - stable[partition]) for partition, end in ends.items()})
+    return [
+        dataclasses.replace(
+            output,
+            places=tuple(
+                dataclasses.replace(place, hidden=hidden.get((place.topic, place.partition))) for place in output.places
+            ),
+        )
+        for output in known
+    ]
+
+
+class WaitingLook:
+    """Looks at the waiting output of *pipeline* repeatedly, as the brokers and its decisions show it.
+
+    No store is asked: of those it has the output that is decided and not finalized.
+    """
+
+    def __init__(self, config: ClientConfig, pipeline: str, timeout_ms: int) -> None:
+        self._pipeline = pipeline
+        self._topics = Topics(config, timeout_ms=timeout_ms)
+        self._transactions = Transactions(config, timeout_ms=timeout_ms)
+
+    def look(self, history: History) -> list[WaitingOutput]:
+        """What waits, with *history*. The first look connects."""
+        found = find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
+        return [*with_hidden(self._topics, found), *StagedOutput().decided(history, lambda _: None)]
+
+    def close(self) -> None:
+        self._topics.close()
+        self._transactions.close()
+
+
 def with_offsets(transactions: Transactions, waiting: WaitingOutput) -> WaitingOutput:
     """*waiting*, if undecided, with its offsets and counts in each partition as the brokers have them."""
     if waiting.is_decided or not waiting.places:
         return waiting
-    producers = transactions.producers((place.topic, place.partition) for place in waiting.places)
+    hidden = {(place.topic, place.partition): place.hidden for place in waiting.places}
+    producers = transactions.producers(hidden)
     places = tuple(
-        InPartition(state.topic, state.partition, state.transaction_start_offset, state.last_sequence + 1)
+        InPartition(
+            topic=state.topic,
+            partition=state.partition,
+            first_offset=state.transaction_start_offset,
+            count=state.last_sequence + 1,
+            hidden=hidden.get((state.topic, state.partition)),
+        )
         for state in producers
         if state.producer_id == waiting.producer_id and state.transaction_start_offset is not None
     )
@@ -214,6 +285,26 @@ class StagedOutput:
             else:
                 self.views[sink] = view
 
+    def decided(
+        self, history: History, written_at_ms: Callable[[Sequence[BlockRef]], int | None]
+    ) -> Iterator[WaitingOutput]:
+        """The output for stores of the checkpoint that is decided and not finalized; *written_at_ms* dates blocks."""
+        manifest = history.unfinalized
+        if manifest is None:
+            return
+        for staged in manifest.staged:
+            view = self.views.get(staged.sink)
+            listed = next((waits for waits in view.waiting if names(staged, waits)), None) if view else None
+            state, where = _progress(staged, view, listed, described(history.storage))
+            staged_at_ms = listed.since_ms if listed else written_at_ms(staged.blocks)
+            yield WaitingOutput(
+                name=listed.name if listed else staged.name, kind=staged.kind, state=state, sink=staged.sink,
+                subtask=staged.subtask, checkpoint=staged.checkpoint, records=staged.records,
+                decided_in=manifest.checkpoint, where=where, next=_AGAIN,
+                incarnation=listed.incarnation if listed else None, attempt=str(listed.attempt) if listed else None,
+                started_at_ms=staged_at_ms or manifest.triggered_at_ms,
+            )  # fmt: skip
+
     def undecided(self, sink: str, history: History) -> Iterator[WaitingOutput]:
         """The undecided output that waits in the store of *sink*."""
         staged = history.unfinalized.staged if history.unfinalized else ()
@@ -232,3 +323,16 @@ class StagedOutput:
 def names(committable: StoreCommittable, waits: SetAside) -> bool:
     """Whether *committable* is the output that *waits* in its store."""
     return committable.subtask == waits.subtask and waits.name.encode() in committable.body
+
+
+def _progress(staged: StoreCommittable, view: StoreView | None, listed: SetAside | None, place: str) -> tuple[str, str]:
+    """The progress of a commit, and its evidence; blocks are kept in *place*."""
+    blocks = f"{counted(len(staged.blocks), 'block')} of {place}" if staged.blocks else ""
+    if view is None:
+        return "unknown", blocks or "the store was not asked"
+    has = view.ledger.get(staged.subtask, 0)
+    ledger = f"the ledger has checkpoint {has}" if has else "the ledger has nothing of the subtask"
+    if has >= staged.checkpoint:
+        return "applied", f"{ledger}: it is in the store"
+    where = blocks or ("set aside in the store" if listed else "not listed by the store any more")
+    return "waits", f"{where}; {ledger}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines.backends import state_backend
@@ -17,7 +17,7 @@ from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChan
 from exactlyonce.engines.local.clients import Clients
 from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredInput, Slices, SourceInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
-from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING, slice_pace
+from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, OVERTAKING, slice_pace
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
 from exactlyonce.engines.runtime import operators as ops
@@ -30,6 +30,7 @@ from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.timed import TimedOperator
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
@@ -74,6 +75,16 @@ class WorkerParts:
             if writer.unwritten:
                 counts[writer.sink] = counts.get(writer.sink, 0) + writer.unwritten
         return counts
+
+    @property
+    def timed(self) -> list[TimedOperator[Any]]:
+        return [operator for subtask in self.subtasks for operator in subtask.operators.timed]
+
+    @property
+    def watermarks(self) -> dict[str, msg.WatermarkOf]:
+        """See `messages.Progress`."""
+        of_sources = {source.name: source.watermark for source in self.sources if source.watermark is not None}
+        return of_sources | {each.id: msg.WatermarkOf(each.watermark, each.idle) for each in self.timed}
 
     def breathe(self) -> None:
         """Let sinks and blocks go on between two chunks of a slow batch; see `engines.runtime.operators`."""
@@ -136,6 +147,8 @@ class _Builder:
         self.outputs: list[Channel]
         self.fed: list[LoopChannel]
         self.restored: RestoredInput | None
+        self.least: int
+        """`Pace.least` of the task."""
 
     def _channels(self) -> dict[tuple[str, str, int], Channel]:
         """The channels by ("in" or "out", edge, other subtask)."""
@@ -157,6 +170,8 @@ class _Builder:
     def task(self, task: Task) -> None:
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
+        in_flight = [node.calls.in_flight for node in task.nodes if node.calls is not None]
+        self.least = min(max(in_flight, default=1), BATCH_RECORDS_MAX)
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
@@ -172,6 +187,7 @@ class _Builder:
                 monotonic_s=self.clients.monotonic_s,
                 now_ms=self.clients.clock.now_ms,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
+                least=self.least,
                 incremental=self.start.incremental,
                 restored=self.restored,
             )
@@ -182,7 +198,7 @@ class _Builder:
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         self.restored = RestoredInput(
-            deque(frames), edges, cautious=self.cautious, bounds=self.bounds, now_s=self.now_s
+            deque(frames), edges, cautious=self.cautious, bounds=self.bounds, least=self.least, now_s=self.now_s
         )
 
     def touched_groups(self, node: Node) -> None:
@@ -201,6 +217,7 @@ class _Builder:
                     port=ports[sender] if ports else None,
                     cautious=self.cautious,
                     bounds=self.bounds,
+                    least=self.least,
                     now_s=self.now_s,
                 )
             )
@@ -221,7 +238,9 @@ class _Builder:
     def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
         name = f"{edge.name}:{self.start.subtask}"
         self.inputs.append(
-            FeedbackInput(name, self.loops[edge.name], codec, push, cautious=self.cautious, now_s=self.now_s)
+            FeedbackInput(
+                name, self.loops[edge.name], codec, push, cautious=self.cautious, least=self.least, now_s=self.now_s
+            )
         )
 
     def feed(self, edge: FeedbackEdge, codec: BatchCodec) -> Push:
@@ -247,7 +266,7 @@ class _Builder:
         letters = self.operators.dead_letters.get(node.id)
         notes = self.parts.notes
         decoder = SourceDecoder(node.id, source, notes.append, before, skips=start.skips, dead_letters=letters)
-        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.now_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
         self.parts.sources.append(read)

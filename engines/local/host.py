@@ -39,11 +39,14 @@ from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, EndedAtOnce, ExactlyOnceError, UserError
 from exactlyonce.pipeline.loading import Reference
 
 FINISH_TIMEOUT_S = 30.0
 """The time that workers have at a clean end to close the user's operators, or to write more of what waits."""
+
+LASTS_S = 10.0
+"""A fault that may pass is noted if it has lasted for so long: a fresh broker has them for some seconds."""
 
 
 class Lane(enum.Enum):
@@ -106,6 +109,29 @@ class _Lanes:
             closed.result()
 
 
+class RepeatedFault:
+    """A fault that comes again and again: it is news once. If it may pass, it has to last for `LASTS_S` before.
+
+    >>> fault, away = RepeatedFault(), BrokerUnavailable("It starts.")
+    >>> [fault.is_news(away, now_s) for now_s in (3.0, 12.9, 13.0, 14.0)]
+    [False, False, True, False]
+    >>> RepeatedFault().is_news(UserError("No right."), 3.0)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._noted = False
+
+    def is_news(self, error: UserError, now_s: float) -> bool:
+        """Whether *error* is to be noted now, in seconds of a monotonic clock."""
+        since_s = self._since_s = now_s if self._since_s is None else self._since_s
+        if self._noted or (isinstance(error, BrokerUnavailable) and now_s < since_s + LASTS_S):
+            return False
+        self._noted = True
+        return True
+
+
 class LocalHost:
     """A `Host`, for one job; `run` drives it."""
 
@@ -128,8 +154,8 @@ class LocalHost:
         self._connections: PipelineConnections
         self._producers: Transactions | None = None
         self._mailbox: Mailbox | None = None
-        self._mailbox_error = ""
-        """Why the last look at the mailbox failed."""
+        self._unread = RepeatedFault()
+        """That of looks at the mailbox."""
         self._selected: list[selectors.SelectorKey] = []
         self._hurry: EndedAtOnce | None = None
         """Why nothing is waited for any more; None: everything is."""
@@ -227,12 +253,12 @@ class LocalHost:
             mailbox = Mailbox(self._options.client.confluent(), self._connections.pipeline)
             self._mailbox = self._lanes.keep(Lane.MAILBOX, mailbox)
         try:
-            request, self._mailbox_error = self._mailbox.look(), ""
+            request = self._mailbox.look()
         except UserError as error:
-            if not self._mailbox_error:
+            if self._unread.is_news(error, self.monotonic_s()):
                 self._note(f"the mailbox cannot be read at present: {error}")
-            self._mailbox_error = str(error)
             return None
+        self._unread = RepeatedFault()
         incarnation = self._connections.leader.incarnation.incarnation
         return request if request is not None and request.incarnation == incarnation else None
 

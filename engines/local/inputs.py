@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Capture, Channel
+from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
@@ -200,7 +201,8 @@ class SourceInput:
         quiet = self.reader.quiet()
         if unsure := times.unsure(quiet, now_s):
             quiet = self.reader.quiet(ask=unsure)
-        times.rest(self.reader.positions(), quiet, now_s, behind=self._behind)
+        asked_s = self.slices.now_s() - now_s
+        times.rest(self.reader.positions(), quiet, now_s, behind=self._behind, asked_s=asked_s)
         self._ticks_s, self._behind = now_s + TICK_S, True
         return times.advanced(now_s)
 
@@ -214,6 +216,19 @@ class SourceInput:
     def processed(self) -> Watermark | None:
         now_s, times = self.slices.processed(), self.decoder.times
         return None if times is None else times.advanced(now_s)
+
+    @property
+    def watermark(self) -> WatermarkOf | None:
+        """None: its records have no times."""
+        times = self.decoder.times
+        if times is None:
+            return None
+        slowest = times.slowest
+        if slowest is None:
+            return WatermarkOf(times.watermark, True)
+        position = next(each for each in self.reader.positions() if each.partition == slowest)
+        at = position.in_cluster or position
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]")
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX
@@ -245,11 +260,13 @@ class FramedInput:
     """Whether to hand out little until a barrier has come through: slow records may have kept the last attempt from
     that, and this one begins with the same records."""
     bounds: Bounds = field(default=ALIGNED, kw_only=True)
+    least: int = field(default=1, kw_only=True)
+    """`Pace.least`."""
     now_s: Callable[[], float] = field(default=perf_counter, kw_only=True)
     slices: FrameSlices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.now_s)
 
     def trust(self) -> None:
         self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
@@ -280,7 +297,7 @@ class ChannelInput(FramedInput):
         self._departures = Departures(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
-        self._least = max(1, IN_FLIGHT_MIN // self.siblings)
+        self._least = max(1, max(IN_FLIGHT_MIN, self.least) // self.siblings)
         self.window = self._least
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:

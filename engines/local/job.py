@@ -42,6 +42,7 @@ from exactlyonce.pipeline.errors import (
     StoppedShort,
     made_from,
 )
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.names import setting
 
@@ -301,7 +302,7 @@ class Job:
     def _perform(self, effect: events.Effect) -> None:
         match effect:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
-                self.report.step("triggered", checkpoint=checkpoint)
+                self.report.triggered(checkpoint)
                 drains = final and self.options.drain and self._attempt.finished == self._sources
                 for worker in self.host.workers:
                     added = {
@@ -343,7 +344,7 @@ class Job:
 
     def _restart(self, effect: events.Restart) -> None:
         if effect.reason:
-            self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
+            self.report.restarting(effect.reason, f"restarting from the last completed checkpoint: {effect.reason}")
         self._agenda.drop("deploy")
         self._attempt.last_output = LastOutput(self.plan.graph)
         self._delay_ms = effect.delay_ms
@@ -359,7 +360,7 @@ class Job:
 
     def _decided(self, plan: events.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
-            self.report.completed(plan, verdict.manifest, self.host.clock.monotonic_ms())
+            self.report.completed(plan, verdict, self.host.clock.monotonic_ms())
         self._feed(events.Concluded(plan.checkpoint, verdict))
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ class Job:
             case msg.Acknowledge(ack):
                 self.leader.acknowledged(ack)
                 self._lead(self.leader.count_acknowledged())
-                self.report.acknowledged(message)
+                self.report.acknowledged(ack)
                 self._feed(events.Acknowledged(ack))
             case msg.SourceFinished(task, subtask):
                 self._attempt.finished.add((task, subtask))
@@ -452,6 +453,9 @@ class Job:
         if end.cancelled:
             self.report.note("cancelled, as asked for: it has ended without a last checkpoint")
         self.report.ended(manifest)
+        if self.options.until == "latest" and not self.options.drain and self.plan.graph.timed:
+            for line in _silent(manifest):
+                self.report.note(line)
         self._over(lost or self._falls_short(end, manifest))
 
     def _falls_short(self, end: events.End, manifest: Manifest) -> ExactlyOnceError | None:
@@ -468,10 +472,26 @@ class Job:
         return None
 
 
+def _silent(manifest: Manifest) -> Iterator[str]:
+    """A line for each source with partitions that have had no record, and so hold back those that had."""
+    for source in sorted({offset.source for offset in manifest.offsets if offset.floor != NO_FLOOR}):
+        silent = [
+            f"{offset.topic}[{offset.partition}]"
+            for offset in manifest.offsets
+            if offset.source == source and offset.floor == NO_FLOOR
+        ]
+        if silent:
+            yield (
+                f"source {source!r}: no record has come from {', '.join(silent)}, so its watermark has not begun, and "
+                f"what waits for it stays in the state: a longer run goes on after idle= of the source, or with --drain"
+            )
+
+
 def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCheckpoint | None = None) -> StoppedShort:
     """*deciding*: the checkpoint that was being committed."""
     begins = f"checkpoint {newest.checkpoint}" if newest is not None and newest.checkpoint else "the beginning"
     left = f", or from checkpoint {deciding.checkpoint}, whose commit it takes up" if deciding is not None else ""
+    why = why.removesuffix(".")
     return StoppedShort(
         f"Stopped, as asked for, without a last checkpoint: {why}. Nothing is lost: the next run goes on from {begins}"
         f"{left}."

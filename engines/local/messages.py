@@ -117,8 +117,6 @@ class Acknowledge(msgspec.Struct, tag=True):
     """Worker to coordinator: a subtask's snapshot is durable."""
 
     ack: Ack
-    sync_ms: float
-    async_ms: float
 
 
 class SourceFinished(msgspec.Struct, tag=True):
@@ -126,6 +124,17 @@ class SourceFinished(msgspec.Struct, tag=True):
 
     task: str
     subtask: int
+
+
+class WatermarkOf(msgspec.Struct):
+    """The watermark of a source or an operator in one worker."""
+
+    time_ms: int
+    """In ms of event time, `NO_WATERMARK` before the first."""
+    idle: bool
+    """Whether no record is expected."""
+    held_back_by: str = ""
+    """The partition of a source whose records come last."""
 
 
 class Progress(msgspec.Struct, tag=True, kw_only=True):
@@ -139,8 +148,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     open_transactions: int
     first_record_ms: int
     """The wall clock of the first batch; 0 before it."""
-    lags: dict[str, int]
-    """Records up to the last stable offset that are not read, by source."""
+    lags: dict[str, list[tuple[str, int, int]]]
+    """Topic, partition, and the records up to the last stable offset that are not read, by source."""
     going_round: int
     """Records that wait to come round a loop."""
     waiting: list[str]
@@ -155,12 +164,24 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The records not written though their checkpoint is finalized, by sink."""
     operators: dict[str, tuple[float, int]] = {}
     """The seconds in each operator and the records that came to it."""
+    watermarks: dict[str, WatermarkOf] = {}
+    """Of sources and operators with event time, by id."""
+    late: dict[str, int] = {}
+    """The late records by operator."""
     busiest: str = ""
     """The operator that took most of the last seconds; empty: none took any."""
     busiest_ms: float = 0.0
     """Its time for a record."""
     busiest_share: float = 0.0
     """Its share of the worker's time."""
+
+    @property
+    def lag_by_source(self) -> dict[str, int]:
+        return {source: sum(lag for _, _, lag in places) for source, places in self.lags.items()}
+
+    @property
+    def lag(self) -> int:
+        return sum(self.lag_by_source.values())
 
 
 class Occupied(msgspec.Struct, tag=True):

@@ -1,8 +1,9 @@
 """Pace: how many records are taken at once, and how many may wait; see docs/design/backpressure.md.
 
 A slice takes about a given time, by the cost of a record in the last slice. Its size grows to its double at most, and
-shrinks at once. A channel or a sink's client may hold as many records as have left it lately. A subtask takes no more
-than its outputs have room for. Pure: the time is an argument.
+shrinks at once, but not below what an operator asks services for at a time. A channel or a sink's client may hold as
+many records as have left it lately. A subtask takes no more than its outputs have room for. Pure: the time is an
+argument.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Pace:
     size: int
     """Records."""
     most: int
+    least: int = 1
+    """Records that take no longer than one: a service is asked for all of them at a time."""
     _cost_s: float = 0.0
     """The cost of a record in the last slice."""
 
@@ -56,13 +59,13 @@ class Pace:
         if records:
             self._cost_s = elapsed_s / records
             fits = records * self.target_s / max(elapsed_s, 1e-9)
-            self.size = max(1, min(int(fits), 2 * self.size, self.most))
+            self.size = max(self.least, min(int(fits), 2 * self.size, self.most))
 
     def within(self, hurried: bool) -> int:
         """The size of the next slice; *hurried*: of `HURRIED_SLICE_S` at most."""
         if not hurried or self._cost_s * self.size <= HURRIED_SLICE_S:
             return self.size
-        return max(1, int(HURRIED_SLICE_S / self._cost_s))
+        return max(self.least, int(HURRIED_SLICE_S / self._cost_s))
 
 
 SLICE_AT_FIRST = 4
@@ -72,9 +75,10 @@ IN_FLIGHT_MIN = 8
 """The least window of all channels of a shuffle into a subtask. It can double with each round trip."""
 
 
-def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
-    """The pace of an input. *cautious*: it stays small until `most` is raised."""
-    return Pace(bounds.slice_s, SLICE_AT_FIRST, SLICE_CAUTIOUS if cautious else BATCH_RECORDS_MAX)
+def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED, least: int = 1) -> Pace:
+    """The pace of an input. *cautious*: it stays small until `most` is raised. *least*: `Pace.least`."""
+    most = SLICE_CAUTIOUS if cautious else BATCH_RECORDS_MAX
+    return Pace(bounds.slice_s, max(SLICE_AT_FIRST, least), max(most, least), least)
 
 
 class TakesRecords(Protocol):

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TextIO
 
+import msgspec
+
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.events import PendingCheckpoint
+from exactlyonce.checkpoint.decision import Decided
+from exactlyonce.checkpoint.events import Ack, PendingCheckpoint, Phases
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
-from exactlyonce.engines.local.messages import Acknowledge, Progress
+from exactlyonce.engines.local.messages import Progress
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -105,6 +108,8 @@ class TerminalReporter(Reporter):
         )
         if figures.get("dead_letters"):
             line += f"   dead letters {figures['dead_letters']:,}"
+        if figures.get("late"):
+            line += f"   late {figures['late']:,}"
         if self._last:
             last = self._last
             line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {shown_bytes(last['bytes'])}"
@@ -137,7 +142,9 @@ class Report:
         self._letters = dict.fromkeys(dead_letters, 0)
         """The letters of finalized checkpoints, by sink."""
         self._workers: dict[int, Progress] = {}
-        self._acks: dict[int, list[Acknowledge]] = {}
+        self._triggered: dict[int, float] = {}
+        """When each checkpoint in flight was triggered, by the monotonic clock."""
+        self._phases: dict[int, list[Phases]] = {}
         self._live_at = 0.0
         self._previous = (time.monotonic(), 0)
         self._gap_ms = 0.0
@@ -161,6 +168,11 @@ class Report:
     def step(self, step: str, **fields: Any) -> None:
         self._event("step", step=step, **fields)
 
+    def restarting(self, reason: str, text: str) -> None:
+        """The workers, or the whole incarnation, begin again; *text* says so to a person."""
+        self.step("restarting", reason=self._redact(reason))
+        self.note(text)
+
     def recovered(self, manifest: Manifest, incarnation: int) -> None:
         self._event("started", incarnation=incarnation, checkpoint=manifest.checkpoint)
 
@@ -169,20 +181,24 @@ class Report:
         self._previous = (time.monotonic(), 0)
         self.step("deployed", workers=processes)
 
-    def acknowledged(self, message: Acknowledge) -> None:
-        self._acks.setdefault(message.ack.checkpoint, []).append(message)
-        self.step(
-            "acknowledged",
-            checkpoint=message.ack.checkpoint,
-            worker=message.ack.subtask,
-            task=message.ack.task,
-            sync_ms=round(message.sync_ms, 1),
-            async_ms=round(message.async_ms, 1),
-        )
+    def triggered(self, checkpoint: int) -> None:
+        self._triggered[checkpoint] = time.monotonic()
+        self.step("triggered", checkpoint=checkpoint)
 
-    def completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
+    def acknowledged(self, ack: Ack) -> None:
+        triggered_s, times = self._triggered.get(ack.checkpoint), {}
+        if ack.phases is not None:
+            self._phases.setdefault(ack.checkpoint, []).append(ack.phases)
+            times = {"sync_ms": round(ack.phases.sync_ms, 1), "async_ms": round(ack.phases.async_ms, 1)}
+        stats = ack.stats(None if triggered_s is None else round(1000 * (time.monotonic() - triggered_s)))
+        figures = {name: value for name, value in msgspec.structs.asdict(stats).items() if name != "subtask"}
+        self.step("acknowledged", checkpoint=ack.checkpoint, worker=ack.subtask, **times, **figures)
+
+    def completed(self, plan: PendingCheckpoint, decided: Decided, now_ms: int) -> None:
         """A checkpoint is finalized."""
-        acks = [ack for n in list(self._acks) if n <= plan.checkpoint for ack in self._acks.pop(n)]
+        manifest = decided.manifest
+        phases = [timed for n in list(self._phases) if n <= plan.checkpoint for timed in self._phases.pop(n)]
+        self._triggered = {n: triggered_s for n, triggered_s in self._triggered.items() if n > plan.checkpoint}
         gap_ms, self._gap_ms = self._gap_ms, 0.0
         for committable in manifest.committables:
             if committable.sink in self._letters:
@@ -192,8 +208,10 @@ class Report:
             checkpoint=plan.checkpoint,
             kind=manifest.kind,
             duration_ms=now_ms - plan.triggered_ms,
-            sync_ms=round(max((ack.sync_ms for ack in acks), default=0.0), 1),
-            async_ms=round(max((ack.async_ms for ack in acks), default=0.0), 1),
+            decided_at_ms=decided.decided_at_ms,
+            committed_at_ms=decided.committed_at_ms,
+            sync_ms=round(max((timed.sync_ms for timed in phases), default=0.0), 1),
+            async_ms=round(max((timed.async_ms for timed in phases), default=0.0), 1),
             bytes=manifest.written_bytes,
             state_bytes=manifest.state_bytes,
             committables=len(manifest.committables) + len(manifest.staged),
@@ -224,7 +242,8 @@ class Report:
             name: sum(getattr(worker, name) for worker in workers)
             for name in ("records_in", "records_out", "skipped", "going_round", "open_transactions")
         }
-        totals["lag"] = sum(sum(worker.lags.values()) for worker in workers)
+        totals["late"] = sum(sum(worker.late.values()) for worker in workers)
+        totals["lag"] = sum(worker.lag for worker in workers)
         return totals | ({"dead_letters": sum(self._letters.values())} if self._letters else {})
 
     def live(self, core: Coordinator) -> None:

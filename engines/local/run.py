@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines import events
@@ -25,6 +24,8 @@ from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
 from exactlyonce.engines.local.monitoring.metrics import Metrics
 from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Paths, serving
+from exactlyonce.engines.local.monitoring.spans import exporting
+from exactlyonce.engines.local.monitoring.waiting import WaitingNow
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
@@ -32,11 +33,9 @@ from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Unavailable, Undetermined
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.pipeline.names import setting
 
 PAUSE_S = 0.1
 """The interval in which a waiting run looks for its turn."""
@@ -89,7 +88,7 @@ def run_loaded(
     graph = loaded.pipeline.build()
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)
-    refuse_event_time(graph, options.checkpoint)
+    refuse_event_time(graph)
     restart, recovered = options.restart_strategy(), False
     succession = Succession(standby=options.standby, clock=SystemClock())
     with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
@@ -116,44 +115,43 @@ def run_loaded(
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
                 if not recovered or delay_ms is None or options.inline:
                     raise
-                job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")
+                job.report.restarting(str(error), f"{error} A new incarnation begins in {delay_ms} ms.")
                 job.report.turned(WAITING, rests_s=delay_ms / 1000)
                 if stopper.asked.wait(delay_ms / 1000):
                     raise
 
 
-def refuse_event_time(graph: LogicalGraph, settings: CheckpointSettings) -> None:
-    """Raise ConfigError for state by time together with anything that it does not go with yet."""
-    if not graph.timed:
-        return
-    begins = f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with"
-    if settings.unaligned:
-        raise ConfigError(f"{begins} unaligned checkpoints yet: leave {setting('unaligned')} out.")
-    if settings.mode != EXACTLY_ONCE:
-        raise ConfigError(f"{begins} mode {settings.mode} yet: use mode {EXACTLY_ONCE}.")
-    if graph.loops:
+def refuse_event_time(graph: LogicalGraph) -> None:
+    """Raise ConfigError for state by time in a graph with loops."""
+    if graph.timed and graph.loops:
         raise ConfigError(
-            f"{begins} loops yet: write the records that it takes, or those that go into loop "
-            f"{graph.loops[0].id!r}, to a topic, and read it in another pipeline."
+            f"Operator {graph.timed[0].id!r} keeps state by time, which does not go with loops yet: write the records "
+            f"that it takes, or those that go into loop {graph.loops[0].id!r}, to a topic, and read it in another "
+            f"pipeline."
         )
 
 
 @contextmanager
 def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Iterator[Sequence[Reporter]]:
-    """*reporter*, and those whose figures are served meanwhile at the addresses of *options*."""
+    """*reporter*, and those whose figures are served at, or sent to, the addresses of *options* meanwhile."""
     health = Health(options.checkpoint)
     probes: Paths = {"/live": health.answer_live, "/ready": health.answer_ready}
     reporters: list[Reporter] = [reporter, health]
     served: dict[str, Paths] = {}
+    stack = ExitStack()
     if options.metrics:
         metrics = Metrics(physical.graph.pipeline_id)
         reporters.append(metrics)
         served[options.metrics] = {"/metrics": metrics.answer, **probes}
     if options.ui:
-        page = Page(physical, health, SystemClock())
+        waiting = WaitingNow(options.client, physical.graph.pipeline_id, SystemClock())
+        stack.callback(waiting.close)
+        page = Page(physical, health, SystemClock(), waiting.figures)
         reporters.append(page)
         served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
-    with ExitStack() as stack:
+    with stack:
+        if options.traces:
+            reporters.append(stack.enter_context(exporting(physical.graph.pipeline_id, options.traces)))
         for address, paths in served.items():
             stack.enter_context(serving(*listening_at(address), paths))
             shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))

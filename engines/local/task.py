@@ -19,7 +19,7 @@ docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.cut import Cut
+from exactlyonce.engines.runtime.cut import Cut, Stopwatch
 from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
@@ -70,15 +70,15 @@ class Snapshots:
     def busy(self) -> bool:
         return bool(self._under_way)
 
-    def begin(self, checkpoint: int, cut: Cut, began_s: float) -> None:
-        """Write *cut*, whose synchronous part began at *began_s* and is over."""
+    def begin(self, checkpoint: int, cut: Cut, stopwatch: Stopwatch) -> None:
+        """Write *cut*, whose synchronous part is over."""
         self.capturing += bool(cut.captures)
-        self._under_way.append(self._write(checkpoint, cut, began_s, self._monotonic_s() - began_s))
+        self._under_way.append(self._write(checkpoint, cut, stopwatch))
 
-    def _write(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
-        ack = yield from cut.acknowledge(self._operators.blocks(self._blocks, checkpoint))
+    def _write(self, checkpoint: int, cut: Cut, stopwatch: Stopwatch) -> Iterator[bool]:
+        ack = yield from cut.acknowledge(self._operators.blocks(self._blocks, checkpoint), stopwatch)
         self.capturing -= bool(cut.captures)
-        self._acknowledge(Acknowledge(ack, sync_s * 1000, (self._monotonic_s() - began_s) * 1000))
+        self._acknowledge(Acknowledge(ack))
         hit("worker-acknowledged")
 
     def advance(self, budget_s: float) -> bool:
@@ -109,6 +109,8 @@ class Subtask:
     """The clock that operators may go by."""
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
+    least: int = 1
+    """`Pace.least`: the records that are taken at least, if the outputs have any room."""
     incremental: bool = True
     """Whether a snapshot holds only changes, unless it is a savepoint."""
     restored: RestoredInput | None = None
@@ -130,6 +132,8 @@ class Subtask:
         """The last checkpoint of the run: nothing is taken after it."""
         self._due: deque[Due] = deque()
         """Checkpoints without a snapshot, oldest first."""
+        self._barrier_s: dict[int, float] = {}
+        """When the first barrier of each checkpoint came that has no snapshot yet."""
         self.fetching = False
         """Whether the last `advance` read stored state that no record had asked for."""
 
@@ -151,14 +155,17 @@ class Subtask:
     @property
     def room(self) -> int:
         """The number of records that may be taken; 0: the outputs must drain first."""
-        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in self._outlets]])
+        return self._room_at(self._outlets)
+
+    def _room_at(self, outlets: Iterable[Outlet]) -> int:
+        room = min([BATCH_RECORDS_MAX, *[outlet.room for outlet in outlets]])
+        return room and max(room, self.least)
 
     @property
     def _room_before_barrier(self) -> int:
         """The room for records before a barrier: a closed channel takes all of them."""
         closed = [channel.closed and not channel.full for channel in self.outputs]
-        needed = [outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed]
-        return min([BATCH_RECORDS_MAX, *[outlet.room for outlet in needed]])
+        return self._room_at(outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed)
 
     def step(self, *, hurried: bool = False) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any. *hurried*: a short batch,
@@ -169,8 +176,8 @@ class Subtask:
             if isinstance(source, ChannelInput):
                 source.close(closed)
         room = self.room
-        if self.operators.clocked and not self._is_over:
-            self.operators.tell_time(self.now_ms())
+        if self.operators.clocked and not self.operators.firings and not self._is_over:
+            self.operators.look_at_clock(self.now_ms())
         if self.operators.firings:
             return bool(room) and self._fire(room)
         room_of_new = self._room_before_barrier if closed and self._due else room
@@ -187,6 +194,7 @@ class Subtask:
             goes_round = isinstance(source, FeedbackInput)
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
+                self.alignment.take(source.name)
                 self.operators.advance(source, item)
                 if self.operators.firings:
                     return True
@@ -254,6 +262,8 @@ class Subtask:
     def _barrier(self, source: Input, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
+        if frame.checkpoint > self.alignment.checkpoint_latest:
+            self._barrier_s.setdefault(frame.checkpoint, self.monotonic_s())
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
             hit("worker-aligned")
             self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
@@ -270,9 +280,14 @@ class Subtask:
             self._due.append(Due(frame, overtakes_s))
 
     def overtake(self) -> bool:
-        """Take the snapshots whose barriers overtake now; True if there was one."""
+        """Take the snapshots whose barriers overtake now; True if there was one. None is taken within a firing."""
         moved = False
-        while self._due and (at_s := self._due[0].overtakes_s) is not None and self.monotonic_s() >= at_s:
+        while (
+            not self.operators.firings
+            and self._due
+            and (at_s := self._due[0].overtakes_s) is not None
+            and self.monotonic_s() >= at_s
+        ):
             self._overtake(self._due[0].frame)
             moved = True
         return moved
@@ -292,7 +307,8 @@ class Subtask:
         """Take the synchronous part, and begin to write the rest."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
-        began_s = self.monotonic_s()
+        stopwatch = Stopwatch(self.monotonic_s, self._barrier_s.pop(frame.checkpoint, self.monotonic_s()))
+        stopwatch.next_phase()
         offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
         left = self.restored.left() if self.restored is not None else []
         cut = self.operators.cut(
@@ -311,7 +327,8 @@ class Subtask:
         if self.restored is not None:
             self.restored.trust()
         hit("worker-frozen")
-        self.snapshots.begin(frame.checkpoint, cut, began_s)
+        stopwatch.next_phase()
+        self.snapshots.begin(frame.checkpoint, cut, stopwatch)
 
     def advance(self, budget_s: float) -> bool:
         """Read restored state for about `FETCH_BUDGET_S`, then write snapshots for about *budget_s*; True if anything

@@ -99,7 +99,9 @@ class ProgressReport:
             longest_gap_ms=self._longest_gap_s * 1000,
             open_transactions=sum(writer.open_transactions for writer in parts.writers),
             first_record_ms=self._first_record_ms,
-            lags={source.name: source.reader.lag() for source in parts.sources},
+            lags={
+                source.name: [(*place, lag) for place, lag in source.reader.lags().items()] for source in parts.sources
+            },
             going_round=sum(task.going_round for task in parts.subtasks),
             waiting=list(filter(None, waiting)),
             notes=list(parts.notes),
@@ -107,6 +109,8 @@ class ProgressReport:
             held_up=[writer.held_up for writer in parts.writers if writer.held_up],
             unwritten=parts.unwritten,
             operators={name: (took_s, self._activity.records[name]) for name, took_s in self._activity.seconds.items()},
+            watermarks=parts.watermarks,
+            late={operator.id: operator.late for operator in parts.timed if operator.late},
             busiest=busiest,
             busiest_ms=busiest_ms,
             busiest_share=busiest_share,

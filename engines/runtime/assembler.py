@@ -16,17 +16,20 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import in_flight, joins, ordering, timers, windows
+from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, revisions, timers, window_joins, windows
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import StagedBlocks, SubtaskBlocks, WorkerBlocks, whole_or_halt
 from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
 from exactlyonce.pipeline.context import Context
@@ -55,8 +58,9 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
     Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
 }  # fmt: skip
 """The operators of nothing but the user's function."""
-_OF_TIMED: dict[type[Timed], type[ops.TimedOperator]] = {
-    **windows.OPERATORS, **joins.OPERATORS, **timers.OPERATORS, **ordering.OPERATORS,
+_OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
+    **windows.OPERATORS, **revisions.OPERATORS, **joins.OPERATORS, **window_joins.OPERATORS, **timers.OPERATORS,
+    **ordering.OPERATORS, **expiry.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
 
@@ -134,26 +138,49 @@ class TaskOperators:
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
-    firings: list[ops.TimedOperator] = field(default_factory=list)
+    firings: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
-    clocked: list[ops.TimedOperator] = field(default_factory=list)
+    timed: list[TimedOperator[Any]] = field(default_factory=list)
+    clocked: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators that go by the clock, too."""
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
+    answers: Answers = field(default_factory=Answers)
+    """Those of services."""
+    _now_ms: int = field(default=0, init=False)
+    """The time by the clock at the last look."""
+    _told_ms: int = field(default=0, init=False)
+    """The time that `clocked` know."""
 
     def take(self, source: BatchInput, batch: Batch) -> None:
+        self.tell_time(self._now_ms)
         if self.order is not None:
             source.note(self.order)
             self.order.end_batch()
         source.push(batch)
 
+    def look_at_clock(self, now_ms: int) -> None:
+        """It is *now_ms*, in ms since 1970: what is due by the clock is in `firings` then.
+
+        Operators are told the time only then, or with the next input, so that the order log is short.
+        """
+        self._now_ms = max(self._now_ms, now_ms)
+        if any(operator.rings(self._now_ms) for operator in self.clocked):
+            self.tell_time(self._now_ms)
+
     def tell_time(self, now_ms: int) -> None:
-        """Tell the operators that go by the clock the time, in ms since 1970."""
+        """Tell the operators that go by the clock the time, in ms since 1970, which never falls."""
+        if not self.clocked or now_ms <= self._told_ms:
+            return
+        self._told_ms = now_ms
+        if self.order is not None:
+            self.order.clock(now_ms)
         for operator in self.clocked:
             operator.tell_time(now_ms)
 
     def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
         """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+        self.tell_time(self._now_ms)
         if self.order is not None:
             self.order.watermark(source.name, watermark)
         assert source.port is not None, "the assembler has given one to every input with watermarks"
@@ -188,8 +215,11 @@ class TaskOperators:
         are exactly those between two barriers.
         """
         require(not self.firings, "a cut waits until all that is due is out")
-        exact = exact and not self.clocked  # no log has the time that they were told
-        order = self.order.cut(exact=exact) if self.order is not None and not (self.order.empty and exact) else None
+        order, answers = None, self.answers.cut()
+        if self.order is not None and not (self.order.empty and not answers and exact):
+            order = self.order.cut(exact=exact, answers=answers)
+        for operator in self.by_id.values():
+            operator.settle()
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)
@@ -297,9 +327,12 @@ class Assembler:
             return ends.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
-        function = None if node.fn is None else self._function(node, operators)
+        asks_nobody = node.calls is not None and operators.answers.replayed is not None
+        function = None if node.fn is None or asks_nobody else self._function(node, operators)
         operator: ops.BatchOperator
-        if node.timed is not None:
+        if node.calls is not None:
+            operator = Enricher(node.id, function, node.calls, AnswerCodec(node.calls.answer), operators.answers)
+        elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
             operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
@@ -313,7 +346,9 @@ class Assembler:
 
     def _function(self, node: Node, operators: TaskOperators) -> Any:
         self.activity.phase(f"the making of operator {node.id!r}")
-        function = node.make()
+        function: Any = node.make()
+        if node.calls is not None:
+            function = Service(function)
         if hasattr(function, "open"):
             self.activity.phase(f"open() of operator {node.id!r}")
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
@@ -335,21 +370,23 @@ class Assembler:
         operators.tables.append(table)
         return table
 
-    def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> ops.TimedOperator:
+    def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> TimedOperator[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
         table = self.timed_table(node, by_key=timed.by_key)
         operators.tables.append(table)
         operator = _OF_TIMED[type(timed)].made(
-            ops.TimedParts(
+            TimedParts(
                 node=node,
                 table=table,
                 groups=self._groups(node),
+                max_parallelism=self.plan.graph.max_parallelism,
                 function=function,
                 has_times=self.plan.graph.has_event_time,
             )
         )
         operator.firings, operator.note = operators.firings, self.note
         operator.late_output, operator.late_right_output = node.late, node.late_right
+        operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
         return operator
 

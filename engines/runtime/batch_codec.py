@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.engines.runtime.batch import Batch, floors_of
-from exactlyonce.engines.runtime.operators import facts_of, or_skip
+from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of
+from exactlyonce.engines.runtime.operators import facts_of, or_skip, shown_origin
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -77,6 +77,27 @@ class Origins(Sequence[Coordinates]):
         names, marks = map(self._names.__getitem__, self._topics), map(self._marks.__getitem__, self._topics)
         return map(Coordinates, names, self._partitions, self._offsets, marks)
 
+    @property
+    def columns(self) -> tuple[list[str], Sequence[int], Sequence[int]]:
+        """See `coordinates_of`."""
+        return list(map(self._names.__getitem__, self._topics)), self._partitions, self._offsets
+
+
+def origins_of(operator: str, groups: Sequence[int], slots: Sequence[int]) -> Origins:
+    """The origins of results that *operator* gives for key groups in slots."""
+    return Origins([operator], [""], array("H", bytes(2 * len(slots))), array("i", groups), array("q", slots))
+
+
+def coordinates_of(origins: Sequence[Origin]) -> tuple[list[str], Sequence[int], Sequence[int]]:
+    """The topics, partitions and offsets of *origins*, as columns."""
+    if isinstance(origins, Origins):
+        return origins.columns
+    return (
+        [origin.topic() or "" for origin in origins],
+        [origin.partition() or 0 for origin in origins],
+        [origin.offset() or 0 for origin in origins],
+    )
+
 
 class BatchCodec:
     """Encodes and decodes frames. A record that is not of its type is the user's error: `RecordError` names the
@@ -121,7 +142,7 @@ class BatchCodec:
         """*frame* without the records that stem from *skips*; None: nothing is left."""
         batch = self.decode(frame)
         gone = {(place.topic, place.partition, place.offset) for place in skips}
-        kept = [(origin.topic(), origin.partition(), origin.offset()) not in gone for origin in batch.origins]
+        kept = [place not in gone for place in zip(*coordinates_of(batch.origins), strict=True)]
         if all(kept):
             return frame
         return self.encode(batch.where(kept)) if any(kept) else None
@@ -131,10 +152,9 @@ class BatchCodec:
             try:
                 code(record)
             except Exception as problem:
-                where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
                 return RecordError(
                     f"A record that was to be sent to another worker or round a loop is not a valid "
-                    f"{type_name(self._type)}: {problem}. It stems from the record at {where}. The job has stopped "
+                    f"{type_name(self._type)}: {problem}. It stems from {shown_origin(origin)}. The job has stopped "
                     f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
                     f"declare another type by output={or_skip(origin)}.",
                     **facts_of("", origin),
@@ -174,15 +194,16 @@ class OpenFrame:
         if batch.floors is not None or self._floors is not None:
             self._floors = self._floors or array("q", [NO_FLOOR]) * len(self)
             self._floors += array("q", floors_of(batch))
-        topics: list[Any] = [origin.topic() or "" for origin in batch.origins]
+        topics: list[Any]
+        topics, partitions, offsets = coordinates_of(batch.origins)
         if topics and hasattr(batch.origins[0], "mark"):
             marks = [getattr(origin, "mark", None) for origin in batch.origins]
             topics = [name if mark is None else (name, mark) for name, mark in zip(topics, marks, strict=True)]
         for name in sorted(set(topics), key=str):
             self._names.setdefault(name, len(self._names))
         self._topics += array("H", map(self._names.__getitem__, topics))
-        self._partitions += array("i", [origin.partition() or 0 for origin in batch.origins])
-        self._offsets += array("q", [origin.offset() or 0 for origin in batch.origins])
+        self._partitions += array("i", partitions)
+        self._offsets += array("q", offsets)
 
     def encode(self) -> bytes:
         records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))

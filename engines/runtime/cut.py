@@ -6,13 +6,13 @@ the records after the barrier. Invariant: a reference is acknowledged only if it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, TypeVar
 
 from exactlyonce.checkpoint.block_storage import Ticket
-from exactlyonce.checkpoint.events import Ack, OperatorAck
+from exactlyonce.checkpoint.events import Ack, OperatorAck, Phases
 from exactlyonce.checkpoint.records.manifest import OrderLog, SourceOffset
 from exactlyonce.engines.runtime.blocks import SubtaskBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
@@ -43,6 +43,24 @@ def flush(sink: SinkWriter, checkpoint: int) -> Steps[FlushedInterval]:
     return interval
 
 
+class Stopwatch:
+    """Times the phases of a subtask's part of a checkpoint, one after the other, from *begin_s* on."""
+
+    def __init__(self, now_s: Callable[[], float], begin_s: float) -> None:
+        self._now_s, self._begin_s = now_s, begin_s
+        self._phases_ms = list[float]()
+
+    def next_phase(self) -> None:
+        """The phase is over, and the next one begins."""
+        begin_s, self._begin_s = self._begin_s, self._now_s()
+        self._phases_ms.append((self._begin_s - begin_s) * 1000)
+
+    @property
+    def phases(self) -> Phases:
+        """All of them, once the last is over."""
+        return Phases(*self._phases_ms)
+
+
 @dataclass
 class Cut:
     """The state of a subtask at a barrier."""
@@ -58,8 +76,16 @@ class Cut:
     """Restored in-flight records that are not taken yet. They go before those captured now."""
     captures: Sequence[InFlightCapture] = ()
 
-    def acknowledge(self, blocks: SubtaskBlocks) -> Steps[Ack]:
-        """Write the cut and acknowledge it. An index waits for its blocks; all else is written in parallel."""
+    def acknowledge(self, blocks: SubtaskBlocks, stopwatch: Stopwatch | None = None) -> Steps[Ack]:
+        """Write the cut and acknowledge it. An index waits for its blocks; all else is written in parallel.
+
+        The present phase of *stopwatch* is that in which state is written.
+        """
+
+        def next_phase() -> None:
+            if stopwatch is not None:
+                stopwatch.next_phase()
+
         order = blocks.order(self.order or ())
         snapshots, declined = list[tuple[TableSnapshot, list[Ticket]]](), ""
         try:
@@ -69,10 +95,12 @@ class Cut:
                 snapshots.append((snapshot, blocks.index(snapshot.operator, snapshot.seal(refs))))
         except SnapshotDeclined as error:  # a later checkpoint carries the sinks' output
             declined = str(error)
+        next_phase()
         while not all(capture.whole for capture in self.captures):
             yield False
         frames = [*self.left, *chain.from_iterable(capture.frames() for capture in self.captures)]
         channel_log, listed = yield from blocks.in_flight(frames)
+        next_phase()
         operators = []
         for snapshot, tickets in snapshots:
             index = yield from blocks.durable(tickets)
@@ -84,6 +112,7 @@ class Cut:
         for interval in flushed:
             blocks.written += interval.written
         hit("worker-flushed")
+        next_phase()
         return Ack(
             task=blocks.task,
             subtask=blocks.subtask,
@@ -97,4 +126,5 @@ class Cut:
             staged=tuple(interval.staged for interval in flushed if interval.staged is not None),
             written=tuple(blocks.written),
             declined=declined,
+            phases=None if stopwatch is None else stopwatch.phases,
         )

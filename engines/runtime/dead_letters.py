@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.engines.runtime.answers import FetchFailed
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push
 from exactlyonce.engines.runtime.users_code import portable_traceback
 from exactlyonce.pipeline.dead_letters import INPUT, RECORD, DeadLetter, Reason
@@ -74,7 +75,7 @@ class DeadLetterOutput:
             topic=origin.topic() or "",
             partition=origin.partition() or 0,
             offset=origin.offset() or 0,
-            error=type(error).__name__,
+            error=error.name if isinstance(error, FetchFailed) else type(error).__name__,
             message=_portable(problem),
             traceback=_portable(portable_traceback(error)),
         )

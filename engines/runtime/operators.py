@@ -9,7 +9,7 @@ between two batches: it polls writers, which hold only outputs of earlier batche
 snapshot, which would see state in the middle of a batch.
 
 A watermark goes from operator to operator between two batches. A `TimedOperator` passes it on once it has given all
-results that are due; see `engines.runtime.watermarks`.
+results that are due; see `engines.runtime.timed`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import length_hint, not_
+from operator import length_hint
 from typing import Any, Protocol
 
 import msgspec
 
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push, floors_of
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
 from exactlyonce.engines.runtime.signals import Watermark
@@ -34,27 +34,19 @@ from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     ExactlyOnceError,
     Facts,
-    GraphError,
     RecordError,
     Unavailable,
     UserError,
     require_whole,
     text_of,
 )
-from exactlyonce.pipeline.event_time import NO_WATERMARK
-from exactlyonce.pipeline.graph import Node
-from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import canonical_key, key_groups
-from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
-from exactlyonce.state.backend import Table, TimedTable
+from exactlyonce.state.backend import Table
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.key_groups import subtask_of
-
-LATE_NAMED_MAX = 5
-"""The late records of an operator that get a line each."""
 
 
 def facts_of(operator: str, origin: Origin | None) -> Facts:
@@ -69,7 +61,7 @@ def record_error(
 ) -> RecordError | Unavailable:
     """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else."""
     text = text_of(error).removesuffix(".")
-    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or _shown(origin)}."
+    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or shown_origin(origin)}."
     if is_outage(error):
         return Unavailable(
             f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
@@ -89,7 +81,7 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
     text = text_of(error).removesuffix(".")
     return RecordError(
-        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
+        f"Sink {sink!r} cannot write {shown_origin(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
         f"before the sink, then run again{or_skip(origin)}.",
         **facts_of(sink, origin),
@@ -105,7 +97,8 @@ def or_skip(origin: Origin | None) -> str:
     return f"; or leave the record out: {option}" + (f"@{mark}" if mark else "")
 
 
-def _shown(origin: Origin | None) -> str:
+def shown_origin(origin: Origin | None) -> str:
+    """The record at *origin* for an error or a note."""
     if origin is None:
         return "a record"
     return f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}"
@@ -132,6 +125,9 @@ class BatchOperator:
         """Give a batch to the operators after this one."""
         for push in self.downstream:
             push(batch)
+
+    def settle(self) -> None:
+        """Bring everything that it keeps into its table: a barrier is here."""
 
     def advance(self, watermark: int, *, idle: bool = False) -> None:
         """Take a watermark; see `Port`."""
@@ -285,6 +281,11 @@ class Emitted:
             return f"emit(value) names no output ({declared}): return what goes to the main one"
         return f"emit(value, output) got {getattr(output, 'name', output)!r:.100}, and outputs= declares {declared}"
 
+    @property
+    def count(self) -> int:
+        """The number of records in all outputs."""
+        return sum(len(places) for _, places in self._noted.values())
+
     def take_back(self) -> None:
         """Forget what the function has emitted on the record at `place`, where it has failed."""
         for records, places in self._noted.values():
@@ -299,32 +300,41 @@ class Emitted:
                 push(self._batch.stemming(records, places))
 
 
-@dataclass(slots=True)
-class Stateful(BatchOperator):
-    """`stateful_map`, `stateful_flat_map` and `reduce`: the table runs the user's function."""
+class StateCalls(BatchOperator):
+    """Calls the user's function with the state of each record's key."""
 
+    __slots__ = ()
     fn: Callable[..., Any]
-    table: Table[Any]
-    flat: bool = False
-    reduces: bool = False
-    clone: Callable[[Any], Any] | None = None
+    flat: bool
+    reduces: bool
+    clone: Callable[[Any], Any] | None
     """Copies a state that the function may change in place; None: it cannot, or there are no dead letters."""
 
+    @property
+    def table_reduces(self) -> bool:
+        """Whether the table has a loop of its own for a function that reduces."""
+        return False
+
+    def _runner(
+        self, fn: Callable[..., Any], batch: Batch, dead: Sequence[tuple[int, BaseException]]
+    ) -> Callable[[slice], list[Any]]:
+        """Runs *fn* on a part of *batch*, part after part; it returns the outputs. *fn* adds to *dead*."""
+        raise NotImplementedError
+
     def __call__(self, batch: Batch) -> None:
-        assert batch.keys is not None
-        run = self.table.reduce if self.reduces and self.dead_letters is None else self.table.apply
-        fn = self._listed if self.flat else self.fn
+        fn = self._listed if self.flat else self._reduced if self.reduces and not self.table_reduces else self.fn
         emitted = Emitted(batch, self.sides) if self.sides else None
         if emitted is not None:
             fn = self._emitting(emitted)
         dead: list[tuple[int, BaseException]] = []
         if self.dead_letters is not None:
-            fn = self._surviving(self._reduced if self.reduces else fn, dead, emitted)
+            fn = self._surviving(fn, dead, emitted)
+        run = self._runner(fn, batch, dead)
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in chunks(len(batch.records)):
             try:
-                outputs += run(fn, batch.keys[chunk], batch.records[chunk])
+                outputs += run(chunk)
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
                 raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
@@ -389,6 +399,29 @@ class Stateful(BatchOperator):
 
 
 @dataclass(slots=True)
+class Stateful(StateCalls):
+    """`stateful_map`, `stateful_flat_map` and `reduce`: the table runs the user's function."""
+
+    fn: Callable[..., Any]
+    table: Table[Any]
+    flat: bool = False
+    reduces: bool = False
+    clone: Callable[[Any], Any] | None = None
+
+    @property
+    def table_reduces(self) -> bool:
+        return self.reduces and self.dead_letters is None
+
+    def _runner(
+        self, fn: Callable[..., Any], batch: Batch, dead: Sequence[tuple[int, BaseException]]
+    ) -> Callable[[slice], list[Any]]:
+        assert batch.keys is not None
+        keys, records = batch.keys, batch.records
+        run = self.table.reduce if self.table_reduces else self.table.apply
+        return lambda chunk: run(fn, keys[chunk], records[chunk])
+
+
+@dataclass(slots=True)
 class Process(BatchOperator):
     """A function that emits to its main output and to side outputs."""
 
@@ -412,139 +445,6 @@ class Process(BatchOperator):
         self.activity.leave(self.id, entered_s, len(batch.records))
         self._without(batch, failed)
         emitted.push()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedParts:
-    """What the operator of a node with timed state is made of."""
-
-    node: Node
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
-    function: Any
-    """The user's function, opened; None: it has none."""
-    has_times: bool = True
-    """Whether records have event times."""
-
-    @property
-    def read_keys(self) -> KeyReader:
-        return KeyReader(self.node.id, self.node.key_type)
-
-
-@dataclass(slots=True)
-class KeyReader:
-    """Reads canonical keys as the user's, of one type."""
-
-    operator: str
-    type: Any
-    _decode: Callable[[bytes], Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.type = Any if self.type is UNKNOWN else self.type
-        self._decode = msgspec.msgpack.Decoder(self.type).decode
-
-    def __call__(self, keys: Sequence[bytes]) -> list[Any]:
-        try:
-            return list(map(self._decode, keys))
-        except msgspec.ValidationError as error:
-            raise self._wrong(error) from error
-
-    def one(self, key: bytes) -> Any:
-        try:
-            return self._decode(key)
-        except msgspec.ValidationError as error:
-            raise self._wrong(error) from error
-
-    def _wrong(self, error: msgspec.ValidationError) -> GraphError:
-        return GraphError(
-            f"Operator {self.operator!r}: a key is not {type_name(self.type)}, as the function of key_by says that it "
-            f"gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
-        )
-
-
-@dataclass(slots=True)
-class TimedOperator(BatchOperator):
-    """An operator that gives results when its watermark moves: a firing.
-
-    `TaskOperators.fire` calls `fire` between two batches, until all that is due is out. Only then the watermark goes
-    on.
-    """
-
-    firings: list[TimedOperator] = field(default_factory=list, kw_only=True)
-    """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
-    note: Callable[[str], None] = field(default=lambda line: None, kw_only=True)
-    """Called with a line about each of the first late records, if nobody gets them."""
-    late_output: str | None = field(default=None, kw_only=True)
-    """The side output that gets late records; None: they are left out."""
-    late_right_output: str | None = field(default=None, kw_only=True)
-    """Likewise, of those of the second input."""
-    late: int = field(default=0, init=False)
-    """The number of late records."""
-    watermark: int = field(default=NO_WATERMARK, init=False)
-    """No earlier record comes: a record at or below it is late here, whatever its floor."""
-    idle: bool = field(default=False, init=False)
-
-    @classmethod
-    def made(cls, parts: TimedParts) -> TimedOperator:
-        """The operator of `parts.node`; the assembler wires it."""
-        raise NotImplementedError
-
-    def advance(self, watermark: int, *, idle: bool = False) -> None:
-        self.watermark, self.idle = max(self.watermark, watermark), idle
-        self.is_due()
-
-    def is_due(self) -> None:
-        """Something may be due now."""
-        if not any(operator is self for operator in self.firings):
-            self.firings.append(self)
-
-    def tell_time(self, now_ms: int) -> None:
-        """Take the time by the clock, in ms since 1970, if it goes by that."""
-
-    def fire(self, room: int) -> bool:
-        """Give about *room* results that are due at `watermark`, 1 at least; True if no other is due."""
-        raise NotImplementedError
-
-    def floors(self, batch: Batch) -> list[int]:
-        """Of each record, the time up to which the operator takes none."""
-        watermark = self.watermark
-        return [floor if floor > watermark else watermark for floor in floors_of(batch)]
-
-    def in_time(self, batch: Batch, *, right: bool = False) -> Batch:
-        """*batch*, of the first or *right* input, without the records at or below their floor, which are late."""
-        times = batch.times
-        assert times is not None
-        if batch.floors is None and min(times, default=self.watermark + 1) > self.watermark:
-            return batch
-        kept = [time > floor for time, floor in zip(times, self.floors(batch), strict=True)]
-        return self.without_late(batch, kept, right=right)
-
-    def without_late(self, batch: Batch, kept: Sequence[bool], *, right: bool = False) -> Batch:
-        """*batch*, of the first or *right* input, with the records that are *kept*; the others are late."""
-        if all(kept):
-            return batch
-        late = batch.where(list(map(not_, kept)))
-        late = late.unkeyed(late.records)
-        output = self.late_right_output if right else self.late_output
-        if output is None:
-            self._name(late)
-        for push in () if output is None else self.sides[output]:
-            push(late)
-        self.late += len(late.records)
-        return batch.where(kept)
-
-    def _name(self, late: Batch) -> None:
-        assert late.times is not None
-        named = max(0, LATE_NAMED_MAX - self.late)
-        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, self.floors(late), strict=True)):
-            if number == named:
-                break
-            more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
-            self.note(
-                f"late: operator {self.id!r} leaves out the record at {origin.topic()}[{origin.partition()}] offset "
-                f"{origin.offset()}, of {shown_time(time)}: its time was over at {shown_time(floor)}{more}"
-            )
 
 
 class Sides:
@@ -637,9 +537,9 @@ class Declared:
 def _not_as_declared(declared: Declared, origin: Origin, problem: str) -> RecordError:
     name = type_name(declared.type)
     return RecordError(
-        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
-        f"{problem.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, "
-        f"or declare what it returns{or_skip(origin)}."
+        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for "
+        f"{shown_origin(origin)}: {problem.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its "
+        f"function return {name}, or declare what it returns{or_skip(origin)}."
     )
 
 

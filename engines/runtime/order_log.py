@@ -1,17 +1,23 @@
-"""Order logs: the order in which a subtask took the batches and watermarks of its inputs, for a replay.
+"""Order logs: the order in which a subtask took the batches and watermarks of its inputs, and the time, for a replay.
 
     part = msgpack array: inputs, then flat: input, count, input, count ..., then zero
 
 Each part is a block of at most `PART_SIZE_MAX` bytes. A source's counts are of messages, with skipped ones; a
 channel's are of records. If the batches matter (see `engines.plan.rejoins`), each ends with a count of 0. What is not a
 record has an input of its own (`LoggedInput.kind`), whose count is a time in ms after *zero*. Each interval begins with
-the watermarks that the inputs have: a replay knows no earlier ones.
+the watermarks that the inputs have, and with the clock: a replay knows no earlier ones.
+
+    part of answers = msgpack array: the operator's input alone, nothing, zero, bodies
+
+The answers of services come after all runs, by operator; see `engines.runtime.answers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -19,11 +25,12 @@ import msgspec
 from exactlyonce.engines.plan import ShuffleEdge, Task, rejoins
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.graph import Kind
 
 PART_SIZE_MAX = 512 * 1024
 NOT_A_SOURCE = -1
-"""The partition of a channel, and of a watermark."""
-RECORDS, WATERMARK, IDLE, FLOOR = "", "watermark", "idle", "floor"
+"""The partition of a channel, of a watermark, and of the clock."""
+RECORDS, WATERMARK, IDLE, FLOOR, CLOCK, ANSWERS = "", "watermark", "idle", "floor", "clock", "answers"
 
 
 class LoggedInput(NamedTuple):
@@ -33,7 +40,8 @@ class LoggedInput(NamedTuple):
     partition: int = NOT_A_SOURCE
     kind: str = RECORDS
     """WATERMARK: the input advances to this time; IDLE: likewise, and it is idle. FLOOR: that of the partition, which
-    was idle, begins there."""
+    was idle, begins there. CLOCK: operators that go by it are told this time. ANSWERS: the bodies of a part are of
+    the operator of this name."""
 
 
 INEXACT = LoggedInput("", -2)
@@ -45,6 +53,7 @@ class _Part(msgspec.Struct, array_like=True):
     inputs: list[LoggedInput]
     flat: list[int]
     zero: int = 0
+    bodies: list[bytes] = []
 
 
 _decoder = msgspec.msgpack.Decoder(_Part)
@@ -52,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(_Part)
 
 @dataclass
 class OrderRuns:
-    """The order of a subtask's batches and watermarks as run lengths, cut at every barrier."""
+    """The order of a subtask's batches and times as run lengths, cut at every barrier."""
 
     batches: bool = False
     """Whether to note the end of each batch."""
@@ -61,10 +70,11 @@ class OrderRuns:
     """Flat: input, count, input, count ..."""
     _watermarks: dict[str, Watermark] = field(default_factory=dict, init=False)
     """The last one of each input."""
+    _clock_ms: int | None = field(default=None, init=False)
     _zero: int | None = field(default=None, init=False)
     """None: no time was noted since the last cut."""
     _known: int = field(default=0, init=False)
-    """The length of `runs` when it had the watermarks of the last cut alone."""
+    """The length of `runs` when it had the times of the last cut alone."""
 
     @property
     def empty(self) -> bool:
@@ -93,6 +103,11 @@ class OrderRuns:
         """The next record of *partition* of source *name*, which was idle, has *floor* at least."""
         self._time(LoggedInput(name, partition, FLOOR), floor)
 
+    def clock(self, now_ms: int) -> None:
+        """The operators were told the time by the clock."""
+        self._clock_ms = now_ms
+        self._time(LoggedInput("", kind=CLOCK), now_ms)
+
     def _time(self, input: LoggedInput, time: int) -> None:
         if time != NO_WATERMARK:
             self._zero = time if self._zero is None else self._zero
@@ -102,13 +117,18 @@ class OrderRuns:
     def _place(self, input: LoggedInput) -> int:
         return self.inputs.setdefault(input, len(self.inputs))
 
-    def cut(self, *, exact: bool = True) -> tuple[bytes, ...]:
-        """The encoded runs since the last cut: one part at least. *exact*: they are those between two barriers."""
+    def cut(self, *, exact: bool = True, answers: Sequence[tuple[str, bytes]] = ()) -> tuple[bytes, ...]:
+        """The encoded runs since the last cut, with the *answers* of operators: one part at least. *exact*: they are
+        those between two barriers."""
         runs, zero, self.runs, self._zero = self.runs, self._zero or 0, [], None
         for name, watermark in self._watermarks.items():
             self.watermark(name, watermark)
+        if self._clock_ms is not None:
+            self.clock(self._clock_ms)
         self._known = len(self.runs)
-        return tuple(_parts(list(self.inputs), runs, zero) if exact else _parts([INEXACT], [0, 1], 0))
+        if not exact:
+            return tuple(_parts([INEXACT], [0, 1], 0))
+        return (*_parts(list(self.inputs), runs, zero), *_answer_parts(answers))
 
 
 def _parts(inputs: list[LoggedInput], runs: list[int], zero: int) -> Iterator[bytes]:
@@ -121,10 +141,24 @@ def _parts(inputs: list[LoggedInput], runs: list[int], zero: int) -> Iterator[by
     yield from _parts(inputs, runs[middle:], zero)
 
 
+def _answer_parts(answers: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+    for operator, pairs in groupby(sorted(answers, key=itemgetter(0)), itemgetter(0)):
+        bodies, size = list[bytes](), 0
+        for _, body in pairs:
+            if bodies and size + len(body) > PART_SIZE_MAX:
+                yield _encode(([LoggedInput(operator, kind=ANSWERS)], [], 0, bodies))
+                bodies, size = [], 0
+            bodies.append(body)
+            size += len(body)
+        yield _encode(([LoggedInput(operator, kind=ANSWERS)], [], 0, bodies))
+
+
 def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], *, several: bool) -> OrderRuns | None:
-    """The `OrderRuns` of a subtask; None if only one order is possible. *several*: it may have several inputs."""
+    """The `OrderRuns` of a subtask; None if only one order is possible and no
+    service is called. *several*: it may have several inputs."""
     batches = rejoins(task, shuffles)
-    return OrderRuns(batches) if batches or several else None
+    asks = any(node.kind is Kind.ENRICH for node in task.nodes)
+    return OrderRuns(batches) if batches or several or asks else None
 
 
 def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[LoggedInput, int]]:
@@ -135,3 +169,11 @@ def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[LoggedInput, int]]:
             input = part.inputs[place]
             timed = input.kind != RECORDS and count != NO_WATERMARK
             yield input, count + part.zero if timed else count
+
+
+def answers_in(logs: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """The operator and the body of all answers in consecutive *logs*."""
+    for log in logs:
+        part = _decoder.decode(log)
+        for body in part.bodies:
+            yield part.inputs[0].name, body

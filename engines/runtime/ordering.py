@@ -2,55 +2,56 @@
 
 Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
 floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
-leaves no state, and no word about it in a checkpoint.
+leaves no state, and no word about it in a checkpoint. A held record is either in memory or in the table: there it is
+since a barrier, or since there were too many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedOperator, TimedParts, chunks
+from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
+from exactlyonce.engines.runtime.operators import chunks
+from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
+from exactlyonce.engines.runtime.waiting import Waiting, bucket_end
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.state.backend import TimedTable
 
 Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
-place_of = itemgetter(0, 1, 2)
+held_turn = itemgetter(0, 1, 2)
+"""By topic, partition and offset."""
+Early = tuple[int, bytes, str, int, int, Any]
+"""The time, key, topic, partition and offset of a record, and the record."""
 
 
-def held_of(batch: Batch) -> list[Held]:
-    """The records of *batch* with their places."""
-    return [
-        (origin.topic() or "", origin.partition() or 0, origin.offset() or 0, record)
-        for origin, record in zip(batch.origins, batch.records, strict=True)
-    ]
+def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], Any]) -> None:
+    """Keep the records of *batch* in the slots of their times, each by *add* to what is kept there of its key."""
+    assert batch.times is not None
+    assert batch.keys is not None
+    held = list(zip(*coordinates_of(batch.origins), batch.records, strict=True))
+    for chunk in chunks(len(held)):
+        operator.table.update(add, batch.times[chunk], batch.keys[chunk], held[chunk])
+        operator.activity.breathe()
 
 
 @dataclass(slots=True)
-class Sorter(TimedOperator):
-    """`in_order`: an entry is a list of held records."""
+class Sorter(TimedOperator[Sequence[Early]]):
+    """`in_order`: an entry is a list of held records, whose time is the slot."""
 
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
-    _firing: Iterator[tuple[int, list[Held]]] | None = field(default=None, init=False)
-    _reaches: int = field(default=NO_WATERMARK, init=False)
-    """The last slot that the firing under way takes."""
+    _waiting: Waiting[Early] = field(default_factory=Waiting, init=False)
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
-        return cls(parts.node.id, parts.table, parts.groups)
-
-    def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+        return cls(*parts.shared)
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -58,46 +59,59 @@ class Sorter(TimedOperator):
         self.activity.leave(self.id, entered_s, len(batch.records))
 
     def _take(self, batch: Batch) -> None:
-        """Keep the records until no earlier one can come."""
         assert batch.times is not None
         assert batch.keys is not None
-        held = held_of(batch)
-        for chunk in chunks(len(held)):
-            self.table.update(self._with, batch.times[chunk], batch.keys[chunk], held[chunk])
-            self.activity.breathe()
+        columns = batch.times, batch.keys, *coordinates_of(batch.origins), batch.records
+        self._waiting.add(list(zip(*columns, strict=True)))
+        if self._waiting.too_many:
+            self.settle()
 
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._due()
-        times: list[int] = []
-        given: list[Held] = []
-        for slot, held in self._firing:
-            given += held
-            times += repeat(slot, len(held))
-            if len(given) >= room:
-                break
-        else:
-            self._firing = None
-            self.table.advance(self._reaches)
-        self.activity.leave(self.id, entered_s, 0)
-        if given:
-            origins = [Coordinates(topic, partition, offset) for topic, partition, offset, _ in given]
-            self.push(Batch([held[3] for held in given], origins, times=times))
-        return self._firing is None
+    def settle(self) -> None:
+        early = self._waiting.take_all()
+        slots, keys = [one[0] for one in early], [one[1] for one in early]
+        self.table.update(self._with, slots, keys, [one[2:] for one in early])
 
-    def _due(self) -> Iterator[tuple[int, list[Held]]]:
-        """The records of each slot and key group that is due."""
-        table, self._reaches = self.table, self.watermark
-        slots = table.slots(self.watermark)
-        if self.watermark == END_OF_TIME:  # what was given before is remembered in the next run
-            while slots and not any(map(self._holds, table.groups(slots[-1]), repeat(slots[-1]))):
-                slots.pop()
-            self._reaches = max(slots, default=NO_WATERMARK)
-        for slot in slots:
-            for group in table.groups(slot):
-                yield slot, self._over(slot, *table.read(slot, group))
-                table.drop(slot, [group])
+    def _due(self) -> Iterator[Due[Sequence[Early]]]:
+        table, waiting = self.table, self._waiting
+        limit = self._last_held() if self.drains else self.watermark  # the next run remembers what was given before
+        stored = defaultdict[int, list[int]](list)
+        for slot in table.slots(limit):
+            stored[min(bucket_end(slot), limit)].append(slot)
+        for end in sorted({*stored, *waiting.ends(limit)}):
+            early = self._in_turn([*chain.from_iterable(map(self._read, stored[end])), *waiting.take(end)])
+            for some in slices(len(early)):
+                given = self._given_of(early[some])
+                yield Due(early[some][-1][0], len(given), given)
+            table.drop(end, {group for slot in stored[end] for group in table.groups(slot)})
+        self._end(limit)
+
+    def _in_turn(self, early: Sequence[Early]) -> Sequence[Early]:
+        """*early* by time, key group, key, topic, partition and offset; of one place, in order of arrival."""
+        if not early:
+            return early
+        times, keys, topics, partitions, offsets, _ = zip(*early, strict=True)
+        turns = list(zip(times, key_groups(keys, self.max_parallelism), keys, topics, partitions, offsets, strict=True))
+        return [early[place] for place in sorted(range(len(early)), key=turns.__getitem__)]
+
+    def _last_held(self) -> int:
+        """The time of the last held record; `NO_WATERMARK`: there is none."""
+        slots = self.table.slots(END_OF_TIME)
+        while slots and not self._read(slots[-1]):
+            slots.pop()
+        return max([NO_WATERMARK, *slots[-1:], *self._waiting.last])
+
+    def _read(self, slot: int) -> list[Early]:
+        """The held records of *slot* in the table."""
+        early: list[Early] = []
+        for group in self.table.groups(slot):
+            for key, entry in zip(*self.table.read(slot, group), strict=True):
+                early += [(slot, key, *held) for held in self._held(entry)]
+        return early
+
+    def _give(self, results: Sequence[Sequence[Early]]) -> None:
+        times, _, topics, partitions, offsets, records = zip(*chain.from_iterable(results), strict=True)
+        origins = list(map(Coordinates, topics, partitions, offsets))
+        self.push(Batch(list(records), origins, times=list(times)))
 
     @staticmethod
     def _with(entry: list[Held] | None, held: Held) -> Any:
@@ -106,13 +120,17 @@ class Sorter(TimedOperator):
         entry.append(held)
         return entry
 
-    def _holds(self, group: int, slot: int) -> bool:
-        """Whether there are held records."""
-        return True
+    @staticmethod
+    def _held(entry: Any) -> Iterable[Held]:
+        """The held records of an entry."""
+        return entry  # type: ignore[no-any-return]  # it is
 
-    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
-        """The records to give of a slot and key group that is over."""
-        return [held for entry in entries for held in sorted(entry, key=place_of)]
+    def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
+        """The records to give of those that are due next."""
+        return early
+
+    def _end(self, limit: int) -> None:
+        """A firing has ended with the slot *limit*."""
 
 
 @dataclass(slots=True)
@@ -120,13 +138,17 @@ class Deduplicator(Sorter):
     """`deduplicate`: an entry is (time of a record that was given, or None; held records)."""
 
     spec: Deduplicate = field(kw_only=True)
+    _last_given: dict[bytes, int] = field(default_factory=dict, init=False)
+    """The time of the last record that was given before this firing or in it, by key; of the keys that are due."""
+    _given: dict[bytes, int] = field(default_factory=dict, init=False)
+    """That of those that this firing has given. The table has it at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:
         spec = parts.node.timed
         assert isinstance(spec, Deduplicate)
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
-        return class_(parts.node.id, parts.table, parts.groups, spec=spec)
+        return class_(*parts.shared, spec=spec)
 
     @staticmethod
     def _with(entry: Any, held: Held) -> Any:
@@ -135,25 +157,40 @@ class Deduplicator(Sorter):
         entry[1].append(held)
         return entry
 
-    def _holds(self, group: int, slot: int) -> bool:
-        return any(entry[1] for entry in self.table.read(slot, group)[1])
+    @staticmethod
+    def _held(entry: Any) -> Iterable[Held]:
+        return entry[1]  # type: ignore[no-any-return]  # it is
 
-    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
-        given: list[Held] = []
-        first: list[bytes] = []
-        for key, (before, held) in zip(keys, entries, strict=True):
-            if held and before is None and not self._remembered(slot, key):
-                given.append(min(held, key=place_of))
-                first.append(key)
-        if self.spec.within_ms > 1:
-            ends = [slot + self.spec.within_ms - 1] * len(first)
-            self.table.update(_remembering, ends, first, [slot] * len(first))
-        return given
+    def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
+        last, given, within = self._last_given, self._given, self.spec.within_ms
+        new = {one[1] for one in early}.difference(last)
+        last.update(dict.fromkeys(new, NO_WATERMARK))
+        for key in self.table.present(new):
+            last[key] = self._remembered(key)
+        first: list[Early] = []
+        for one in early:
+            time, key = one[0], one[1]
+            if time - last[key] >= within:
+                last[key] = given[key] = time
+                first.append(one)
+        return first
 
-    def _remembered(self, slot: int, key: bytes) -> bool:
-        """Whether a record of *key* was given less than the time before *slot*."""
-        later = [end for end in self.table.slots_of(key) if end > slot]
-        return any(self.table.get(end, key)[0] is not None for end in later)  # type: ignore[index]  # it has a state
+    def _remembered(self, key: bytes) -> int:
+        """The time of the last record of *key* that was given; `NO_WATERMARK`: none is remembered."""
+        times = (entry[0] for entry in self._entries(key))
+        return max((time for time in times if time is not None), default=NO_WATERMARK)
+
+    def _entries(self, key: bytes) -> Iterator[Any]:
+        """What the table keeps of *key*."""
+        entries = (self.table.get(slot, key) for slot in self.table.slots_of(key))
+        return (entry for entry in entries if entry is not None)
+
+    def _end(self, limit: int) -> None:
+        kept = [(slot, key, time) for key, time in self._given.items() if (slot := self.spec.slot(time)) > limit]
+        self._given.clear()
+        self._last_given.clear()
+        if kept:
+            self.table.update(_remembering, *zip(*kept, strict=True))
 
 
 def _remembering(entry: Any, time: int) -> Any:
@@ -169,10 +206,9 @@ class ArrivalDeduplicator(Deduplicator):
         assert batch.keys is not None
         within, table = self.spec.within_ms, self.table
         kept: list[bool] = []
-        times: dict[bytes, list[int]] = {}
+        times: dict[bytes, list[int]] = {key: [*self._entries(key)] for key in table.present(set(batch.keys))}
         for key, time in zip(batch.keys, batch.times, strict=True):
-            if (before := times.get(key)) is None:
-                before = times[key] = [end - within + 1 for end in table.slots_of(key)]
+            before = times.setdefault(key, [])
             first = all(abs(time - other) >= within for other in before)
             kept.append(first)
             if first:
@@ -180,15 +216,13 @@ class ArrivalDeduplicator(Deduplicator):
         given = batch.where(kept)
         assert given.times is not None
         assert given.keys is not None
-        table.update(_latest, [time + within - 1 for time in given.times], given.keys, given.times)
+        table.update(_latest, list(map(self.spec.slot, given.times)), given.keys, given.times)
         if given.records:
             self.push(given.unkeyed(given.records))
 
-    def _holds(self, group: int, slot: int) -> bool:
-        return False
-
-    def _over(self, slot: int, keys: Sequence[bytes], entries: Sequence[Any]) -> list[Held]:
-        return []
+    @staticmethod
+    def _held(entry: Any) -> Iterable[Held]:
+        return ()
 
 
 def _latest(entry: int | None, time: int) -> int:

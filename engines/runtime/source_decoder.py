@@ -26,7 +26,7 @@ from exactlyonce.engines.runtime.source_times import Runs, SourceTimes
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
-from exactlyonce.pipeline.moments import NoTime
+from exactlyonce.pipeline.moments import LIKE_SECONDS, NoTime, shown_time
 
 NAMED_MAX = 5
 """The skipped records that get a line each between two barriers; the others share one."""
@@ -86,6 +86,7 @@ class SourceDecoder:
         """None: its records have no event time."""
         if (event_time := source.event_time) is not None:
             self.times, self._on_time_error = SourceTimes(event_time, before), event_time.on_error
+        self._looked_at_times = False
         self._decoder = source.decoder()
 
     @property
@@ -172,6 +173,13 @@ class SourceDecoder:
             splits = groupby(origin.partition() or 0 for origin in batch.origins)
             runs = [(split, sum(1 for _ in group)) for split, group in splits]
         batch.times, batch.floors = times, source_times.late(times, runs)
+        if times and not self._looked_at_times:
+            self._looked_at_times = True
+            if times[0] in LIKE_SECONDS:
+                self._say(
+                    f"source {self.id!r}: the time of its first record is {shown_time(times[0])}: if time= gives "
+                    f"seconds, let it give ms, as 1000 * seconds"
+                )
         return batch
 
     def _usable(self, source_times: SourceTimes, batch: Batch) -> tuple[Batch, list[int]]:

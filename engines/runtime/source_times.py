@@ -143,11 +143,15 @@ class SourceTimes:
             return set()
         return {split for split, quiet_s in self._quiet_since_s.items() if 1000 * (now_s - quiet_s) >= idle_ms}
 
-    def rest(self, positions: Sequence[SourceOffset], quiet: Collection[int], now_s: float, *, behind: bool) -> None:
+    def rest(
+        self, positions: Sequence[SourceOffset], quiet: Collection[int], now_s: float, *, behind: bool,
+        asked_s: float = 0.0,
+    ) -> None:  # fmt: skip
         """Look which splits are idle at *now_s*. *positions* are those of all splits that the subtask reads; *quiet*
         splits have no record now. *behind*: since the last call, records waited all the time, or nothing was read: then
-        no time counts, for what is there may not be known."""
-        since_s, self._looked_s = self._quiet_since_s, now_s
+        no time counts, for what is there may not be known. The servers took *asked_s* from *now_s* on to confirm, which
+        is no pause of the process, unless it is longer than they may take."""
+        since_s, self._looked_s = self._quiet_since_s, now_s + min(asked_s, PAUSE_S)
         self._splits = [position.partition for position in positions]
         ended = {position.partition for position in positions if position.ended}
         for split in self._resting - ended - set(quiet):
@@ -176,6 +180,12 @@ class SourceTimes:
             return None
         self._told = told
         return told
+
+    @property
+    def slowest(self) -> int | None:
+        """The split that holds the watermark back; None: none does."""
+        active = [split for split in self._splits if split not in self._resting]
+        return min(active, key=lambda split: self.floors.get(split, self._lowest), default=None)
 
     # --- along an order log ---------------------------------------------------------------------------------------
 

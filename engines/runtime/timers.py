@@ -1,16 +1,17 @@
-"""The operator of a handler with state and timers.
+"""The operators of handlers with state and timers, of one input and of two.
 
 Invariants: in order of time, the calls for a key are a function of its records; see `pipeline.timers`. What is due at a
 watermark is called in the order (slot, key group, key). A key's state and its timers are in one table, so that a
 checkpoint has both or neither.
 
-An entry of the table is (state, whether a timer is set, held records). Its slot is a time: that of the records and of a
-timer of event time, or `CLOCK` more than that of a timer by the clock. The state of a key is in the slot `FOREVER`.
+An entry of the table is (state, whether a timer is set, and for each input: held records). In order of arrival it ends
+before these. Its slot is a time: that of the records and of a timer of event time, or `CLOCK` more than that of a timer
+by the clock. The state of a key is in the slot `FOREVER`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import repeat
@@ -18,57 +19,56 @@ from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import Emitted, KeyReader, TimedOperator, TimedParts, chunks, record_error
-from exactlyonce.engines.runtime.ordering import Held, held_of, place_of
+from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
+from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
+from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError, Unavailable
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import Handling, Timers, kept_state
+from exactlyonce.pipeline.timers import CLOCK, FOREVER, CoHandling, Handling, Timers
 from exactlyonce.pipeline.windows import moment
-from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
-CLOCK = 1 << 62
-"""The slots of timers by the clock begin here. No event is so late."""
-FOREVER = END_OF_TIME
-"""The slot of a key's state."""
-SLICE_KEYS = 500
-"""The most keys between two looks at the room."""
+Taken = tuple[str, int, int, Any, Callable[..., Any]]
+"""A held record, as in `Held`, and the method that takes it."""
+CALLED_KEYS_MAX = 500
+"""The most keys in a slice of a firing: each may take a user's time."""
 
 
 @dataclass(slots=True)
-class HandlerOperator(TimedOperator):
-    """Calls the methods of a handler."""
+class HandlerOperator(TimedOperator[Emitted]):
+    """Calls the methods of a handler, of one input."""
 
     handling: Handling
     handler: Any
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
     read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     state_type: StateType[Any]
     """That of a key's state alone."""
     has_times: bool = True
     """Whether records have event times."""
+    _takers: tuple[Callable[..., Any], ...] = field(init=False)
+    """The methods that take records, one for each input."""
+    _none_held: tuple[tuple[()], ...] = field(init=False)
+    """Those held of each input, if they are held: none."""
+    _taker: Callable[..., Any] = field(init=False)
+    """The one of the call under way."""
     _timers: Timers = field(default_factory=Timers, init=False)
     _emitted: Emitted = field(init=False)
     """The outputs of the calls for one batch or slice."""
     _given: list[Any] = field(default_factory=list, init=False)
     """The values that the call under way has emitted."""
-    _count: int = field(default=0, init=False)
-    """The values that the firing under way has emitted."""
     _calling: tuple[str, Any, int] | None = field(default=None, init=False)
     """The method, key and time of the call under way, unless it is of a record."""
     _set: dict[tuple[int, bytes], bool] = field(default_factory=dict, init=False)
     """By slot and key: timers to set, or to delete."""
     _emptied: dict[bytes, bool] = field(default_factory=dict, init=False)
     """By key: whether the last call left it without a state."""
-    _firing: Iterator[None] | None = field(default=None, init=False)
-    _due: list[int] = field(default_factory=list, init=False)
-    """The slots to fire, a heap."""
+    _waiting: list[int] = field(default_factory=list, init=False)
+    """The slots that the firing under way has still to take, a heap."""
     _limit: int = field(default=NO_WATERMARK, init=False)
     """The last slot that the firing under way takes."""
     _clock: list[int] | None = field(default=None, init=False)
@@ -78,33 +78,44 @@ class HandlerOperator(TimedOperator):
     def made(cls, parts: TimedParts) -> HandlerOperator:
         node, handling = parts.node, parts.node.timed
         assert isinstance(handling, Handling)
-        state_type = StateType[Any](node.id, kept_state(node.state_type))
+        state_type = StateType[Any](node.id, handling.state_of(node.state_type))
         return cls(
-            node.id, handling, parts.function, parts.table, parts.groups, parts.read_keys, state_type, parts.has_times
+            *parts.shared,
+            handling,
+            parts.function,
+            parts.read_keys,
+            state_type,
+            parts.has_times,
         )
 
     def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+        TimedOperator.__post_init__(self)
+        self._takers = tuple(getattr(self.handler, name) for name in self.handling.takers)
+        self._none_held = ((),) * len(self._takers) if self.handling.order == "time" else ()
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, *, right: bool = False) -> None:
+        """Take *batch*, of the first or *right* input."""
         entered_s = self.activity.enter(self.id)
         if self.handling.order == "time":
-            self._hold(batch)
+            hold(self, self.in_time(batch, right=right), self._holds_right if right else self._holds)
         else:
+            self._taker = self._takers[right]
             self._take(batch)
         self.activity.leave(self.id, entered_s, len(batch.records))
 
-    def _hold(self, batch: Batch) -> None:
-        """Keep the records until no earlier one can come."""
-        batch = self.in_time(batch)
-        assert batch.times is not None
-        assert batch.keys is not None
-        held = held_of(batch)
-        for chunk in chunks(len(held)):
-            self.table.update(_with_record, batch.times[chunk], batch.keys[chunk], held[chunk])
-            self.activity.breathe()
+    def _holds(self, entry: Any, held: Held, side: int = 0) -> Any:
+        entry = self._new_entry() if entry is None else entry
+        entry[2 + side].append(held)
+        return entry
+
+    def _holds_right(self, entry: Any, held: Held) -> Any:
+        return self._holds(entry, held, 1)
+
+    def _new_entry(self, state: Any = None, *, timer: bool = False) -> Any:
+        """An entry without held records."""
+        return (state, timer, *map(list, self._none_held))
 
     def _take(self, batch: Batch) -> None:
         """Call the handler for the records as they come."""
@@ -122,7 +133,7 @@ class HandlerOperator(TimedOperator):
     def _on_record(self, entry: Any, call: tuple[bytes, Any, int, Any, int | None]) -> Any:
         key, own, self._emitted.place, record, time = call
         state = None if entry is None else entry[0]
-        state = self._called(key, own, state, record, time, self.watermark)
+        state = self._called(key, own, state, record, time, self._passed(key))
         return self._entry(key, state)
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -138,10 +149,14 @@ class HandlerOperator(TimedOperator):
         """The state after the call for *record*, and for timers that it has set at *passed* or before."""
         self._calling = None
         self._timers.event.now_ms = time
-        state = self.handler.on_record(own, state, record, self._timers, self._emit)
+        state = self._taker(own, state, record, self._timers, self._emit)
         if self._mutable_is(state, record):
             state = self.state_type.clone(state)
-        return self._settled(key, own, state, passed)
+        return self._settled(key, own, self._unshared(state), passed)
+
+    def _passed(self, key: bytes) -> int:
+        """The watermark of the key group of *key*."""
+        return self.passed((key,))[0] if self.ahead else self.watermark
 
     def _went_off(self, key: bytes, own: Any, state: Any, at: int, passed: int, *, clock: bool = False) -> Any:
         """The state after the call for a timer, and for those that it has set at *passed* or before."""
@@ -154,7 +169,16 @@ class HandlerOperator(TimedOperator):
         elif self.has_times:
             self._timers.event.now_ms = self._result_time
         method = self.handler.on_clock if clock else self.handler.on_time
-        return method(own, state, moment(at), self._timers, self._emit)
+        return self._unshared(method(own, state, moment(at), self._timers, self._emit))
+
+    def _unshared(self, state: Any) -> Any:
+        """The state that a call has returned; a copy, if what it has emitted may have a part of it: that keeps its
+        value."""
+        if self._given:
+            if state is not None and self.state_type.mutable and any(map(self.state_type.shares, self._given)):
+                state = self.state_type.clone(state)
+            self._given.clear()
+        return state
 
     def _settled(self, key: bytes, own: Any, state: Any, passed: int) -> Any:
         """Note the timers that the last call has set; those at *passed* or before go off at once."""
@@ -178,7 +202,7 @@ class HandlerOperator(TimedOperator):
             for at, is_set in timers.changes.items():
                 if at > now:
                     self._set[at + CLOCK if clock else at, key] = is_set
-                    if self._drains and is_set and self._calling is None:
+                    if self.drains and is_set and self._calling is None:
                         self._limit = max(self._limit, at)
                 elif is_set:
                     due.add((clock, at))
@@ -188,13 +212,8 @@ class HandlerOperator(TimedOperator):
 
     def _entry(self, key: bytes, state: Any) -> Any:
         """The entry of *state*."""
-        if self._given:
-            if state is not None and self.state_type.mutable and any(map(self.state_type.shares, self._given)):
-                state = self.state_type.clone(state)
-            self._count += len(self._given)
-            self._given.clear()
         self._emptied[key] = state is None
-        return (state, False, []) if self.handling.order == "time" else (state, False)
+        return self._new_entry(state)
 
     def _mutable_is(self, state: Any, record: Any) -> bool:
         return state is record and state is not None and self.state_type.mutable
@@ -226,86 +245,74 @@ class HandlerOperator(TimedOperator):
         for slot, key in (place for place, is_set in self._set.items() if not is_set):
             if (entry := self.table.get(slot, key)) is None:
                 continue
-            if len(entry) == 3 and entry[2]:
+            if any(entry[2:]):
                 self.table.update(_without_timer, [slot], [key], [None])
             else:
                 self.table.put(slot, key, None)
         self._set.clear()
-        with_timer = _held_with_timer if self.handling.order == "time" else _with_timer
-        self.table.update(with_timer, [slot for slot, _ in added], [key for _, key in added], added)
+        self.table.update(self._with_timer, [slot for slot, _ in added], [key for _, key in added], added)
         for slot in {slot for slot, _ in added}:
             if slot > CLOCK:
                 heappush(self._clock_slots(), slot)
             elif slot <= self._limit:
-                heappush(self._due, slot)
+                heappush(self._waiting, slot)
+
+    def _with_timer(self, entry: Any, place: Any) -> Any:
+        return self._new_entry(timer=True) if entry is None else (None, True, *entry[2:])
 
     # --- firings ------------------------------------------------------------------------------------------------------
 
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._all_due()
-        self._count = 0
-        for _ in self._firing:
-            if self._count >= room:
-                break
-        else:
-            self._firing = None
-        self.activity.leave(self.id, entered_s, 0)
-        return self._firing is None
-
-    def _all_due(self) -> Iterator[None]:
-        """Fire what is due, a slice at each step."""
+    def _due(self) -> Iterator[Due[Emitted]]:
         table = self.table
         self._limit = min(self.watermark, CLOCK - 1)
-        self._due = table.slots(self._limit)
-        if self._drains:
-            self._limit = max(self._due, default=NO_WATERMARK)
+        self._waiting = table.slots(self._limit)
+        if self.drains:  # a timer that `on_time` sets after all others waits for the next run
+            self._limit = max(self._waiting, default=NO_WATERMARK)
         last = NO_WATERMARK
-        while self._due:
-            if (slot := heappop(self._due)) == last:
+        while self._waiting:
+            if (slot := heappop(self._waiting)) == last:
                 continue
             last = slot
             for group in table.groups(slot):
                 keys, entries = table.read(slot, group)
-                for first in range(0, len(keys), SLICE_KEYS):
-                    some = slice(first, first + SLICE_KEYS)
-                    self._fire(slot, group, keys[some], entries[some])
-                    yield
+                for some in slices(len(keys), CALLED_KEYS_MAX):
+                    yield self._fired(slot, group, keys[some], entries[some])
                 table.drop(slot, [group])
-        table.advance(self._limit)
         self._limit = NO_WATERMARK
         yield from self._due_by_clock()
 
-    @property
-    def _drains(self) -> bool:
-        """Whether time has ended. A timer that `on_time` sets after all others then waits for the next run."""
-        return self.watermark > LATEST_MS
+    def _give(self, results: Sequence[Emitted]) -> None:
+        for emitted in results:
+            emitted.push()
 
-    def _fire(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> None:
-        calls: list[tuple[bytes, Any, int, Sequence[Held], bool, int]] = []
+    def _fired(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Due[Emitted]:
+        calls: list[tuple[bytes, Any, int, Sequence[Taken], bool, int]] = []
         origins: list[Coordinates] = []
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
-            held = sorted(entry[2], key=place_of) if len(entry) == 3 else []
+            held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
+            held.sort(key=held_turn)  # of one record, that of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
-            origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _ in held]
+            origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(Coordinates(self.id, group, slot, ""))
-        self._fired(keys, calls, origins, slot)
+        return Due(slot, *self._slice(keys, calls, origins, slot))
 
-    def _fired(self, keys: Sequence[bytes], calls: Sequence[Any], origins: list[Coordinates], time: int) -> None:
+    def _slice(
+        self, keys: Sequence[bytes], calls: Sequence[Any], origins: list[Coordinates], time: int
+    ) -> tuple[int, Emitted]:
+        """What *calls* for *keys* emit: the number of values, and these."""
         batch = Batch([None] * len(origins), origins, times=[time] * len(origins) if self.has_times else None)
         self._begin(batch)
         self._apply(batch, self._on_slot, keys, calls)
-        self._emitted.push()
         self.activity.breathe()
+        return self._emitted.count, self._emitted
 
-    def _on_slot(self, entry: Any, call: tuple[bytes, Any, int, Sequence[Held], bool, int]) -> Any:
+    def _on_slot(self, entry: Any, call: tuple[bytes, Any, int, Sequence[Taken], bool, int]) -> Any:
         key, own, slot, held, timer, place = call
         state = None if entry is None else entry[0]
         if slot > CLOCK:
             self._emitted.place = place
-            return self._entry(key, self._went_off(key, own, state, slot - CLOCK, self.watermark, clock=True))
-        for number, (*_, record) in enumerate(held):
+            return self._entry(key, self._went_off(key, own, state, slot - CLOCK, self._passed(key), clock=True))
+        for number, (*_, record, self._taker) in enumerate(held):
             self._emitted.place = place + number
             state = self._called(key, own, state, record, slot, slot - 1)
         self._emitted.place = place + len(held)
@@ -315,11 +322,13 @@ class HandlerOperator(TimedOperator):
 
     # --- the clock ----------------------------------------------------------------------------------------------------
 
-    def tell_time(self, now_ms: int) -> None:
-        clock = self._timers.clock
-        clock.now_ms = now_ms if clock.now_ms is None else max(clock.now_ms, now_ms)
+    def rings(self, now_ms: int) -> bool:
         slots = self._clock_slots()
-        if slots and slots[0] - CLOCK <= clock.now_ms:
+        return bool(slots) and slots[0] - CLOCK <= now_ms
+
+    def tell_time(self, now_ms: int) -> None:
+        self._timers.clock.now_ms = now_ms
+        if self.rings(now_ms):
             self.is_due()
 
     @property
@@ -337,41 +346,38 @@ class HandlerOperator(TimedOperator):
         """The event time of what a timer by the clock gives: one that is not late."""
         return max(0, min(self.watermark + 1, LATEST_MS))
 
-    def _due_by_clock(self) -> Iterator[None]:
+    def _due_by_clock(self) -> Iterator[Due[Emitted]]:
         """Fire timers by the clock. They do not end a slot, below which are those of event time."""
         slots, table = self._clock_slots(), self.table
         while slots and slots[0] - CLOCK <= self._clock_ms:
             slot = heappop(slots)
             for group in table.groups(slot):
                 keys, _ = table.read(slot, group)
-                for first in range(0, len(keys), SLICE_KEYS):
-                    some = keys[first : first + SLICE_KEYS]
+                for part in slices(len(keys), CALLED_KEYS_MAX):
+                    some = keys[part]
                     for key in some:
                         table.put(slot, key, None)
                     origins = [Coordinates(self.id, group, slot - CLOCK, "")] * len(some)
                     own = self.read_keys(some)
                     calls = [(key, own[place], slot, (), True, place) for place, key in enumerate(some)]
-                    self._fired(some, calls, origins, self._result_time)
-                    yield
-
-
-def _with_record(entry: Any, held: Held) -> Any:
-    if entry is None:
-        return (None, False, [held])
-    entry[2].append(held)
-    return entry
-
-
-def _with_timer(entry: Any, place: Any) -> Any:
-    return (None, True)
-
-
-def _held_with_timer(entry: Any, place: Any) -> Any:
-    return (None, True, [] if entry is None else entry[2])
+                    yield Due(NO_WATERMARK, *self._slice(some, calls, origins, self._result_time))
 
 
 def _without_timer(entry: Any, place: Any) -> Any:
-    return (None, False, entry[2])
+    return (None, False, *entry[2:])
 
 
-OPERATORS: dict[type[Timed], type[HandlerOperator]] = {Handling: HandlerOperator}
+@dataclass(slots=True)
+class CoHandlerOperator(Sides, HandlerOperator):
+    """Calls the methods of a handler of two inputs."""
+
+    def left(self, batch: Batch) -> None:
+        self(batch)
+
+    def right(self, batch: Batch) -> None:
+        self(batch, right=True)
+
+
+OPERATORS: dict[type[Timed], type[HandlerOperator]] = {
+    Handling: HandlerOperator, Batches: HandlerOperator, CoHandling: CoHandlerOperator,
+}  # fmt: skip

@@ -2,63 +2,61 @@
 
 Invariants: whether a window takes a record depends on the record's time and floor alone, unless an input was idle. Its
 result is given once, after every record that it takes, and in the order (window, key group, key). So results are a
-function of the inputs. A window that is over leaves no state.
+function of the inputs, also those before and after the end of a window. A window that is over leaves no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import KeyReader, TimedOperator, TimedParts, chunks
+from exactlyonce.engines.runtime.batch import Batch, Origin
+from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
+from exactlyonce.engines.runtime.operators import chunks, record_error
+from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
-from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
+from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed, moment
-from exactlyonce.state.backend import TimedTable
+from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Windowed, moment
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
-SLICE_KEYS = 2_000
-"""The most results between two looks at the room."""
-
-W = TypeVar("W", Tumbling, Hopping, Session)
+W = TypeVar("W", Tumbling, Hopping, Session, Revised)
 
 
-class Over(NamedTuple):
-    """Some keys, of one key group, whose window is over."""
+class WindowResults(NamedTuple):
+    """Results of one key group in one slot, by columns."""
 
     group: int
-    start: int
-    last: int
+    slot: int
+    starts: Iterable[int]
+    """The start of the window of each."""
     keys: Sequence[bytes]
     states: Sequence[Any]
+    lasts: Sequence[int] | None = None
+    """The last millisecond of that; None: it is the slot."""
+    revisions: Sequence[int] | None = None
+    """None: they are the first."""
 
 
 @dataclass(slots=True)
-class WindowOperator(TimedOperator, Generic[W]):
+class WindowOperator(TimedOperator[WindowResults], Generic[W]):
     """The common part of the operators, one for each kind of window."""
 
     window: W
     accumulator: Accumulator
-    table: TimedTable[Any]
-    groups: Sequence[int]
-    """The key groups of the table."""
     read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     clone: Callable[[Any], Any] | None = None
     """Copies an accumulator that a function may change in place; None: it cannot."""
-    _firing: Iterator[Over] | None = field(default=None, init=False)
-    _last: int = field(default=NO_WATERMARK, init=False)
-    """The end of the last window that was over. A later run goes on from there after a drain, which ends time."""
+    function: Callable[[Any], Iterable[Any]] | None = None
+    """Gives the outputs for a result; None: that is the output."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> WindowOperator[W]:
@@ -66,151 +64,149 @@ class WindowOperator(TimedOperator, Generic[W]):
         assert node.accumulator is not None
         accumulators = StateType[Any](node.id, VersionedState(node.accumulator.state))
         return cls(
-            node.id,
+            *parts.shared,
             cast("W", node.timed),
             node.accumulator,
-            parts.table,
-            parts.groups,
             parts.read_keys,
             accumulators.clone if accumulators.mutable else None,
+            parts.function,
         )
 
-    def __post_init__(self) -> None:
-        self.watermark = max(map(self.table.watermark, self.groups), default=NO_WATERMARK)
-
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, *, right: bool = False) -> None:
+        """Take *batch*, of the first or *right* input."""
         entered_s = self.activity.enter(self.id)
-        batch, slots = self._accept(batch)
+        batch, slots = self._accept(batch, right=right)
         if batch.records:
-            self._add(batch, slots, self._given(batch))
+            self._add(batch, slots, self._given(batch, right=right))
         self.activity.leave(self.id, entered_s, len(batch.records))
 
-    def fire(self, room: int) -> bool:
-        entered_s = self.activity.enter(self.id)
-        if self._firing is None:
-            self._firing = self._over(self.watermark)
-        results = _Results()
-        for over in self._firing:
-            results.add(over)
-            if len(results.keys) >= room:
-                break
-        else:
-            self._firing = None
-        if results.keys:
-            self._last = max(self._last, results.lasts[-1])
-        if self._firing is None:
-            self.table.advance(self.watermark if self.watermark < END_OF_TIME else self._last)
-        self.activity.leave(self.id, entered_s, 0)
-        if results.keys:
-            origins = list(map(Coordinates, repeat(self.id), results.groups, results.lasts, repeat("")))
-            self.push(Batch(self._windowed(results), origins, times=results.lasts))
-        return self._firing is None
+    def _give(self, results: Sequence[WindowResults]) -> None:
+        columns = _Columns()
+        for some in results:
+            columns.add(some)
+        origins = origins_of(self.id, columns.groups, columns.slots)
+        batch = Batch(self._windowed(columns), origins, times=columns.slots)
+        if (function := self.function) is not None:
+            batch, outputs = self.apply(lambda windowed: list(function(windowed)), batch, again=True)
+            batch = batch.expanded(outputs)
+        self.push(batch)
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         """*batch* without the records that no window takes, and the slot of each that is left."""
         raise NotImplementedError
 
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         """Add the records of *batch*, as *given* to the accumulator, to the states in *slots*."""
         assert batch.keys is not None
+        self._update(self.accumulator.add, slots, batch.keys, given, batch.origins.__getitem__)
+
+    def _update(
+        self, add: Callable[[Any, Any], Any], slots: Sequence[int], keys: Sequence[bytes], given: Sequence[Any],
+        origin_of: Callable[[int], Origin],
+    ) -> None:  # fmt: skip
+        """Bring what is *given* into the table by *add*; *origin_of* tells the origin of one by its place."""
         for chunk in chunks(len(given)):
             try:
-                self.table.update(self.accumulator.add, slots[chunk], batch.keys[chunk], given[chunk])
+                self.table.update(add, slots[chunk], keys[chunk], given[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
-                raise self.error(batch.origins[chunk.start + failed.index], cause) from cause
+                raise self.error(origin_of(chunk.start + failed.index), cause) from cause
             self.activity.breathe()
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        """The windows that are over at *watermark*, in order; their states go when the next is asked for."""
-        raise NotImplementedError
+    def _added(self, state: Any, given: Any) -> Any:
+        """*state* with what is *given*, for operators that keep more than that in the table: if it is the record
+        itself, a copy of that, for other windows and branches have it, too."""
+        state = self.accumulator.add(state, given)
+        return self.clone(state) if state is given and self.clone is not None else state
 
-    def _given(self, batch: Batch) -> Sequence[Any]:
+    def _merge(
+        self, keys: Sequence[bytes], states: Sequence[Any], parts: Sequence[Any], start: int, last: int
+    ) -> list[Any]:
+        """The *states* of *keys* in the window from *start* to *last*, each merged with its part."""
+        merge, merged = self.accumulator.merge, list[Any]()
+        assert merge is not None
+        try:
+            merged += map(merge, states, parts)  # keeps the results before an error
+            require_whole(merged, len(keys))
+        except USERS_ERRORS as error:
+            key = self.read_keys.one(keys[len(merged)])
+            on = f"two parts of the window of {key!r} from {shown_time(start)} to {shown_time(last + 1)}"
+            raise record_error(f"merge() of operator {self.id!r}", self.id, None, error, on=on) from error
+        return merged
+
+    def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
         """The records as the accumulator takes them."""
         if not self.accumulator.placed:
             return batch.records
         assert batch.times is not None
-        return [
-            Placed(Place(time, origin.topic() or "", origin.partition() or 0, origin.offset() or 0), record)
-            for time, origin, record in zip(batch.times, batch.origins, batch.records, strict=True)
-        ]
+        return list(map(Placed, map(Place, batch.times, *coordinates_of(batch.origins)), batch.records))
 
-    def _windowed(self, results: _Results) -> list[Any]:
+    def _slices(
+        self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
+    ) -> Iterator[Due[WindowResults]]:
+        """The results of *keys*, whose windows are over."""
+        for some in slices(len(keys)):
+            results = WindowResults(group, last, starts[some], keys[some], self._given_out(states[some]))
+            yield Due(last, len(results.keys), results)
+
+    def _given_out(self, states: Sequence[Any]) -> Sequence[Any]:
+        """*states*, copied if they are the results: what comes after may change these, and a snapshot that is still
+        being written has the states of the table."""
+        if self.clone is None or self.accumulator.result is not None:
+            return states
+        return list(map(self.clone, states))
+
+    def _windowed(self, columns: _Columns) -> list[Any]:
         result = self.accumulator.result
-        values = results.states if result is None else map(result, results.states)
-        starts, ends = results.starts, [last + 1 for last in results.lasts]
+        values = columns.states if result is None else map(result, columns.states)
+        starts, ends = columns.starts, [last + 1 for last in columns.lasts]
         moments = {time: moment(time) for time in set(starts).union(ends)}
-        keys, at = self.read_keys(results.keys), moments.__getitem__
-        return [Windowed(*of) for of in zip(keys, map(at, starts), map(at, ends), values, strict=True)]
+        keys, at = self.read_keys(columns.keys), moments.__getitem__
+        return list(map(Windowed, keys, map(at, starts), map(at, ends), values, columns.revisions))
 
 
 @dataclass(slots=True)
-class _Results:
-    """Windows that are over, by columns: a window of a key has a place in each."""
+class _Columns:
+    """Results of all groups and slots, by columns."""
 
     groups: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    lasts: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
+    revisions: list[int] = field(default_factory=list)
 
-    def add(self, over: Over) -> None:
-        count = len(over.keys)
-        self.groups += repeat(over.group, count)
-        self.starts += repeat(over.start, count)
-        self.lasts += repeat(over.last, count)
-        self.keys += over.keys
-        self.states += over.states
-
-
-@dataclass(slots=True)
-class _Ended:
-    """The key groups with nothing left up to a slot: the table drops those of many keys at once."""
-
-    table: TimedTable[Any]
-    _groups: set[int] = field(default_factory=set)
-    _keys: int = 0
-
-    def add(self, slot: int, group: int, keys: int) -> None:
-        self._groups.add(group)
-        self._keys += keys
-        if self._keys >= SLICE_KEYS:
-            self.drop(slot)
-
-    def drop(self, slot: int) -> None:
-        self.table.drop(slot, self._groups)
-        self._groups, self._keys = set(), 0
-
-
-def _slices(group: int, start: int, last: int, keys: Sequence[bytes], states: Sequence[Any]) -> Iterator[Over]:
-    for first in range(0, len(keys), SLICE_KEYS):
-        some = slice(first, first + SLICE_KEYS)
-        yield Over(group, start, last, keys[some], states[some])
+    def add(self, results: WindowResults) -> None:
+        count = len(results.keys)
+        self.groups += repeat(results.group, count)
+        self.slots += repeat(results.slot, count)
+        self.starts += results.starts
+        self.keys += results.keys
+        self.states += results.states
+        self.lasts += repeat(results.slot, count) if results.lasts is None else results.lasts
+        self.revisions += repeat(0, count) if results.revisions is None else results.revisions
 
 
 @dataclass(slots=True)
 class TumblingWindows(WindowOperator[Tumbling]):
     """A slot is the last millisecond of a window."""
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         assert batch.times is not None
         lasts = self.window.lasts(batch.times)
-        if batch.floors is None and min(lasts, default=self.watermark + 1) > self.watermark:
+        if not lasts or self.are_in_time(batch, min(lasts)):
             return batch, lasts
         kept = [last > floor for last, floor in zip(lasts, self.floors(batch), strict=True)]
-        return self.without_late(batch, kept), list(compress(lasts, kept))
+        return self.without_late(batch, kept, right=right), list(compress(lasts, kept))
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        table, due = self.table, self.table.slots(watermark)
-        ended = _Ended(table)
-        for last in due:
+    def _due(self) -> Iterator[Due[WindowResults]]:
+        table = self.table
+        for last in table.slots(self.watermark):
             start = self.window.start(last)
             for group in table.groups(last):
-                keys, states = table.read(last, group)
-                yield from _slices(group, start, last, keys, states)
-                ended.add(last, group, len(keys))
-        if due:
-            ended.drop(due[-1])
+                keys, states = table.take(last, group)
+                yield from self._slices(last, group, [start] * len(keys), keys, states)
 
 
 @dataclass(slots=True)
@@ -221,11 +217,11 @@ class HoppingWindows(WindowOperator[Hopping]):
     before that of the pane: there is room, for a pane has more milliseconds than windows.
     """
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
         assert batch.times is not None
         window, every = self.window, self.window.every_ms
         panes = window.lasts(batch.times)
-        if batch.floors is None and (not panes or window.first_window(min(panes)) > self.watermark):
+        if not panes or self.are_in_time(batch, window.first_window(min(panes))):
             return batch, panes
         floors = self.floors(batch)
         missed = [
@@ -233,23 +229,22 @@ class HoppingWindows(WindowOperator[Hopping]):
         ]
         kept = [window.last_window(pane) > floor for pane, floor in zip(panes, floors, strict=True)]
         slots = [pane - count for pane, count in zip(panes, missed, strict=True)]
-        return self.without_late(batch, kept), list(compress(slots, kept))
+        return self.without_late(batch, kept, right=right), list(compress(slots, kept))
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        window, table = self.window, self.table
+    def _due(self) -> Iterator[Due[WindowResults]]:
+        window, table, watermark = self.window, self.table, self.watermark
         slots = table.slots(watermark)
         panes = dict(zip(slots, window.lasts(slots), strict=True))
         before = {group: table.watermark(group) for group in self.groups}
         fired = min(before.values())
         due = {last for pane in set(panes.values()) for last in window.windows(pane) if fired < last <= watermark}
         for last in sorted(due):
-            groups = self._parts(last, panes)
+            start, groups = window.start(last), self._parts(last, panes)
             ended = [slot for slot, pane in panes.items() if window.last_window(pane) <= last]
             for group in sorted(groups):
                 if before[group] < last:
-                    merged = self._merged(group, groups[group])
-                    keys = sorted(merged)
-                    yield from _slices(group, window.start(last), last, keys, [merged[key] for key in keys])
+                    keys, states = self._merged(group, groups[group], start, last)
+                    yield from self._slices(last, group, [start] * len(keys), keys, states)
             if ended:
                 table.drop(ended[-1], groups)
 
@@ -263,20 +258,32 @@ class HoppingWindows(WindowOperator[Hopping]):
                     groups.setdefault(group, []).append(slot)
         return groups
 
-    def _merged(self, group: int, slots: Sequence[int]) -> dict[bytes, Any]:
-        """The states by key of all *slots* of *group*, merged."""
-        merge, clone = self.accumulator.merge, self.clone
-        assert merge is not None
-        merged: dict[bytes, Any] = {}
-        for slot in slots:
-            keys, states = self.table.read(slot, group)
-            parts = states if clone is None else list(map(clone, states))
-            if not merged:
-                merged = dict(zip(keys, parts, strict=True))
-                continue
-            for key, part in zip(keys, parts, strict=True):
-                merged[key] = merge(merged[key], part) if key in merged else part
-        return merged
+    def _merged(self, group: int, slots: Sequence[int], start: int, last: int) -> tuple[list[bytes], list[Any]]:
+        """The keys of all *slots* of *group*, sorted, with their merged states of the window from *start* to *last*."""
+        (keys, states), *others = [self._copied(*self.table.read(slot, group)) for slot in slots]
+        differing = []
+        for more, parts in others:
+            if more == keys:  # as in most panes: far cheaper than key by key
+                states = self._merge(keys, states, parts, start, last)
+            else:
+                differing.append((more, parts))
+        if not differing:
+            return keys, states
+        merged = dict(zip(keys, states, strict=True))
+        for more, parts in differing:
+            new = dict(zip(more, parts, strict=True))
+            both = [key for key in more if key in merged]
+            states = self._merge(both, [merged[key] for key in both], [new[key] for key in both], start, last)
+            merged |= new | dict(zip(both, states, strict=True))
+        keys = sorted(merged)
+        return keys, [merged[key] for key in keys]
+
+    def _given_out(self, states: Sequence[Any]) -> Sequence[Any]:
+        return states  # they are merged copies
+
+    def _copied(self, keys: list[bytes], states: list[Any]) -> tuple[list[bytes], list[Any]]:
+        """*keys* with states that a merge may change."""
+        return keys, states if self.clone is None else list(map(self.clone, states))
 
 
 @dataclass(slots=True, eq=False)
@@ -300,8 +307,8 @@ class SessionWindows(WindowOperator[Session]):
     slot is due: no record moves it.
     """
 
-    def _accept(self, batch: Batch) -> tuple[Batch, list[int]]:
-        batch = self.in_time(batch)
+    def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
+        batch = self.in_time(batch, right=right)
         assert batch.times is not None
         return batch, batch.times
 
@@ -329,7 +336,7 @@ class SessionWindows(WindowOperator[Session]):
 
     def _take(self, key: bytes, sessions: list[_Open], time: int, given: Any) -> None:
         """Add a record of *key* to its *sessions*, and unite those that it connects."""
-        gap, add = self.window.gap_ms, self.accumulator.add
+        gap, add = self.window.gap_ms, self._added
         for session in sessions:
             if session.first - gap < time < session.last + gap:
                 break
@@ -371,10 +378,9 @@ class SessionWindows(WindowOperator[Session]):
             slots, keys, states = zip(*sessions, strict=True)
             self.table.update(_replaced, slots, keys, states)
 
-    def _over(self, watermark: int) -> Iterator[Over]:
-        table, gap = self.table, self.window.gap_ms
-        due, slot = table.slots(watermark), watermark
-        ended, open_still = _Ended(table), list[tuple[int, bytes, Any]]()
+    def _due(self) -> Iterator[Due[WindowResults]]:
+        table, gap, watermark = self.table, self.window.gap_ms, self.watermark
+        due, open_still = table.slots(watermark), list[tuple[int, bytes, Any]]()
         grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
         """By end and key group, the sessions that are in an earlier slot."""
         while due:
@@ -382,8 +388,7 @@ class SessionWindows(WindowOperator[Session]):
             moved = grown[slot]
             for group in sorted({*table.groups(slot), *moved}):
                 over = moved.get(group, [])
-                keys, states = table.read(slot, group)
-                for key, state in zip(keys, states, strict=True):
+                for key, state in zip(*table.take(slot, group), strict=True):
                     last = state[1] + gap - 1
                     if last == slot:
                         over.append((key, state))
@@ -393,15 +398,16 @@ class SessionWindows(WindowOperator[Session]):
                         if last not in grown:
                             heappush(due, last)
                         grown.setdefault(last, {}).setdefault(group, []).append((key, state))
-                for key, state in sorted(over, key=itemgetter(0)) if group in moved else over:
-                    yield Over(group, state[0], slot, [key], [state[2]])
-                ended.add(slot, group, len(keys))
+                if over:
+                    over = sorted(over, key=itemgetter(0)) if group in moved else over
+                    own, ended_states = zip(*over, strict=True)
+                    firsts, _, accumulators = zip(*ended_states, strict=True)
+                    yield from self._slices(slot, group, firsts, own, accumulators)
             del grown[slot]
             if len(open_still) >= SLICE_KEYS:
                 self._put(open_still)
                 open_still = []
         self._put(open_still)
-        ended.drop(slot)
 
 
 def _replaced(before: Any, state: Any) -> Any:

@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.engines.plan import LOOP_MARK
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, is_same, records_in
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, is_same, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, SavedTimes, kept_state
 from exactlyonce.pipeline.errors import ConfigError, GraphError
@@ -187,9 +187,9 @@ def entries_of(manifest: Manifest, blocks: Blocks, loop: str) -> Iterator[LoopEn
     for subtask, frame in _frames(manifest, blocks):
         if frame.loop == loop:
             batch = _RAW.decode(frame.frame)
-            for record, origin in zip(batch.records, batch.origins, strict=True):
-                where = (origin.topic() or "", origin.partition() or 0, origin.offset() or 0)
-                yield LoopEntry(subtask, bytes(record), *where)
+            coordinates = coordinates_of(batch.origins)
+            for record, topic, partition, offset in zip(batch.records, *coordinates, strict=True):
+                yield LoopEntry(subtask, bytes(record), topic, partition, offset)
 
 
 def _frames(manifest: Manifest, blocks: Blocks) -> Iterator[tuple[int, InFlightFrame]]:

@@ -58,7 +58,7 @@ from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBl
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.key_groups import group_range, subtask_of
-from exactlyonce.state.slots import TableTimes
+from exactlyonce.state.slots import TableTimes, unpacked_slot
 
 SECTION_BYTES = 64 * 1024
 DURABLE_TIMEOUT_S = 600.0
@@ -280,7 +280,8 @@ def _images(
             states = _encode([msgspec.Raw(entry.state) for entry in section])
             places = [entry.place for entry in section]
             if times is not None:
-                times.note(places, [group] * len(places))
+                for slot in set(map(unpacked_slot, places)):
+                    times.note(slot, group)
             keys = encode_keys(places, [], [entry.key for entry in section])
             if (block := encoder.add(group, IMAGE, keys, states, len(section))) is not None:
                 headers.append(block.header)

@@ -6,7 +6,7 @@ Invariant: options are those of `Pipeline.run`, with the same errors; the sessio
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,13 +70,15 @@ def backfill(
     to: str = "latest",
     chunk_records: int | None = None,
     take_over: bool = False,
+    params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
 ) -> Summary:
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
 
-    *pipeline* is one that executors can import, or `module:attribute`. *to* is "latest", a time, or offsets in JSON, as
+    *pipeline* is one that executors can import, or `module:attribute`; *params* are the arguments of a function that
+    `module:function` names, as text. *to* is "latest", a time, or offsets in JSON, as
     for `exactlyonce backfill`; *staging* a folder that all executors see, or a URL of HDFS or S3, needed where they are
     on other machines; *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint
     when it is repeated. *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete,
@@ -84,8 +86,8 @@ def backfill(
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
-        spark, _loaded(pipeline), options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
-        from_nothing=True,
+        spark, _loaded(pipeline, params), options, staging, progress, to=to, chunk_records=chunk_records,
+        take_over=take_over, from_nothing=True,
     )  # fmt: skip
 
 
@@ -96,14 +98,15 @@ def catch_up(
     to: str = "latest",
     chunk_records: int | None = None,
     take_over: bool = False,
+    params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
 ) -> Summary:
     """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
     return _caught_up(
-        spark, _loaded(pipeline), options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
-        from_nothing=False,
+        spark, _loaded(pipeline, params), options, staging, progress, to=to, chunk_records=chunk_records,
+        take_over=take_over, from_nothing=False,
     )  # fmt: skip
 
 
@@ -163,6 +166,7 @@ def audit(
     last: int | None = None,
     ignore_foreign: bool = False,
     shown: int = FINDINGS_SHOWN,
+    params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
@@ -170,9 +174,10 @@ def audit(
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     The report has at most *shown* findings, and counts the others.
-    *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running pipeline runs on.
+    *params* are as those of `backfill`. *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running
+    pipeline runs on.
     """
-    loaded, listener = _loaded(pipeline), Listener(progress)
+    loaded, listener = _loaded(pipeline, params), Listener(progress)
     work = Audit(loaded, _client(options), first, last, ignore_foreign=ignore_foreign, shown=shown)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
@@ -184,15 +189,16 @@ def replay(
     *,
     into: str | None = None,
     sink: str | None = None,
+    params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
 ) -> Replayed:
     """Compute the output of *checkpoint* again and count it; *into* is a topic that gets the records of *sink*.
 
-    *options* say which cluster, as for `audit`. A running pipeline runs on.
+    *params* and *options* are as for `audit`. A running pipeline runs on.
     """
-    loaded, listener = _loaded(pipeline), Listener(progress)
+    loaded, listener = _loaded(pipeline, params), Listener(progress)
     work = Replay(loaded, _client(options), checkpoint, into=into, sink=sink)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
@@ -205,6 +211,7 @@ def expected(
     *,
     first: int | None = None,
     last: int | None = None,
+    params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
@@ -215,10 +222,9 @@ def expected(
     null where the client chooses them. A sink of a store has `value`, the record with its fields. Both have
     `checkpoint` and the place of the input record: `input_topic`, `input_partition`, `input_offset`. *sink* is optional
     in a pipeline with one; by default all retained checkpoints whose interval can be computed are taken. The DataFrame
-    reads staged files: use it within the block. Nothing is written elsewhere. *options* say which cluster, as for
-    `audit`.
+    reads staged files: use it within the block. Nothing else is written. *params* and *options* are as for `audit`.
     """
-    loaded, listener = _loaded(pipeline), Listener(progress)
+    loaded, listener = _loaded(pipeline, params), Listener(progress)
     work = ExpectedOutput(loaded, _client(options), sink, first=first, last=last)
     require_columns(loaded.reference, work.sink)
     executors = _executors(spark, loaded, staging, listener, progress)
@@ -234,6 +240,7 @@ def diff(
     checkpoint: int | None = None,
     to: str = "latest",
     shown: int = SHOWN,
+    params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
     **options: Any,
@@ -242,10 +249,10 @@ def diff(
 
     Both begin with the state of *checkpoint*, by default the newest savepoint, else the oldest checkpoint that is
     retained, and read up to *to*, as for `backfill`. Nothing is written, and a running pipeline runs on.
-    `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *options* say which
-    cluster, as for `audit`.
+    `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *params*, of both
+    versions, and *options* are as for `audit`.
     """
-    versions, listener = (_loaded(old), _loaded(new)), Listener(progress)
+    versions, listener = (_loaded(old, params), _loaded(new, params)), Listener(progress)
     work = Diff(*versions, _client(options), checkpoint=checkpoint, to=StopOffsets.parse(to), shown=shown)
     _send_cells(spark, *versions)
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
@@ -285,9 +292,16 @@ def _run_options(options: dict[str, Any]) -> RunOptions:
     return options_from(options)
 
 
-def _loaded(pipeline: Pipeline | str) -> Loaded:
+def _loaded(pipeline: Pipeline | str, params: Mapping[str, str] | None) -> Loaded:
     refuse_while_importing()
-    return load(pipeline) if isinstance(pipeline, str) else importable(pipeline)
+    if isinstance(pipeline, str):
+        return load(pipeline, params)
+    if params:
+        raise ConfigError(
+            f"params= are for a function that is named as 'module:function', and this is the pipeline "
+            f"{pipeline.name!r}: leave them out."
+        )
+    return importable(pipeline)
 
 
 def _client(options: dict[str, Any]) -> ClientConfig:

@@ -30,6 +30,7 @@ _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """Environment variables that show a chosen Spark: by spark-submit, or by the name of a Connect server."""
 STDERR = 2
 JAVA_VERSION_MIN = 17
+_MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|yarn$|(spark|k8s|sc)://.")
 _UNBOUNDED = 2**31 - 1
 """The default of spark.dynamicAllocation.maxExecutors."""
 _TRUE = ("true", "1", "yes")
@@ -110,6 +111,10 @@ def _started(
     settings = {**({} if submitted else _defaults(master or "")), **conf}
     _refuse_speculation(settings)
     _name_python(settings.get("spark.pyspark.python"))
+    if "SPARK_REMOTE" not in os.environ and "spark.remote" not in settings:
+        os.environ.pop(
+            "SPARK_CONNECT_MODE_ENABLED", None
+        )  # PySpark leaves it behind a session of Connect, also to children
     if not submitted:
         builder = builder.appName(name)
     if master is not None:
@@ -146,6 +151,15 @@ def _stderr_into(log: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(ours, STDERR)
         os.close(ours)
+
+
+def require_master(master: str) -> None:
+    """Raise `ConfigError` unless Spark knows such a URL."""
+    if not _MASTER.match(master):
+        raise ConfigError(
+            f"--master {master} is no URL of a Spark: write local[4], spark://host:7077, yarn, k8s://https://host:6443 "
+            f"or, of a Connect server, sc://host:15002."
+        )
 
 
 def is_local(master: str) -> bool:

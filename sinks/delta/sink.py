@@ -19,6 +19,10 @@ from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
 _LOGIN = re.compile("://[^@]*:[^@]*@")
+_WEB = re.compile(
+    r"https?://(?![^/]*\.(core\.windows\.net|fabric\.microsoft\.com|amazonaws\.com|r2\.cloudflarestorage\.com)(/|$))"
+)
+"""Addresses of the web, except of clouds that have their stores there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +53,21 @@ class DeltaSink(LakeSink[T], Generic[T]):
     def place(self) -> str:
         return os.fspath(self.path)
 
+    @property
+    def address(self) -> str:
+        return self.place
+
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the arguments, and of the type as rows of a table."""
         if not is_url(self.place) and not self.place.startswith("/"):
             yield (
                 f"{self.place!r} must be the table's path from / on: workers may run in another folder than this "
                 f"process"
+            )
+        if _WEB.match(self.place):
+            yield (
+                f"{self.place!r} is a web address, and deltalake writes to none: give the address of the store, as "
+                f"s3://bucket/table, and its server as AWS_ENDPOINT_URL in storage_options="
             )
         if _LOGIN.search(self.place):
             yield "its address holds a user and a password, which would be shown: give them in storage_options="

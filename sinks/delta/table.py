@@ -42,7 +42,16 @@ from exactlyonce.sinks.lake.description import refers
 from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each
 from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
-from exactlyonce.sinks.lake.table import Conflict, StagedInterval, changed, gone
+from exactlyonce.sinks.lake.table import (
+    NO_BUCKET,
+    RIGHTS,
+    Conflict,
+    StagedInterval,
+    changed,
+    gone,
+    has_no_bucket,
+    is_denied,
+)
 from exactlyonce.sinks.ledger import SinkLedger
 
 STAGED = "_exactlyonce"
@@ -61,8 +70,8 @@ NOT_MERGED = {"appendOnly", "deletionVectors"}
 _OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|generationExpression|invariants)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CAUSE = "↳"
+_NO_TLS = "URL scheme is not allowed"
 _AWAY = re.compile(r"timed? ?out|connect|dns|\b50[03]\b|reset|refused|unavailable|No space", re.IGNORECASE)
-_DENIED = re.compile(r"permission ?denied|forbidden|\b40[13]\b|access denied|credentials", re.IGNORECASE)
 
 
 class StagedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +127,7 @@ class TablePlace:
         try:
             return self.find()
         except TableNotFoundError as error:
-            if _DENIED.search(str(error)):
+            if is_denied(error):
                 raise
             raise self.away() from None
 
@@ -192,7 +201,7 @@ class TablePlace:
         except (StoreError, StoreUnavailable, ConfigError, Conflict):
             raise
         except TableNotFoundError as error:
-            if _DENIED.search(str(error)):
+            if is_denied(error):
                 raise self._explained(error) from None
             raise StoreError(
                 f"There is no Delta table at {self.path}. Create it, set create=True, or correct the path."
@@ -214,8 +223,15 @@ class TablePlace:
         where, text = f"Delta table {self.path}", self._text(error)
         if isinstance(error, DeltaProtocolError):
             return refusals.refused(where, text, "Write it with another program, or make a table without the feature.")
-        if isinstance(error, PermissionError) or _DENIED.search(str(error)):
-            return refusals.refused(where, text, "Give this user the right to read and write the table's folder.")
+        if is_denied(error):
+            advice = f", in S3 {RIGHTS}" if s3.is_s3(self.path) else ""
+            return refusals.refused(where, text, f"Give this user the right to read and write its folder{advice}.")
+        if has_no_bucket(error):
+            return refusals.refused(where, NO_BUCKET, "Create it, or correct the path.")
+        if _NO_TLS in text:
+            return refusals.refused(
+                where, text, 'An endpoint of http:// needs "AWS_ALLOW_HTTP": "true" in storage_options=.'
+            )
         if isinstance(error, OSError) or _AWAY.search(text):
             return refusals.passing(where, "its folder cannot be read or written", text)
         return refusals.refused(where, text, "Correct the table, or the sink.")

@@ -17,6 +17,7 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.sizes import is_count
@@ -40,6 +41,12 @@ T = TypeVar("T")
 
 FORMATS = ("parquet", "jsonl", "avro")
 ROLL_BYTES_MIN = 1 << 10
+
+S3_ON_OBJECTS = (
+    "s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"
+)  # fmt: skip
+S3_ON_BUCKET = ("s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetLifecycleConfiguration")
+"""The rights in S3; the last is for `exactlyonce doctor`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +114,13 @@ class FileSink(Sink[T]):
             yield str(error)
             return
         yield from partitions.problems(self.partition_by, fields)
+
+    def grants(self, user: str, type_: Any, *, creates: bool) -> Grants | None:
+        """See `Sink`."""
+        path = os.fspath(self.path)
+        if not path.startswith("s3://"):
+            return None
+        return s3_grants(path, user, on_objects=S3_ON_OBJECTS, on_bucket=S3_ON_BUCKET)
 
     @property
     def shown(self) -> str:

@@ -275,7 +275,9 @@ class S3Place(_StoredPlace):
 
     def check(self) -> None:
         self._folder.check()
-        self._folder.abort_upload("probe", self._folder.begin_upload("probe", {}))
+        upload = self._folder.begin_upload("probe", {})
+        self._folder.has_upload("probe", upload)
+        self._folder.abort_upload("probe", upload)
         next(self._files.uploads(), None)
 
     def risk(self) -> str:

@@ -18,7 +18,7 @@ from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks.lake.description import refers
-from exactlyonce.sinks.lake.table import Conflict
+from exactlyonce.sinks.lake.table import NO_BUCKET, RIGHTS, Conflict, has_no_bucket, is_denied
 
 ANSWER_TIMEOUT_S = 30
 _AWAY = (
@@ -111,8 +111,15 @@ class OpenCatalog:
             return self._of_database(where, text, error)
         if origin in ("requests", "urllib3"):
             return refusals.unreachable(where, text)
-        if isinstance(error, PermissionError):
-            return refusals.refused(where, text, "Give this user the right to read and write the warehouse.")
+        if isinstance(error, OSError) and is_denied(error):
+            return refusals.refused(
+                f"The warehouse of table {self._table}", text,
+                f"Give this user the right to read and write the warehouse; in S3 {RIGHTS}.",
+            )  # fmt: skip
+        if isinstance(error, OSError) and has_no_bucket(error):
+            return refusals.refused(
+                f"The warehouse of table {self._table}", NO_BUCKET, "Create it, or correct warehouse in catalog=."
+            )
         if isinstance(error, FileNotFoundError):
             return refusals.passing(f"The warehouse of table {self._table}", "is it mounted?", text)
         if isinstance(error, OSError | pa.ArrowException):

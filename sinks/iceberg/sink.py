@@ -16,6 +16,8 @@ from exactlyonce.sinks.lake.table import ICEBERG
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
+_FROM_ROOT = re.compile(r"/|[a-z][a-z0-9+.-]*:")
+_RELATIVE_FILE = re.compile(r"sqlite(\+\w+)?:///[^/:]")
 _IDENTIFIER = re.compile(r"[^.\s]+(\.[^.\s]+)+")
 
 
@@ -44,6 +46,11 @@ class IcebergSink(LakeSink[T], Generic[T]):
     @property
     def place(self) -> str:
         return self.table
+
+    @property
+    def address(self) -> str:
+        """The warehouse, if it is in the properties."""
+        return self.catalog.get("warehouse", "")
 
     # --- problems ---------------------------------------------------------------------------------------------------
 
@@ -111,3 +118,7 @@ def _catalog_problems(catalog: Any) -> Iterator[str]:
     yield from property_problems("catalog", catalog)
     if not {"type", "uri", "py-catalog-impl"} & set(catalog):
         yield 'catalog= has no "type": "sql", "rest", or another one that pyiceberg knows'
+    if catalog.get("type") == "sql" and not _FROM_ROOT.match(str(catalog.get("warehouse", "/"))):
+        yield "catalog['warehouse'] must be a path from / on, or an address: runs may begin elsewhere"
+    if _RELATIVE_FILE.match(str(catalog.get("uri", ""))):
+        yield "catalog['uri'] must name its file from / on, sqlite:////lake/catalog.db: runs may begin elsewhere"

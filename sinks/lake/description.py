@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink
@@ -21,6 +22,8 @@ from exactlyonce.sinks.writer import WriterContext
 
 T = TypeVar("T")
 MODES = ("append", "upsert")
+S3_ON_OBJECTS, S3_ON_BUCKET = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), ("s3:ListBucket",)
+"""The rights that a table in S3 needs."""
 _SECRET = re.compile(r"token$|credential|password|secret|access.?key|account.?key|sas|://[^/@]*:[^@]*@", re.IGNORECASE)
 
 
@@ -68,6 +71,17 @@ class LakeSink(Sink[T]):
     @abstractmethod
     def place(self) -> str:
         """The table's name or path."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The address of its files, as far as the description has it; empty: another names it."""
+
+    def grants(self, user: str, type_: Any, *, creates: bool) -> Grants | None:
+        """See `Sink`: those of files in S3; a catalog has rights of its own."""
+        if not self.address.startswith("s3://"):
+            return None
+        return s3_grants(self.address, user, on_objects=S3_ON_OBJECTS, on_bucket=S3_ON_BUCKET)
 
 
 def refers(value: str) -> bool:

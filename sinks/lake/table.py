@@ -7,18 +7,44 @@ commits of one ledger have an order, and each has read what the one before has w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.lake.description import S3_ON_BUCKET, S3_ON_OBJECTS
 from exactlyonce.sinks.ledger import SinkLedger
 
 DELTA, ICEBERG = "delta", "iceberg"
 """Kinds of committables."""
+RIGHTS = f"{', '.join(S3_ON_OBJECTS)} and {S3_ON_BUCKET[0]}"
+"""The rights that a table in S3 needs."""
+_DENIED = re.compile(r"permission.?denied|access.?denied|forbidden|\b40[13]\b|credentials|access.?key", re.IGNORECASE)
+_NO_BUCKET = re.compile("NO_?SUCH_?BUCKET", re.IGNORECASE)
+NO_BUCKET = "There is no bucket of that name"
+"""In place of what S3 says of it, with ids of its request."""
 
 
 class Conflict(Exception):
     """Another commit was faster: load the table again, and compare the ledger."""
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether a file system refuses a request for want of a right, or of credentials.
+
+    >>> is_denied(OSError("AWS Error ACCESS_DENIED during PutObject operation")), is_denied(OSError("No space left"))
+    (True, False)
+    """
+    return isinstance(error, PermissionError) or _DENIED.search(str(error)) is not None
+
+
+def has_no_bucket(error: BaseException) -> bool:
+    """Whether S3 says that the bucket itself is missing; a start would wait for it without end.
+
+    >>> has_no_bucket(OSError("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload operation"))
+    True
+    """
+    return _NO_BUCKET.search(str(error)) is not None
 
 
 def gone(path: str, remover: str) -> StoreError:

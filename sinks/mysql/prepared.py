@@ -29,7 +29,8 @@ TRIES, TRIES_IN_PEACE = 60, 10
 PAUSE = "DO SLEEP(0.05)"
 _VERSION_MIN = {True: (10, 5), False: (8, 0)}
 """By whether it is MariaDB; older ones roll back a prepared transaction when its connection ends."""
-_CREATE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
+PREPARED_RIGHTS = "SELECT, INSERT, DELETE"
+CREATE_PREPARED = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
   name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   pipeline VARCHAR(255) {TEXT},
   sink VARCHAR(255) {TEXT},
@@ -51,8 +52,8 @@ class PreparingMySQLStore(PreparingSqlStore[MySQLSink[Any], MySQLTable], MySQLSt
 
     def _prepared_table(self) -> MySQLOwnTable:
         return MySQLOwnTable(
-            session=self._session, name=TABLE, columns=COLUMNS, key=COLUMNS[:1], statement=_CREATE,
-            rights="SELECT, INSERT, DELETE",
+            session=self._session, name=TABLE, columns=COLUMNS, key=COLUMNS[:1], statement=CREATE_PREPARED,
+            rights=PREPARED_RIGHTS,
             uses=(f"INSERT INTO {TABLE} VALUES ('', '', '', 0, 0, 0)", f"DELETE FROM {TABLE} WHERE name = ''"),
         )  # fmt: skip
 

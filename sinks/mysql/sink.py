@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from exactlyonce.connectors.mysql.address import MySQLAddress
+from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up, shown_reference
 from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.sql.table import row_fields
@@ -84,6 +85,14 @@ class MySQLSink(TableSink[T], Generic[T]):
     def address(self) -> MySQLAddress:
         """The server's address, looked up now."""
         return MySQLAddress.parse(look_up("dsn", self.dsn))
+
+    def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
+        """See `Sink`. The administrator makes the tables of exactlyonce."""
+        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
+            from exactlyonce.sinks.mysql.grants import statements
+
+        place = f"the database of {shown_reference(self.dsn)}"
+        return Grants(place, CLIENT, tuple(statements(self, user, creates=creates and self.create)))
 
     def store(self, type_: Any) -> Store:
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):

@@ -44,10 +44,11 @@ _JSON_DEPTH_MAX = {True: 31, False: 100}
 _END = ROW_END.encode()
 _OR = b"OR"
 """Between conditions in brackets. It is no longer than the end of a row."""
-_RIGHTS = {"append": "INSERT", "upsert": "INSERT, UPDATE", "delete": "SELECT, DELETE"}
+RIGHTS = {"append": "INSERT", "upsert": "SELECT, INSERT, UPDATE", "delete": "SELECT, DELETE"}
 """On the table, by mode."""
 TEXT = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
-_CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {ledger.TABLE} (
+LEDGER_RIGHTS = "SELECT, INSERT, UPDATE"
+CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {ledger.TABLE} (
   pipeline VARCHAR(255) {TEXT},
   sink VARCHAR(255) {TEXT},
   subtask INT NOT NULL,
@@ -77,7 +78,7 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     @property
     def _how_to_see(self) -> str:
-        return f"or {grant(self._session, _RIGHTS[self._mode], self._name)}"
+        return f"or {grant(self._session, RIGHTS[self._mode], self._name)}"
 
     def _find(self) -> MySQLTable | None:
         table = read_table(self._session, self._name)
@@ -93,7 +94,7 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
         self._require_none(table_problems(table, self._mode, self._fields, self._key, self._column_problems(table)))
         before, after = self._around
         row = self._template % (("NULL",) * len(self._fields))
-        require_rights(self._session, _RIGHTS[self._mode], self._name, f"{before.decode()}{row}{after.decode()}")
+        require_rights(self._session, RIGHTS[self._mode], self._name, f"{before.decode()}{row}{after.decode()}")
 
     def _type_problem(self, field: RowField, column: MySQLColumn) -> str | None:
         return type_problem(self._name, field, column)
@@ -112,8 +113,8 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     def _ledger_table(self) -> MySQLOwnTable:
         return MySQLOwnTable(
-            session=self._session, name=ledger.TABLE, columns=ledger.COLUMNS, key=ledger.KEY, statement=_CREATE_LEDGER,
-            rights="SELECT, INSERT, UPDATE",
+            session=self._session, name=ledger.TABLE, columns=ledger.COLUMNS, key=ledger.KEY, statement=CREATE_LEDGER,
+            rights=LEDGER_RIGHTS,
             uses=(
                 f"UPDATE {ledger.TABLE} SET origin = '' WHERE pipeline = '' AND sink = '' AND subtask = -1",
                 f"INSERT INTO {ledger.TABLE} VALUES ('', '', -1, 0, 0, '')",

@@ -15,7 +15,8 @@ from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 
 _VERSION_MIN = 120_000
-
+RIGHTS = {"append": ("INSERT",), "upsert": ("SELECT", "INSERT", "UPDATE"), "delete": ("SELECT", "DELETE")}
+"""On the table, by mode."""
 
 Shape = list[tuple[Any, ...]]
 """The identity of a table, and names and types of its columns: a quick query."""
@@ -71,7 +72,10 @@ def schema_of(connection: PostgresConnection, sink: PostgresSink[Any]) -> str:
     if schema is None:
         schema = connection.rows("SELECT current_schema()")[0][0]
     if schema is None:
-        raise StoreError(f"No schema of the role's search_path exists: name the table's, as in \"schema.{table}\".")
+        raise StoreError(
+            f"The role may use no schema of its search_path: GRANT USAGE ON SCHEMA public TO the role, or name the "
+            f'table\'s schema, as in "schema.{table}".'
+        )
     return schema
 
 
@@ -127,21 +131,29 @@ class PostgresOwnTable(msgspec.Struct, frozen=True, kw_only=True):
     def exists(self) -> bool:
         return bool(self._read())
 
+    @property
+    def statement(self) -> str:
+        """Creates it."""
+        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in self.columns.items())
+        return f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+
+    def grant(self, role: str) -> str:
+        """Gives *role*, as SQL has it, the rights that a run needs on it."""
+        return f"GRANT {', '.join(self.rights)} ON {self.name} TO {role}"
+
     def create(self) -> None:
         if self.exists:
             return
-        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in self.columns.items())
-        statement = f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
         role, may_create = self.connection.rows(
             "SELECT quote_ident(current_user), has_schema_privilege($1::text, 'CREATE')", (self.schema,)
         )[0]
         if not may_create:
             raise StoreError(
                 f"The table {self.name} is missing, and the role {role} may not create it. Let an administrator run: "
-                f"{statement}; GRANT {', '.join(self.rights)} ON {self.name} TO {role};"
+                f"{self.statement}; {self.grant(role)};"
             )
         try:
-            self.connection.ask(statement)
+            self.connection.ask(self.statement)
         except StoreError:  # if two sessions create it at once, one may fail
             if not self.exists:
                 raise

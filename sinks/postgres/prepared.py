@@ -6,6 +6,7 @@ from typing import Any
 
 from psycopg import sql
 
+from exactlyonce.connectors.postgres.connection import PostgresConnection
 from exactlyonce.connectors.postgres.refusals import NoSuchObject
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.catalogue import PostgresOwnTable, Target
@@ -21,6 +22,13 @@ IDLE_S = 600
 _TYPES = ("text", "text", "text", "bigint", "bigint", "bigint")
 
 
+def prepared_table(connection: PostgresConnection, schema: str) -> PostgresOwnTable:
+    return PostgresOwnTable(
+        connection=connection, schema=schema, table=TABLE, columns=dict(zip(COLUMNS, _TYPES, strict=True)),
+        key=COLUMNS[:1], rights=("SELECT", "INSERT", "DELETE"),
+    )  # fmt: skip
+
+
 class PreparingPostgresStore(PreparingSqlStore[PostgresSink[Any], Target], PostgresStore):
     """See `PreparingStore`."""
 
@@ -32,10 +40,7 @@ class PreparingPostgresStore(PreparingSqlStore[PostgresSink[Any], Target], Postg
         return self._schema()
 
     def _prepared_table(self) -> PostgresOwnTable:
-        return PostgresOwnTable(
-            connection=self._session, schema=self._schema(), table=TABLE,
-            columns=dict(zip(COLUMNS, _TYPES, strict=True)), key=COLUMNS[:1], rights=("SELECT", "INSERT", "DELETE"),
-        )  # fmt: skip
+        return prepared_table(self._session, self._schema())
 
     def _require_that_it_prepares(self) -> None:
         if self._session.rows("SELECT current_setting('max_prepared_transactions')::int") == [(0,)]:

@@ -11,7 +11,8 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN
+from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
 from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import Store
@@ -93,6 +94,14 @@ class PostgresSink(TableSink[T], Generic[T]):
         """Table, mode, key and the type's schema, without the database."""
         described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key)}
         return described | {"row": schema.describe(type_)}
+
+    def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
+        """See `Sink`. The administrator makes the tables of exactlyonce. Without *schema* the table's is `public`."""
+        with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
+            from exactlyonce.sinks.postgres.grants import statements
+
+        place = f"the database of {shown_reference(self.dsn)}"
+        return Grants(place, "psql", tuple(statements(self, user, creates=creates and self.create)))
 
     def store(self, type_: Any) -> Store:
         with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):

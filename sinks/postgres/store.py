@@ -31,6 +31,14 @@ _LINE = sql.Identifier("exactlyonce_line")
 _LEDGER_TYPES = ("text", "text", "integer", "bigint", "bigint", "text")
 
 
+def ledger_table(connection: PostgresConnection, schema: str) -> PostgresOwnTable:
+    return PostgresOwnTable(
+        connection=connection, schema=schema, table=ledger.TABLE,
+        columns=dict(zip(ledger.COLUMNS, _LEDGER_TYPES, strict=True)), key=ledger.KEY,
+        rights=("SELECT", "INSERT", "UPDATE"),
+    )  # fmt: skip
+
+
 class PostgresStore(SqlStore[PostgresSink[Any], Target]):
     """See `SqlStore`."""
 
@@ -81,11 +89,7 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
 
     def _ledger_table(self) -> PostgresOwnTable:
         """See `SqlStore`: in the schema of the table."""
-        return PostgresOwnTable(
-            connection=self._session, schema=self._schema(), table=ledger.TABLE,
-            columns=dict(zip(ledger.COLUMNS, _LEDGER_TYPES, strict=True)), key=ledger.KEY,
-            rights=("SELECT", "INSERT", "UPDATE"),
-        )  # fmt: skip
+        return ledger_table(self._session, self._schema())
 
     def _schema(self) -> str:
         """The schema of the table, or that in which it would be created."""

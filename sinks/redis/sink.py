@@ -15,9 +15,10 @@ from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
-from exactlyonce.pipeline.secrets import is_reference, reference_problem
+from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PART_ROWS_MAX = 100_000
+COMMANDS = (
+    "select", "info", "config|get", "command|info", "eval", "evalsha", "hmget", "hgetall", "hset", "hdel"
+)  # fmt: skip
+COMMANDS_BY_KIND = {
+    "string": ("set", "del"), "hash": ("type", "del"), "stream": ("type", "exists", "xinfo|stream", "xadd")
+}  # fmt: skip
+"""The commands of a connection and its ledger, and those that write rows."""
+SINCE_7_2 = "waitaof"
+"""A command that older servers do not know."""
 _SERVER = re.compile(r"/?\d*")
 
 
@@ -129,6 +139,12 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
     def ledger_of(self, pipeline: str, sink: str) -> str:
         """Its hash."""
         return f"the key {ledger_key(pipeline, sink, self.hash_tag)}"
+
+    def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
+        """See `Sink`. Only the pipeline knows its keys, so all are allowed."""
+        commands = " ".join(f"+{command}" for command in (*COMMANDS, *COMMANDS_BY_KIND[self.kind]))
+        statements = (f"ACL SETUSER {user} on ~* {commands}", f"ACL SETUSER {user} +{SINCE_7_2}")
+        return Grants(f"the Redis of {shown_reference(self.url)}", 'redis-cli -u "$REDIS_URL"', statements)
 
     def store(self, type_: Any) -> Store:
         """See `WriteAheadSink`; `ConfigError` if the redis library is missing."""

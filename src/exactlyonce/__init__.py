@@ -11,12 +11,14 @@ from exactlyonce.pipeline.aggregates import (
     Max,
     Mean,
     Min,
+    Percentiles,
     Sum,
     TopN,
 )
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
+from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -33,13 +35,13 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
     UserError,
 )
-from exactlyonce.pipeline.joins import Joined
+from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
-from exactlyonce.pipeline.timers import Handler, Timers
+from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ __all__ = [
     "AvroCodec",
     "BrokerUnavailable",
     "BytesCodec",
+    "CoHandler",
     "Codec",
     "ConfigError",
     "Context",
@@ -57,6 +60,7 @@ __all__ = [
     "CountDistinct",
     "DeadLetters",
     "Emit",
+    "Enriched",
     "ExactlyOnceError",
     "Feedback",
     "Fenced",
@@ -76,6 +80,8 @@ __all__ = [
     "Min",
     "Operator",
     "Output",
+    "Pair",
+    "Percentiles",
     "Pipeline",
     "ProtobufCodec",
     "Record",

@@ -130,7 +130,8 @@ class TieredStates(StatesTable[S]):
             return
         groups = self._layout.groups(keys)
         own = self._groups.counts.keys()
-        require(own >= set(groups), f"all keys are of the key groups {sorted(own)}")
+        foreign = set(groups) - own
+        require(not foreign, f"no key is of another table, as those of the key groups {foreign} are")
         if self._groups.unread:
             self._groups.read(self._groups.unread.intersection(groups))
         unpack, large = self.state_type.unpack, list[tuple[S | None, bytes]]()
@@ -226,6 +227,16 @@ class TieredStates(StatesTable[S]):
             self._find([key])
             self._absent = []
         return self._states[key]
+
+    def _get_all(self, keys: Sequence[bytes]) -> list[S | None]:
+        states, found = self._states, list[S | None]()
+        for start in range(0, len(keys), self._memory.together_max):
+            some = keys[start : start + self._memory.together_max]
+            if missing := [key for key in dict.fromkeys(some) if key not in states]:
+                self._find(missing)
+                self._absent = []
+            found += map(states.__getitem__, some)
+        return found
 
     def _items(self) -> Iterator[tuple[bytes, S]]:
         self._groups.read(self._groups.unread)

@@ -8,13 +8,14 @@ keys are listed by slot and key group. A drop is a range: the store deletes it o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.interval import exhaust
 from exactlyonce.state.slots import Slots, TableTimes, key_of, packed_slot, slot_of, unpacked_slot
 from exactlyonce.state.stored import StoredState
@@ -85,9 +86,8 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
             self._by_key.add(present)
 
     def _index(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
-        for added in self._slots.of_places(keys, groups, lambda: [0]):
+        for added in self._slots.of_places(keys, groups, lambda: [0], self._times):
             added[0] += 1
-        self._times.note(keys, groups)
 
     def _remove(self, place: bytes, changes: dict[bytes, S | None]) -> None:
         if self._states[place] is not None:
@@ -101,11 +101,23 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
     def get(self, slot: int, key: bytes) -> S | None:
         return self._get(packed_slot(slot) + key)
 
-    def slots_of(self, key: bytes) -> list[int]:
+    def get_all(self, slot: int, keys: Sequence[bytes]) -> list[S | None]:
+        """See `TimedTable.get_all`."""
+        return self._get_all(list(map(packed_slot(slot).__add__, keys)))
+
+    def slots_of(self, key: bytes) -> Sequence[int]:
         """See `TimedTable.slots_of`."""
-        if self._groups.unread:
-            self._groups.read(self._layout.groups([packed_slot(0) + key]))
+        self._read_groups([key])
         return super().slots_of(key)
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """See `TimedTable.present`."""
+        self._read_groups(keys)
+        return super().present(keys)
+
+    def _read_groups(self, keys: Iterable[bytes]) -> None:
+        if self._groups.unread:
+            self._groups.read(self._groups.unread.intersection(key_groups([*keys], self._layout.max_parallelism)))
 
     def slots(self, limit: int) -> list[int]:
         """See `TimedTable.slots`."""
@@ -124,12 +136,19 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
             return [], []
         unpack = self.state_type.unpack
         for entries in self._files.store.slot(group, packed, SLICE_ENTRIES):
-            states.update((key, unpack(state)) for key, state in entries)
+            keys, packed_states = zip(*entries, strict=True)
+            states.update(zip(keys, map(unpack, packed_states), strict=True))
         for layer in reversed([*self._layers()]):
             assert isinstance(layer, TimedLayer)
             states.update((key, layer[key]) for key in layer.places.get((packed, group), ()) if key in layer)
-        present = sorted((key, state) for key, state in states.items() if state is not None)
-        return [key_of(key) for key, _ in present], [state for _, state in present]
+        present = sorted(key for key, state in states.items() if state is not None)
+        return list(map(key_of, present)), cast("list[S]", list(map(states.__getitem__, present)))
+
+    def take(self, slot: int, group: int) -> tuple[list[bytes], list[S]]:
+        """See `TimedTable.take`."""
+        read = self.read(slot, group)
+        self.drop(slot, (group,))
+        return read
 
     def drop(self, slot: int, groups: Collection[int]) -> None:
         """See `TimedTable.drop`."""

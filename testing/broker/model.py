@@ -19,7 +19,6 @@ from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error, Fetched, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.broker.partition_log import PartitionLog
 from exactlyonce.testing.broker.transaction_coordinator import State, TransactionCoordinator, TransactionEntry
-from exactlyonce.testing.clock import SimulatedClock
 
 DAY_MS = 24 * 3_600_000
 
@@ -63,6 +62,7 @@ class _Topic:
 class BrokerModel:
     """A `TransactionalBroker` in memory.
 
+    >>> from exactlyonce.testing.clock import SimulatedClock
     >>> clock = SimulatedClock()
     >>> broker = BrokerModel(clock)
     >>> broker.create_topic("t").name
@@ -244,22 +244,6 @@ class BrokerModel:
         if lose_markers:
             self._markers = [marker for marker in self._markers if marker.partition is None]
             heapq.heapify(self._markers)
-
-    def copy(self, clock: Clock | None = None) -> BrokerModel:
-        """An independent broker in the same state, on *clock* or on a simulated one that shows the same time."""
-        if clock is None:
-            clock = SimulatedClock(self._clock.now_ms(), self._clock.monotonic_ms())
-        twin = BrokerModel(clock, self.settings)
-        for name, topic in self._topics.items():
-            twin._topics[name] = _Topic(topic.topic_id, 0, topic.compact)
-            twin._topics[name].logs = [log.copy() for log in topic.logs]
-        twin._topics_created = self._topics_created
-        twin._coordinator = self._coordinator.copy(clock, twin._await_markers)
-        twin._markers, twin._markers_ordered = list(self._markers), self._markers_ordered
-        twin._running = self._running
-        twin._started_ms, twin._check_due_ms, twin._due_ms = self._started_ms, self._check_due_ms, self._due_ms
-        twin._expired_at_ms = self._expired_at_ms
-        return twin
 
     def _log(self, topic: str, partition: int) -> PartitionLog | None:
         logs = self._topics[topic].logs if topic in self._topics else ()

@@ -192,13 +192,3 @@ class PartitionLog:
         self._records = records
         self._offsets = [record.offset for record in records]
         self._aborted.intersection_update(self._offsets)
-
-    def copy(self) -> PartitionLog:
-        """An independent log with the same contents."""
-        copy = PartitionLog()
-        copy.start_offset, copy.end_offset = self.start_offset, self.end_offset
-        copy.producers = dict(self.producers)
-        copy._records, copy._offsets = list(self._records), list(self._offsets)
-        copy._open = {producer_id: list(offsets) for producer_id, offsets in self._open.items()}
-        copy._aborted, copy._awaited = set(self._aborted), dict(self._awaited)
-        return copy

@@ -8,7 +8,6 @@ version 2.
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -97,12 +96,6 @@ class TransactionEntry:
             self.start_time_ms,
             tuple(sorted(self.partitions)),
         )
-
-    def copy(self) -> TransactionEntry:
-        """An independent entry with the same values."""
-        twin = copy.copy(self)
-        twin.partitions = dict(self.partitions)
-        return twin
 
 
 class TransactionCoordinator:
@@ -245,11 +238,3 @@ class TransactionCoordinator:
             for name, transaction in sorted(self.transactions.items())
             if name.startswith(prefix)
         ]
-
-    def copy(self, clock: Clock, prepared: Callable[[TransactionEntry, int], None]) -> TransactionCoordinator:
-        """An independent coordinator with the same ids."""
-        twin = TransactionCoordinator(clock, self._timeout_max_ms, prepared)
-        twin.transactions = {name: transaction.copy() for name, transaction in self.transactions.items()}
-        twin.open = {name: twin.transactions[name] for name in self.open}
-        twin._producer_ids = self._producer_ids
-        return twin

@@ -5,10 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+CACHE = Path.home() / ".cache" / "exactlyonce"
+"""The folder of what is downloaded once per user."""
 
 
 def programs(*names: str, package: str, places: Iterable[str] = ()) -> dict[str, str]:
@@ -30,3 +37,47 @@ def _missing(text: str) -> NoReturn:
     if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
         pytest.fail(text)
     pytest.skip(text)
+
+
+def downloaded(name: str, fill: Callable[[Path], None]) -> Path:
+    """The folder *name* of `CACHE`; if it is missing, *fill* makes it under the path that it is given."""
+    folder = CACHE / name
+    if not folder.is_dir():
+        part = folder.with_name(f"{name}.part-{os.getpid()}")
+        fill(part)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(part)
+    return folder
+
+
+def maven(goal: Sequence[str], folder: Path, not_tested: str) -> None:
+    """Have Maven do *goal* in *folder*; skips the test, with *not_tested*, where that fails."""
+    program = shutil.which("mvn")
+    if program is None:
+        pytest.skip(f"{not_tested}: its server comes by Maven, and there is no mvn")
+    done = subprocess.run([program, "-q", "-B", *goal], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{not_tested}: Maven could not get its server: {done.stdout[-500:]}")
+
+
+def copy_jars(dependencies: Iterable[str], to: Path, folder: Path, not_tested: str) -> None:
+    """Copy jars, and those they need, to *to*. *dependencies*: the XML of each, without its tag; *folder*: an empty
+    one."""
+    listed = "".join(f"<dependency>{dependency}</dependency>" for dependency in dependencies)
+    (folder / "pom.xml").write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
+        f"<artifactId>x</artifactId><version>1</version><dependencies>{listed}</dependencies></project>"
+    )
+    maven(["dependency:copy-dependencies", f"-DoutputDirectory={to}"], folder, not_tested)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP: the sockets of the process are open, and it answers nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

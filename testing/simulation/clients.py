@@ -418,6 +418,11 @@ class SimulatedConsumer:
     def get_watermark_offsets(self, place: TopicPartition, **_: Any) -> tuple[int, int]:
         return 0, self.world.end_of(place.topic, place.partition)
 
+    def offsets_for_times(self, places: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        """The ends: nobody asks for another time."""
+        ends = [self.world.end_of(place.topic, place.partition) for place in places]
+        return [TopicPartition(place.topic, place.partition, end) for place, end in zip(places, ends, strict=True)]
+
     def close(self) -> None:
         return None
 

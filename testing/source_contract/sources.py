@@ -246,12 +246,12 @@ class SourceContract(Contract):
         lags: list[tuple[int, int]] = []
         while len(reader.records) < SPLITS * 20:
             reader.poll(2)
-            lags.append((SPLITS * 20 - len(reader.records), reader.reader.lag()))
+            lags.append((SPLITS * 20 - len(reader.records), sum(reader.reader.lags().values())))
         assert all(lag <= left for left, lag in lags), (
             f"More is said to be left than there is: (left, lag) were {lags}."
         )
         assert any(lag == left > 0 for left, lag in lags), f"The lag never said what was left: (left, lag) were {lags}."
-        reader.until(lambda: reader.reader.lag() == 0, "All has been handed out, and the lag is not 0.")
+        reader.until(lambda: not any(reader.reader.lags().values()), "All has been handed out, and the lag is not 0.")
         assert reader.reader.waiting == "", "Nothing is waited for that does not answer."
 
     def test_quiet(self) -> None:

@@ -122,14 +122,16 @@ class TimedSubtasks(AnySubtasks[TimedTable[Any]]):
             self.table_of(key_of(number)).put(slot, key_of(number), state)
 
     def fire(self, limit: int) -> list[tuple[int, int, bytes, Any]]:
-        """Read and drop all slots up to *limit*: (slot, key group, key, state), in the order of each table."""
+        """Read and drop all slots up to *limit*: (slot, key group, key, state), in the order of each table. Every other
+        key group goes by `TimedTable.take`."""
         fired = []
         for table in self.tables:
             for slot in table.slots(limit):
                 for group in table.groups(slot):
-                    keys, states = table.read(slot, group)
+                    keys, states = table.take(slot, group) if group % 2 else table.read(slot, group)
                     fired += [(slot, group, key, state) for key, state in zip(keys, states, strict=True)]
-                    table.drop(slot, [group])
+                    if not group % 2:
+                        table.drop(slot, [group])
         return fired
 
     def items(self) -> dict[tuple[int, bytes], Any]:

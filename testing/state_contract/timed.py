@@ -81,7 +81,8 @@ class TimedTableContract:
         states = {(slot, key): state for slot, key, state in table.items()}
         assert states == {(9, a): 3, (9, b): 15, (19, a): 5}, f"States are kept by slot and key, not {states}."
         assert (table.get(9, a), table.get(19, b)) == (3, None)
-        assert (table.slots_of(a), table.slots_of(b), table.slots_of(key_of(3))) == ([9, 19], [9], [])
+        assert table.get_all(9, [b, key_of(3), a, b]) == [15, None, 3, 15]
+        assert [[*table.slots_of(key)] for key in (a, b, key_of(3))] == [[9, 19], [9], []]
 
     def test_records_that_become_the_state(self) -> None:
         """A record that is returned as the state does not change with it."""
@@ -112,10 +113,10 @@ class TimedTableContract:
             table.put(9, key, 5)
             table.put(9, key, None)
             table.put(29, key, None)
-            assert (table.get(9, key), table.slots_of(key), _states(table)) == (None, [], [])
+            assert (table.get(9, key), [*table.slots_of(key)], _states(table)) == (None, [], [])
             table.put(9, key, 6)
             table.put(19, key, 7)
-            assert table.slots_of(key) == [9, 19], f"States are in slots 9 and 19, not {table.slots_of(key)}."
+            assert [*table.slots_of(key)] == [9, 19], f"States are in slots 9 and 19, not {table.slots_of(key)}."
             assert dict(_states(table)) == {(9, key): 6, (19, key): 7}
             table.freeze(checkpoint, 0)
             table.put(9, key, None)
@@ -140,18 +141,23 @@ class TimedTableContract:
         assert subtasks.fire(0) == due, "The order of results is (slot, key group, key), whatever came first."
         assert subtasks.fire(0) == [], "A slot that was dropped fired again."
         assert subtasks.fire(9_999) == expected[len(due) :]
-        assert (_states(table), table.slots_of(key_of(1))) == ([], [])
+        assert (_states(table), [*table.slots_of(key_of(1))]) == ([], [])
 
     def test_a_drop_takes_earlier_slots(self) -> None:
         """All slots of the key group up to the given one go; those of other groups, and later ones, stay."""
-        subtasks = self.timed()
-        model = {(slot, number): 1 for slot in SLOTS for number in FEW}
-        subtasks.put(model)
         group = key_group(key_of(1), MAX_PARALLELISM)
-        subtasks.tables[0].drop(-1, [group])
         others = {number for number in FEW if key_group(key_of(number), MAX_PARALLELISM) != group}
-        rest = {(slot, number): 1 for slot, number in model if slot >= 0 or number in others}
-        _holds(subtasks, rest, "The wrong states were dropped.")
+        for takes in (False, True):
+            subtasks = self.timed()
+            model = {(slot, number): slot for slot in SLOTS for number in FEW}
+            subtasks.put(model)
+            if takes:
+                keys = sorted(key_of(number) for number in FEW if number not in others)
+                assert subtasks.tables[0].take(-1, group) == (keys, [-1] * len(keys)), "A slot is read as it is taken."
+            else:
+                subtasks.tables[0].drop(-1, [group])
+            rest = {(slot, number): slot for slot, number in model if slot >= 0 or number in others}
+            _holds(subtasks, rest, "The wrong states were dropped.")
 
     def test_a_state_in_a_dropped_slot(self) -> None:
         """It would be lost at the next restore, so it is a defect."""
@@ -328,6 +334,8 @@ def _holds(subtasks: TimedSubtasks, model: Mapping[tuple[int, int], Any], why: s
         added = [(at, state) for at, state in states.items() if wanted.get(at) != state]
         assert states == wanted, f"{why}\nOf {len(wanted)} states it is to have {missing[:3]}, and has {added[:3]}."
     for number in FEW:
-        slots = subtasks.table_of(key_of(number)).slots_of(key_of(number))
+        slots = [*subtasks.table_of(key_of(number)).slots_of(key_of(number))]
         own = sorted(slot for slot, other in model if other == number)
         assert slots == own, f"{why}\nThe key has states in slots {own}, and slots_of says {slots}."
+        present = subtasks.table_of(key_of(number)).present([key_of(number)])
+        assert present == ({key_of(number)} if own else set()), f"{why}\nThe key is present or not: {present}."

@@ -41,9 +41,18 @@ FIGURES = {
         f"{window}, against the running total": ""
         for window in (
             *("tumbling count", "tumbling fold of a user's function"),
-            *("hopping count of 60 s every 5 s", "session count"),
+            *("hopping count of 60 s every 5 s", "session count", "deduplication of 1,000,000 ids"),
+            *("as-of join of 10 records with 1 version", "interval join with 1 match each"),
         )
     },
+    "event-time-extremes": {
+        "longest gap between batches, 250,000 windows end at once": "ms",
+        "windows a second, 250,000 end at once": "",
+        "checkpoint of 250,000 expired windows, bytes against writing them": "",
+        "p99 visibility of the last window after idle, minus the interval": "ms",
+        "order log of a tumbling count, per record": "B",
+    },
+    "enrich": {f"enrich by a service of 20 ms, 200 records in flight, {batch} a call, ratio": "" for batch in (50, 1)},
     "gap": {"longest gap between batches, 250,000 keys": "ms"},
     "parquet": {"records to Parquet files, against pyarrow": ""},
     "memory": {"resident memory, checkpoint 60 against 30": ""},

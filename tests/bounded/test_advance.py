@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import audited
-from bounded import Fed, Silent, catch_up, load_pipeline, run_local
-from running import assert_totals
-from settled import ended_transactions
-from stored import assert_rows
-from unreferenced import unreferenced_blocks
+from bounded import Fed, Silent, catch_up, run_local
 
 from exactlyonce.engines.bounded import advance as advancing
 from exactlyonce.engines.bounded.stages import stages
@@ -47,34 +42,6 @@ def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_both_engines_in_turns_write_to_a_store(fed: Fed, tmp_path: Path) -> None:
-    database = tmp_path / "rows.db"
-    loaded = load_pipeline("stored", "totals", fed.name, database=str(database))
-    fed.feed(600)
-
-    def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        for each in work:
-            perform(each, f"{stage}-0")
-        return [perform(each, f"{stage}-1") for each in work]
-
-    progress = Silent()
-    catch_up(fed, loaded, 2, tmp_path, progress=progress, chunk_records=300)
-    assert len(progress.checkpoints) > 1
-    fed.feed(300)
-    run_local(fed, 2, "stored:totals", database=str(database))
-    fed.feed(300)
-    catch_up(fed, loaded, 3, tmp_path, submit=twice)
-    fed.feed(300)
-    run_local(fed, 1, "stored:totals", database=str(database))
-    assert_rows(database, fed.left)
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
-    assert unreferenced_blocks(fed.kafka, fed.name) == set()
-    report = audited(loaded, fed.config, tmp_path)
-    assert report.findings == []
-    assert any("records of sink 'rows' are in a store" in each for each in report.unjudged)
-
-
-@pytest.mark.exhaustive
 def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     pipeline, root, staging = loaded("broad"), tmp_path / "blocks", tmp_path / "staging"
     root.mkdir()
@@ -90,24 +57,6 @@ def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> N
     fed.assert_output()
     fed.assert_state(pipeline, summary.manifest)
     assert summary.manifest.storage == fed.storage
-    fed.assert_nothing_left()
-
-
-@pytest.mark.exhaustive
-def test_checkpoints_share_their_transactional_ids(
-    fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(advancing, "PUBLISHER_RECORDS", 1)
-    fed.feed(200)
-    progress = Silent()
-    summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=100, progress=progress)
-    assert summary.checkpoints == 3
-    used = [{each.transactional_id for each in manifest.committables} for manifest in progress.checkpoints]
-    assert len(used[0]) == 3 * 2
-    assert all(each == used[0] for each in used)
-    remembered = ended_transactions(fed.kafka, f"eo:{fed.name}:")
-    assert {name for name in remembered if not name.endswith(":coordinator")} == used[0]
-    fed.assert_output()
     fed.assert_nothing_left()
 
 

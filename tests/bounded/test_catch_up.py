@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 from auditing import audited
-from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
-from running import assert_totals, orders
+from bounded import HERE, Fed, Silent, catch_up, load_pipeline, start
+from running import orders
 from settled import await_readable
 
 from exactlyonce.checkpoint import leader
@@ -38,13 +38,6 @@ def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str)
     monkeypatch.setattr("exactlyonce.engines.spark.session._running", lambda sessions: None)
     pipeline = ["bounded_pipelines:broad", "--param", f"name={fed.name}"]
     return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
-
-
-def test_classes_without_tags_are_told_apart_behind_a_shuffle(fed: Fed, tmp_path: Path) -> None:
-    fed.feed(200)
-    catch_up(fed, load_pipeline("pipelines", "untagged", fed.name, pause_ms="0"), 2, tmp_path)
-    await_readable(fed.kafka, f"{fed.name}-out")
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
 
 
 @pytest.mark.exhaustive
@@ -166,13 +159,6 @@ def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
     fed.assert_output()
 
 
-def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
-    fed.feed(100)
-    catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path)
-    with pytest.raises(GraphError, match="state of 'totals', and the pipeline has no such operator"):
-        catch_up(fed, load_pipeline("pipelines", "renamed", fed.name), 1, tmp_path)
-
-
 @pytest.mark.exhaustive
 def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
     fed.feed(100)
@@ -250,23 +236,8 @@ class Following(Silent):
         catch_up(self.fed, loaded, 2, folder, follow=True, stopping=self.stopping, progress=self, **options)
 
 
-@pytest.mark.exhaustive
-def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    fed.feed(300)
-    progress = Following(fed, lambda: fed.feed(90))
-    progress.follow(loaded("broad"), tmp_path)
-    assert len(progress.checkpoints) >= 2
-    fed.assert_output()
-    fed.assert_nothing_left()
-    history = fed.history()
-    assert history.latest is not None
-    assert history.latest.kind == "checkpoint"
-    assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait for its silence"
-
-
-@pytest.mark.parametrize("limit", ["SMALL_RECORDS", pytest.param("SMALL_STATE_BYTES", marks=pytest.mark.exhaustive)])
 def test_small_chunks_of_one_that_follows_need_no_executors(
-    limit: str, fed: Fed, loaded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fed: Fed, loaded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The driver computes small chunks if it may. In any case it writes the output of a chunk, if that is little."""
     given: list[str] = []
@@ -276,7 +247,7 @@ def test_small_chunks_of_one_that_follows_need_no_executors(
         return in_process(stage, work)
 
     def feed() -> None:
-        monkeypatch.setattr(catching_up, limit, 1)
+        monkeypatch.setattr(catching_up, "SMALL_RECORDS", 1)
         fed.feed(60)
 
     fed.feed(60)
@@ -303,26 +274,16 @@ def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: 
     fed.feed(90)
     Following(fed, grow).follow(loaded("broad"), tmp_path)
     fed.assert_output()
-    latest = fed.history().latest
+    fed.assert_nothing_left()
+    history = fed.history()
+    latest = history.latest
     assert latest is not None
+    assert latest.kind == "checkpoint"
+    assert history.living(0) is None, "no final checkpoint was due, and yet nobody need wait for its silence"
     right = {each.partition: (each.offset, each.leader_epoch) for each in latest.offsets if each.source == "right"}
     assert right.keys() == {0, 1, 2, 3}
     assert right[2] == (0, -1)
     assert all(epoch == (0 if offset else -1) for offset, epoch in right.values())
-
-
-@pytest.mark.exhaustive
-def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
-    loaded = load_pipeline("bounded_pipelines", "narrow", fed.name)
-    fed.feed(300)
-    with pytest.raises(ConfigError, match="over 2 subtasks at most"):
-        catch_up(fed, loaded, 3, tmp_path)
-    assert catch_up(fed, loaded, 2, tmp_path).records == len(fed.all)
-    fed.feed(300)
-    run_local(fed, 2, "bounded_pipelines:narrow")
-    fed.feed(300)
-    assert catch_up(fed, loaded, 1, tmp_path).checkpoints == 1
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
 
 
 @pytest.mark.exhaustive
@@ -344,26 +305,6 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
     report = audited(loaded, fed.config, tmp_path)
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
-
-
-@pytest.mark.exhaustive
-def test_an_output_topic_that_grows_before_it_is_published(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """The checkpoint goes to the partitions that were known when its outputs were distributed, and says so."""
-
-    def growing(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        if stage.endswith(", publish"):
-            fed.kafka.add_partitions(f"{fed.name}-out", 7)
-        return in_process(stage, work)
-
-    fed.feed(300)
-    summary = catch_up(fed, loaded("broad"), 2, tmp_path, submit=growing)
-    distributed = dict(summary.manifest.outputs_by_partition)["out"]
-    assert distributed < 7
-    await_readable(fed.kafka, f"{fed.name}-out")
-    assert {record.partition for record in fed.kafka.read_committed(f"{fed.name}-out")} <= {*range(distributed)}
-    fed.assert_output()
-    report = audited(loaded("broad"), fed.config, tmp_path)
-    assert (report.findings, report.unjudged) == ([], [])
 
 
 def test_executors_with_another_version_of_the_module(fed: Fed, loaded: Any, tmp_path: Path) -> None:

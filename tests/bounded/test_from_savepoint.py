@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from bounded import HERE, Fed, Silent, catch_up, exactlyonce, exported_and_reset, start
-from running import assert_totals
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.options import Restoration
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.errors import ConfigError
 
 
 @pytest.mark.exhaustive
@@ -37,25 +36,6 @@ def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> Non
     again = json.loads(exactlyonce(fed.kafka, "savepoint", fed.name, "--to", f"file://{tmp_path}", "--json"))["url"]
     with pytest.raises(ConfigError, match="an exported savepoint begins a pipeline that has none"):
         catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration(again))
-
-
-@pytest.mark.exhaustive
-def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    fed.feed(600)
-    catch_up(fed, loaded("broad"), 2, tmp_path / "staging")
-    url = exported_and_reset(fed, tmp_path)
-    narrow = loaded("narrow")
-    fed.feed(300)
-    with pytest.raises(GraphError, match="has state of 'rounds', and the pipeline no such operator"):
-        catch_up(fed, narrow, 2, tmp_path / "staging", restoration=Restoration(url))
-    assert fed.history().latest is None
-    with pytest.raises(GraphError, match="'rounds' and 'totals' of the savepoint would both become 'totals'"):
-        catch_up(fed, narrow, 2, tmp_path / "staging", restoration=Restoration(url, {"rounds": "totals"}))
-    asked = Restoration(url, allow_dropped=True)
-    summary = catch_up(fed, narrow, 2, tmp_path / "staging", restoration=asked)
-    assert summary.manifest.max_parallelism == 2
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
-    fed.assert_nothing_left()
 
 
 @pytest.mark.exhaustive

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import Fed, catch_up
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.connectors.kafka.checkpoint_topic.blocks import KafkaBlockProducer
-from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit.kept import KeptByProcess
 from exactlyonce.engines.collector import THRESHOLDS, UnitCollector
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -78,28 +73,3 @@ def test_modules_are_frozen_once_and_the_garbage_of_units_is_collected() -> None
         assert not gc.get_freeze_count()
     finally:
         gc.freeze()  # as before: see the conftest of all tests
-
-
-def test_units_of_a_stage_share_a_producer(
-    fed: Fed, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three units of each of two stages write their blocks by one producer a stage, and all are there."""
-    connected, made = KafkaBlockProducer.connected, []
-
-    def counted(config: Any, topic: str) -> KafkaBlockProducer:
-        made.append(topic)
-        return connected(config, topic)
-
-    monkeypatch.setattr(KafkaBlockProducer, "connected", counted)
-    fed.feed(90)
-    stages: list[str] = []
-
-    def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        stages.append(stage)
-        return in_process(stage, work)
-
-    pipeline = loaded("broad")
-    summary = catch_up(fed, pipeline, 3, tmp_path, submit=submit)
-    assert len(made) == len(stages) - 1, "a publication writes no block"
-    fed.assert_output()
-    fed.assert_state(pipeline, summary.manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from auditing import audited
-from bounded import DRIVER_STEPS, Fed, Files, Silent, catch_up, drive, load_pipeline, run_local, state, twice
+from bounded import Fed, Files, Silent, catch_up, drive, load_pipeline, run_local, state, twice
 
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.diff import Diff
@@ -23,21 +23,19 @@ def files(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Files:
     return Files(kafka, topic_name, tmp_path / "in")
 
 
-@pytest.mark.exhaustive(but=["jsonl"])
-@pytest.mark.parametrize("format", ["jsonl", "parquet"])
-def test_files_are_read_by_either_engine(format: str, files: Files, tmp_path: Path) -> None:
+def test_files_are_read_by_either_engine(files: Files, tmp_path: Path) -> None:
     """A backfill, a run and a catch-up read each file once, though every unit is tried twice; an audit agrees."""
-    loaded = load_pipeline("source_pipelines", "files", files.name, format=format, **files.params)
+    loaded = load_pipeline("source_pipelines", "files", files.name, **files.params)
     for number in range(6):
-        files.add(f"{number}.{format}", 20 if number % 2 else 700)
-    files.add(f"empty.{format}", 0)
+        files.add(f"{number}.jsonl", 20 if number % 2 else 700)
+    files.add("empty.jsonl", 0)
     summary = catch_up(files, loaded, 3, tmp_path / "s", from_nothing=True, chunk_records=1_000, submit=twice)
     assert (summary.records, summary.checkpoints > 1) == (2_160, True)
     assert all(position.ended for position in summary.manifest.offsets)
     assert summary.manifest.kind == "final"
-    files.add(f"late.{format}", 300)
-    run_local(files, 2, "source_pipelines:files", format=format, folder=str(files.folder))
-    files.add(f"0-later.{format}", 300)
+    files.add("late.jsonl", 300)
+    run_local(files, 1, "source_pipelines:files", folder=str(files.folder))
+    files.add("0-later.jsonl", 300)
     assert catch_up(files, loaded, 2, tmp_path / "s", submit=twice).records == 300
     assert not catch_up(files, loaded, 2, tmp_path / "s").records
     files.assert_output()
@@ -52,7 +50,7 @@ def test_positions_and_state_are_those_of_the_local_engine(
     for number in range(3):
         files.add(f"{number}.jsonl", 500)
     local = f"{files.name}-local"
-    run_local(_of(files, local), 2, "source_pipelines:files", folder=str(files.folder))
+    run_local(_of(files, local), 1, "source_pipelines:files", folder=str(files.folder))
     by_local = _of(files, local).history().latest
     assert by_local is not None
     loaded = load_pipeline("source_pipelines", "files", files.name, **files.params)
@@ -68,12 +66,10 @@ def _of(files: Files, name: str) -> Fed:
     return other
 
 
-@pytest.mark.exhaustive(but=["advance-published"])
-@pytest.mark.parametrize("failpoint", DRIVER_STEPS)
-def test_a_killed_driver_of_files(failpoint: str, files: Files, tmp_path: Path) -> None:
+def test_a_killed_driver_of_files(files: Files, tmp_path: Path) -> None:
     for number in range(4):
         files.add(f"{number}.jsonl", 900)
-    target = "source_pipelines:files"
+    target, failpoint = "source_pipelines:files", "advance-published"
     assert drive(files, tmp_path / "staging", failpoint, tmp_path / "fired", target, **files.params) == -9
     assert (tmp_path / "fired" / failpoint).exists(), "the planned kill happened"
     loaded = load_pipeline("source_pipelines", "files", files.name, **files.params)
@@ -97,14 +93,10 @@ def test_a_split_with_more_records_than_was_guessed(
     files.assert_output()
 
 
-@pytest.mark.parametrize(
-    ("attribute", "params"),
-    [("generated", {"splits": "3", "rate": "10"}), pytest.param("listed", {}, marks=pytest.mark.exhaustive)],
-)
-def test_made_records(attribute: str, params: dict[str, str], files: Files, tmp_path: Path) -> None:
+def test_made_records(files: Files, tmp_path: Path) -> None:
     """They are made without waiting for their rate; a larger count goes further."""
     for count in (60, 100):
-        loaded = load_pipeline("source_pipelines", attribute, files.name, count=str(count), **params)
+        loaded = load_pipeline("source_pipelines", "generated", files.name, count=str(count), splits="3", rate="10")
         summary = catch_up(files, loaded, 2, tmp_path / "s", from_nothing=True, chunk_records=30)
         made = [{"id": number, "customer": f"c{number * 7 % 17}", "total": number % 90 + 1} for number in range(count)]
         files.left = [("", json.dumps(order)) for order in made]

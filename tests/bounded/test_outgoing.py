@@ -105,26 +105,6 @@ def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
     assert arrived(file.file)[0] == records
 
 
-def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
-    class Counting(list[Any]):
-        copied = 0
-
-        def __getitem__(self, place: slice) -> Any:  # type: ignore[override]  # only slices are asked for
-            found = Counting(super().__getitem__(place))
-            Counting.copied += len(found)
-            return found
-
-    codec, taken = BatchCodec(int), list[int]()
-    frame = codec.encode(batch(list(range(20_000))))
-    lane = ChannelLane("by>totals:0", [], codec, lambda each: taken.extend(each.records), [frame])
-    lane.take(1)
-    assert lane._rest is not None
-    lane._rest.records = Counting(lane._rest.records)
-    take_by_time([lane], {}, TaskOperators("totals", 0), BatchTime())
-    assert taken == list(range(1, 20_000))
-    assert Counting.copied == 19_999
-
-
 def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
     staging = Staging("out", 0, FrameWriter(tmp_path / "out", 1), None, origins=True)
     values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]

@@ -154,21 +154,14 @@ def test_splits_give_what_one_unit_gives(fed: Fed, source: str, tmp_path: Path, 
     nothing_left(fed, f"{fed.name}-two")
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        pytest.param({"keys": "some"}, id="copies"),
-        pytest.param({"on_error": "letters"}, id="letters", marks=pytest.mark.exhaustive),
-    ],
-)
 def test_outputs_without_a_key_are_computed_in_one_unit(
-    params: dict[str, str], fed: Fed, source: str, tmp_path: Path, splits: Callable[[int], None]
+    fed: Fed, source: str, tmp_path: Path, splits: Callable[[int], None]
 ) -> None:
     """Their partitions depend on all outputs before, so splits that had some are dropped, with all that they wrote."""
-    expected = outcome(fed, f"{fed.name}-one", source, tmp_path, in_process, **params)
+    expected = outcome(fed, f"{fed.name}-one", source, tmp_path, in_process, keys="some")
     splits(100)
     submit = Counting()
-    assert outcome(fed, f"{fed.name}-two", source, tmp_path, submit, **params) == expected
+    assert outcome(fed, f"{fed.name}-two", source, tmp_path, submit, keys="some") == expected
     split_units, whole_units = submit.units["orders"], submit.units["orders without splits"]
     assert (split_units, whole_units) == (2 * PARALLELISM - 1, PARALLELISM)
     nothing_left(fed, f"{fed.name}-two")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
 from bounded import Fed, catch_up, drive
 from hdfs_server import HdfsServer
+from waiting import until
 
 from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles
 from exactlyonce.connectors.blocks.storage import folder_of
@@ -23,8 +24,9 @@ from exactlyonce.engines.bounded.workplace import STAGED, usable_staging, workpl
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.servers.s3 import S3Server
 
-pytestmark = pytest.mark.parametrize("kind", ["s3", "hdfs"])
-
+ON_S3 = pytest.mark.parametrize("kind", ["s3"])
+ON_HDFS = pytest.mark.parametrize("kind", ["hdfs"])
+ON_BOTH = pytest.mark.parametrize("kind", ["s3", "hdfs"])
 Server = S3Server | HdfsServer
 
 
@@ -75,18 +77,19 @@ def taken(file: StagedFile, receiver: int) -> list[bytes]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("size", [3, locations.END_BYTES, 20 << 20])
-def test_what_is_staged_comes_back(size: int, shared: str, folder: FolderOfLargeFiles) -> None:
+@ON_BOTH
+def test_what_is_staged_comes_back(shared: str, folder: FolderOfLargeFiles) -> None:
     """A file is smaller than the end that is read at once, or larger than a part of an upload; none stays."""
-    big = os.urandom(size)
-    with workplace(shared, "orders-7") as files:
-        assert files.startswith(f"{shared}/{STAGED}/orders-7.")
-        file = staged(files, b"one", b"two", big)
-        assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", big]]
-    assert names(folder) == []
+    for size in (3, locations.END_BYTES, 20 << 20):
+        big = os.urandom(size)
+        with workplace(shared, "orders-7") as files:
+            assert files.startswith(f"{shared}/{STAGED}/orders-7.")
+            file = staged(files, b"one", b"two", big)
+            assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", big]]
+        assert names(folder) == []
 
 
-@pytest.mark.exhaustive(but=["s3"])
+@ON_S3
 def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FolderOfLargeFiles) -> None:
     with workplace(shared, "orders-7") as files:
         file = staged(files, b"one", b"two", bytes(100_000))
@@ -107,10 +110,9 @@ def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FolderOfLarge
 
 
 @pytest.mark.exhaustive
-def test_a_storage_that_is_away(server: Server, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@ON_S3
+def test_a_storage_that_is_away(server: S3Server, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again until the time is over, for a reading as for a writing."""
-    if isinstance(server, HdfsServer):
-        pytest.skip("tests/connectors/blocks takes HDFS away")
     monkeypatch.setattr(locations, "AWAY_TIMEOUT_S", 0.2)
     with workplace(shared, "orders-7") as files:
         file = staged(files, b"one")
@@ -124,6 +126,7 @@ def test_a_storage_that_is_away(server: Server, shared: str, monkeypatch: pytest
 
 
 @pytest.mark.exhaustive
+@ON_S3
 def test_the_disk_of_the_spool_is_full(shared: str) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with workplace(shared, "orders-7") as files:
@@ -136,8 +139,9 @@ def test_the_disk_of_the_spool_is_full(shared: str) -> None:
 
 
 @pytest.mark.exhaustive
+@ON_S3
 def test_only_what_the_dead_have_left_is_removed(
-    server: Server, shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch
+    shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command that is silent counts as dead; one that beats stays, and so does what is not ours."""
     folder.check()
@@ -155,47 +159,32 @@ def test_only_what_the_dead_have_left_is_removed(
 
 
 @pytest.mark.exhaustive
+@ON_S3
 def test_a_running_command_beats(shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    from waiting import until
-
     monkeypatch.setattr(workplaces, "BEAT_S", 0.05)
     with workplace(shared, "orders-7"):
         until(lambda: any(name.endswith("beat-2") for name in names(folder)))
     assert names(folder) == []
 
 
-def broken(folder: FolderOfLargeFiles, damage: Callable[[str], None]) -> Callable[[str, Sequence[bytes]], list[bytes]]:
-    """A `Submit` that damages what the first stage has sent, once."""
-    done: list[str] = []
-
-    def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        answers = in_process(stage, work)
-        if not done:
-            done.append(stage)
-            for name in names(folder):
-                if ".channel-" in name:
-                    damage(name)
-        return answers
-
-    return submit
-
-
-@pytest.mark.exhaustive(but=["none-s3"])
-@pytest.mark.parametrize("fault", ["none", "vanishes", "is cut short"])
-def test_catching_up(fault: str, fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles) -> None:
+@pytest.mark.exhaustive(but=["s3"])
+@ON_BOTH
+def test_catching_up(fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles) -> None:
     """Staging that fails ends the command with a clear error, and with nothing visible of its checkpoint."""
     fed.feed(1_000)
     pipeline = loaded("broad")
 
-    def cut(name: str) -> None:
-        replace(folder, name, (folder.get(name) or b"")[:10])
+    def cutting(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        answers = in_process(stage, work)
+        for name in names(folder):
+            if ".channel-" in name:
+                replace(folder, name, (folder.get(name) or b"")[:10])
+        return answers
 
-    if fault != "none":
-        damage = cut if fault == "is cut short" else (lambda name: folder.remove([name]))
-        with pytest.raises(ConfigError, match=f"staged file {shared}.* cannot be read whole.*nothing is lost"):
-            catch_up(fed, pipeline, 2, shared, submit=broken(folder, damage))
-        assert names(folder) == []
-        assert not fed.kafka.read_committed(f"{fed.name}-out")
+    with pytest.raises(ConfigError, match=f"staged file {shared}.* cannot be read whole.*nothing is lost"):
+        catch_up(fed, pipeline, 2, shared, submit=cutting)
+    assert names(folder) == []
+    assert not fed.kafka.read_committed(f"{fed.name}-out")
     summary = catch_up(fed, pipeline, 2, shared)
     fed.assert_output()
     fed.assert_state(pipeline, summary.manifest)
@@ -204,6 +193,7 @@ def test_catching_up(fault: str, fed: Fed, loaded: Any, shared: str, folder: Fol
 
 
 @pytest.mark.exhaustive
+@ON_S3
 def test_a_killed_driver(
     fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,11 +222,10 @@ def quota(server: HdfsServer, shared: str, space: str) -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
+@ON_HDFS
 def test_a_staging_that_is_full(
-    server: Server, fed: Fed, loaded: Any, shared: str, monkeypatch: pytest.MonkeyPatch
+    server: HdfsServer, fed: Fed, loaded: Any, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isinstance(server, S3Server):
-        pytest.skip("a bucket has no end")
     monkeypatch.setattr(locations, "AWAY_TIMEOUT_S", 0.2)
     fed.feed(1_000)
     pipeline = loaded("broad")

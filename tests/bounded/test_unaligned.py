@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from auditing import audited
 from bounded import HERE, Silent, load_pipeline
-from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
 from running import QUICK, Run, assert_totals, orders
 
 from exactlyonce.checkpoint.records.history import History
@@ -103,6 +102,7 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
         assert "is unaligned" in said
         assert f"`exactlyonce run {target[0]} --param name={topic_name} --param pause_ms=1 --until latest`" in said
     assert job.history.newest_incarnation == incarnation
+    assert_state_is_shown(kafka, topic_name, capsys)
     loaded = load_pipeline("pipelines", "slow_behind_a_shuffle", topic_name, pause_ms="1")
     options = RunOptions(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), parallelism=2)
     work = CatchUp(loaded, options, Silent())
@@ -113,12 +113,8 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
     assert_totals(kafka, f"{topic_name}-out", job.fed)
 
 
-@pytest.mark.exhaustive
-def test_its_state_is_shown(
-    slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = slow(kafka, 4_000)
-    job.kill_with_records_on_their_way(2)
+def assert_state_is_shown(kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command and as a DataFrame, alike."""
     servers = kafka.bootstrap_servers
     assert main(["state", topic_name, "totals", "--json", "--bootstrap-servers", servers]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -151,23 +147,3 @@ def test_an_audit_computes_intervals_with_records_on_their_way(
     report = audited(loaded, client, tmp_path, 1, last)
     assert report.findings == []
     assert report.checkpoints == list(range(1, last + 1))
-
-
-@pytest.mark.exhaustive
-def test_lost_output_behind_records_on_their_way_is_computed_again(
-    slow: Callable[..., Slow], own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path
-) -> None:
-    kafka = own_broker(QUICK_ABORTS)
-    job = slow(kafka, 40_000)
-    env = {"EXACTLYONCE_FAILPOINTS": "coordinator-decided=kill@3", "EXACTLYONCE_FAILPOINTS_FIRED": str(tmp_path)}
-    assert job.start(2, "--checkpoint-interval", "2500ms", *TIMEOUTS, env=env).wait() == -9
-    history = job.history
-    undelivered = history.unfinalized
-    assert undelivered is not None
-    assert undelivered.channel_logs
-    assert history.manifests[undelivered.previous].channel_logs
-    lose_one(kafka, topic_name, ("out", 1))
-    seen = Together(kafka, {f"{topic_name}-out": expire(kafka, f"{topic_name}-out")})
-    job.finish(2, *TIMEOUTS)
-    assert any("replaying" in run.said for run in job.runs)
-    assert_totals(seen, f"{topic_name}-out", job.fed)

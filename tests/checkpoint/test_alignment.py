@@ -12,14 +12,6 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.pipeline.errors import InvariantViolation
 
 
-def test_one_input_is_aligned_at_once_and_never_held() -> None:
-    alignment = Alignment(["only"])
-    for checkpoint in (1, 3, 7):  # numbers may have gaps
-        assert alignment.barrier("only", checkpoint)
-        assert not alignment.is_held("only")
-        assert alignment.checkpoint_latest == checkpoint
-
-
 def test_an_input_is_held_from_its_barrier_until_the_last_barrier_has_come() -> None:
     alignment = Alignment("abc")
     assert not alignment.barrier("b", 4)
@@ -56,7 +48,7 @@ def test_a_barrier_out_of_order_is_a_violation(exactly_once: bool, barriers: str
 
 @pytest.mark.parametrize("feedback", ["", "f"])
 def test_a_subtask_without_inputs_is_a_violation(feedback: str) -> None:
-    with pytest.raises(InvariantViolation, match="no feedback" if feedback else ""):
+    with pytest.raises(InvariantViolation, match="at least one input that is no feedback"):
         Alignment([], feedback=feedback)
 
 
@@ -152,16 +144,6 @@ def test_feedback_that_is_ahead_is_held_like_any_input() -> None:
     assert loose.barrier("a", 1)
     assert loose.barrier("a", 2)
     assert not loose.exact
-
-
-def test_two_barriers_may_go_round_at_once() -> None:
-    alignment = Alignment("a", feedback="f")
-    assert alignment.barrier("a", 1)
-    assert alignment.barrier("a", 2)
-    assert alignment.owing(1) == alignment.owing(2) == {"f"}
-    assert not alignment.barrier("f", 1)
-    assert alignment.owing(1) == frozenset()
-    assert alignment.owing(2) == {"f"}
 
 
 def test_a_barrier_that_overtakes_owes_feedback_too() -> None:

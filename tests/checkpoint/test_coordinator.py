@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, precommit, scripts
 
-from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, PendingCheckpoint, Tick
+from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, PendingCheckpoint, Phases, Tick
 from exactlyonce.checkpoint.records.manifest import OrderLog
+from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, SubtaskStats
 
 
 @scripts("""
@@ -293,3 +294,25 @@ def test_what_an_aborted_checkpoint_flushed_is_carried_by_the_next() -> None:
     assert job.do("+1000 tick") == ["trigger 3 on 2"]
     plan = plan_of(job, Ack("task", 0, 3), Ack("task", 1, 3))
     assert (plan.precommits, plan.order_logs) == ([], [])
+
+
+def test_a_plan_tells_how_long_each_subtask_took_and_what_was_aborted_before() -> None:
+    """The checkpoint after the next tells of it no more."""
+    job = ScriptedJob(sinks=2, tolerable_failed=1)
+    job.do("triggered")
+    job(Acknowledged(Ack("task", 0, 1)))
+    job.now_ms = INTERVAL_MS + TIMEOUT_MS
+    job(Tick(hanging="worker 1 hangs"))
+    begun_ms = job.now_ms
+    job.now_ms += 100
+    job(Acknowledged(Ack("task", 0, 2, phases=Phases(10.0, 1.0, 29.0, 0.0, 40.0))))
+    plan = plan_of(job, Ack("task", 1, 2))
+    stats = [ack.stats(plan.acked_ms[subtask]) for subtask, ack in sorted(plan.acks.items())]
+    times = {"waiting_ms": 20, "aligning_ms": 10, "snapshot_ms": 30, "capture_ms": 0, "flush_ms": 40}
+    assert stats == [SubtaskStats(task="task", subtask=0, **times), SubtaskStats(task="task", subtask=1)]
+    assert [each.acknowledged_ms for each in stats] == [100, None]
+    why = f"checkpoint 1 was not acknowledged within {TIMEOUT_MS} ms: worker 1 hangs; task[1] had not acknowledged it"
+    assert plan.aborted == (AbortedCheckpoint(1, begun_ms - INTERVAL_MS, TIMEOUT_MS, why),)
+    job.do("finalized 2")
+    assert job.do("+1000 tick") == ["trigger 3 on 2"]
+    assert plan_of(job, Ack("task", 0, 3), Ack("task", 1, 3)).aborted == ()

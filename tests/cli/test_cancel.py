@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,13 @@ from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Mailbox
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import asking, traces
 from exactlyonce.engines.short_incarnation import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
 
 DELETING = ("--retention", "delete_on_cancellation")
-
-
-def transaction_states(orders: Orders) -> set[str]:
-    with closing(Transactions(orders.config)) as transactions:
-        return {each.state for each in transactions.list(f"eo:{orders.name}:out:")}
-
-
-@pytest.mark.exhaustive
-def test_what_was_not_decided_is_forgotten(orders: Orders) -> None:
-    with orders.running("--checkpoint-interval", "10m", until='"event": "started"') as run:
-        wait_until(lambda: "Ongoing" in transaction_states(orders))
-        cancelled = orders.command.done("cancel", orders.name, "--json")
-        assert cancelled.json == {"pipeline": orders.name, "checkpoints": [0], "deleted": False}
-        assert run.wait() == 0
-    assert "cancelled, as asked for" in run.said
-    assert "Ongoing" not in transaction_states(orders)
-    assert orders.totals() == []
-    orders.ran()
-    assert len(orders.totals()) == 700
-    assert orders.history().incarnations[2].ended
 
 
 def test_checkpoints_are_kept(orders: Orders) -> None:
@@ -76,23 +53,20 @@ def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("options", [(), DELETING], ids=["kept", "deleted"])
-def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_two_who_cancel(orders: Orders, tmp_path: Path) -> None:
     """A second request counts as done too, and waits until the first has deleted what is to be deleted."""
-    with orders.running(*options) as run, ThreadPoolExecutor(1) as other:
+    with orders.running(*DELETING) as run, ThreadPoolExecutor(1) as other:
         topic, seen, living = living_run(orders)  # as the other one has seen it, too
         cancelling = orders.command.start("cancel", orders.name, "--json", **armed(tmp_path, "erasing-topic", "stop"))
         assert run.wait() == 0
-        if options:
-            wait_until((tmp_path / "fired" / "erasing-topic").exists)
+        wait_until((tmp_path / "fired" / "erasing-topic").exists)
         found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
-        if options:
-            with pytest.raises(TimeoutError):
-                found.result(5)
-            cancelling.send_signal(signal.SIGCONT)
+        with pytest.raises(TimeoutError):
+            found.result(5)
+        cancelling.send_signal(signal.SIGCONT)
         out, err = cancelling.communicate(timeout=LIMIT_S)
-        assert (cancelling.returncode, '"deleted":true' in out.replace(" ", "")) == (0, bool(options)), err
-        assert (found.result(LIMIT_S).latest is None) == bool(options)
+        assert (cancelling.returncode, '"deleted":true' in out.replace(" ", "")) == (0, True), err
+        assert found.result(LIMIT_S).latest is None
 
 
 def living_run(orders: Orders) -> tuple[TopicInfo, History, Any]:
@@ -128,44 +102,6 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
 
 
 @pytest.mark.exhaustive
-def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slower one finds the topic gone, or made anew, and all as it was asked for."""
-    topic, found = condemned(orders)
-    faster = ["erasing-blocks", "erasing-topic"]
-
-    def meanwhile(place: str) -> None:
-        if place in faster:
-            faster.remove(place)
-            traces.erase_condemned(orders.config, topic, found, print)
-
-    monkeypatch.setattr(traces, "hit", meanwhile)
-    traces.erase_condemned(orders.config, topic, found, print)
-    left = orders.history()
-    assert (faster, left.retained, left.incarnation_latest) == ([], [], 2)
-
-
-@pytest.mark.exhaustive
-def test_a_life_that_has_begun_since(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of the run that was meant answers the second request; the next run is asked for nothing."""
-    cancel = asking.cancel
-    begun: list[Callable[[], Outcome]] = []
-
-    def slow(*arguments: Any) -> History:
-        monkeypatch.setattr(asking, "cancel", cancel)
-        orders.command.done("cancel", orders.name)
-        orders.ran()
-        begun.append(orders.begun_elsewhere())
-        return cancel(*arguments)
-
-    with orders.running(*DELETING) as run:
-        monkeypatch.setattr(asking, "cancel", slow)
-        assert "Its checkpoints are deleted" in orders.command.done("cancel", orders.name).out
-        assert run.wait() == 0
-    assert begun[0]() is Outcome.DONE, "it goes on"
-    assert orders.history().retained
-
-
-@pytest.mark.exhaustive
 def test_a_savepoint_keeps_all(orders: Orders) -> None:
     """Nothing is deleted while one is kept: it lies where the checkpoints do."""
     with orders.running(*DELETING) as run:
@@ -180,8 +116,9 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("finisher", ["run", "cancel", "reset"])
-@pytest.mark.parametrize("place", ["erasing-blocks", "erasing-topic"])
+@pytest.mark.parametrize(
+    ("place", "finisher"), [("erasing-blocks", "run"), ("erasing-topic", "cancel"), ("erasing-topic", "reset")]
+)
 def test_a_kill_in_the_middle_of_the_deletion(orders: Orders, tmp_path: Path, place: str, finisher: str) -> None:
     """The next command or run finishes it. A transactional id tells of it where the topic is gone."""
     storage = ("--checkpoint-storage", (tmp_path / "blocks").as_uri())
@@ -214,31 +151,6 @@ def test_who_is_not_asked(orders: Orders) -> None:
         connections.drive(connections.log.begin("other-host", 17, bounded=True))
         for command in ("cancel", "savepoint"):
             orders.command.refused("process 17 on other-host, a bounded command, which takes no", command, orders.name)
-
-
-@pytest.fixture
-def _can_be_interrupted() -> Iterator[None]:
-    """Processes that are begun, also where a shell has put this one into the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("_can_be_interrupted")
-def test_a_run_that_does_not_answer(orders: Orders) -> None:
-    """The command says so after its timeout. Interrupted earlier, it says what the run may still do."""
-    orders.killed_at("coordinator-triggered")
-    orders.command.refused("has not done within 1.0 s", "cancel", orders.name, "--timeout", "1s", code=1)
-    heartbeat = orders.begun_elsewhere()  # a process of its own takes the killed one for dead in half a minute
-    with closing(Mailbox(orders.config.confluent(), orders.name)) as mailbox:
-        cancelling = orders.command.start("cancel", orders.name)
-        wait_until(mailbox.look, lambda: heartbeat() is Outcome.DONE and cancelling.poll() is None)
-        cancelling.send_signal(signal.SIGINT)
-        _, said = cancelling.communicate(timeout=LIMIT_S)
-        assert mailbox.look() is None, "it is taken back"
-    assert (cancelling.returncode, "was asked to end as cancelled" in said) == (130, True), said
-    assert "may still do so" in said
 
 
 def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:

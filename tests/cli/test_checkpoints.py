@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.cli.commands.checkpoints import as_json, as_text
+from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, CheckpointStats, SubtaskStats
+from exactlyonce.cli.commands.checkpoints import as_json, as_text, opened_as_text
 from exactlyonce.engines.spark.sink.position import Position, Tally
-from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
+from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView, lags, recorded
 from tests.cli.conftest import Orders
 from tests.cli.conftest import manifest as manifest_of
 
@@ -50,7 +53,7 @@ def history() -> History:
 
 
 def test_text(history: History) -> None:
-    head, incarnation, blank, header, *lines = as_text(CheckpointsView(history), "h:9092", 80)
+    head, incarnation, blank, header, *lines = as_text(CheckpointsView(history, 60), "h:9092", 80)
     assert head == "p at h:9092: 2 checkpoints"
     assert incarnation.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
     assert blank == ""
@@ -79,7 +82,7 @@ def test_a_sink_of_spark_is_called_one() -> None:
     taken = manifest(8, kind="spark")
     found.admit(INCARNATION)
     found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
-    head, _, _, _, line, *details = as_text(CheckpointsView(found), "h:9092", 80)
+    head, _, _, _, line, *details = as_text(CheckpointsView(found, 60), "h:9092", 80)
     assert head == "large-orders, a Spark sink, at h:9092: 1 checkpoint"
     assert line.split()[:3] == ["8", "spark", "decided"]
     assert [" ".join(each.split()) for each in details] == [
@@ -89,16 +92,26 @@ def test_a_sink_of_spark_is_called_one() -> None:
 
 def test_damage_is_shown(history: History) -> None:
     history.damaged["manifest/40"] = "it is finalized, but its manifest is gone"
-    lines = list(as_text(CheckpointsView(history), "h:9092", 80))
+    lines = list(as_text(CheckpointsView(history, 60), "h:9092", 80))
     assert "damaged: manifest/40: it is finalized, but its manifest is gone" in lines
-    assert as_json(CheckpointsView(history))["damaged"] == history.damaged
+    assert as_json(CheckpointsView(history, 60))["damaged"] == history.damaged
+
+
+def test_older_ones_are_counted(history: History) -> None:
+    head, hint, _, _, _, line, *_ = as_text(CheckpointsView(history, 1), "h:9092", 80)
+    assert (head, hint) == (
+        "p at h:9092: 2 checkpoints", "the last 1 are shown, and looked at for damage: --last 2 shows all",
+    )  # fmt: skip
+    assert line.split()[0] == "42"
+    found = as_json(CheckpointsView(history, 1))
+    assert (found["older"], [each["checkpoint"] for each in found["checkpoints"]]) == (1, [42])
 
 
 def test_a_damaged_checkpoint_is_shown(history: History) -> None:
-    lines = list(as_text(CheckpointsView(history, {41: "Block b is gone."}), "h:9092", 200))
+    lines = list(as_text(CheckpointsView(history, 60, damaged={41: "Block b is gone."}), "h:9092", 200))
     assert any(line.split()[:3] == ["41", "checkpoint", "damaged"] for line in lines)
     assert any(line.split() == ["damage", "Block", "b", "is", "gone."] for line in lines)
-    first, second = as_json(CheckpointsView(history, {41: "Block b is gone."}))["checkpoints"]
+    first, second = as_json(CheckpointsView(history, 60, damaged={41: "Block b is gone."}))["checkpoints"]
     assert (first["state"], first["damage"]) == ("damaged", "Block b is gone.")
     assert (second["state"], second["damage"]) == ("decided", None)
 
@@ -118,12 +131,12 @@ def test_the_watermark_and_the_split_that_holds_it_back(floors: tuple[int | None
         for offset, floor in zip(first.offsets, (*floors, None), strict=True)
     ]
     found.admit(msgspec.structs.replace(first, offsets=tuple(offsets)))
-    lines = as_text(CheckpointsView(found), "h:9092", 200)
+    lines = as_text(CheckpointsView(found, 60), "h:9092", 200)
     assert [" ".join(line.split()[1:]) for line in lines if line.split()[:1] == ["watermark"]] == [shown] * bool(shown)
 
 
 def test_json(history: History) -> None:
-    found = json.loads(msgspec.json.encode(as_json(CheckpointsView(history))))
+    found = json.loads(msgspec.json.encode(as_json(CheckpointsView(history, 60))))
     assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
     first, second = found["checkpoints"]
     assert (first["checkpoint"], first["state"], first["finalized_at_ms"]) == (41, "finalized", 1_000_200)
@@ -139,7 +152,7 @@ def test_json(history: History) -> None:
 def test_none_yet() -> None:
     found = History("p")
     found.admit(INCARNATION)
-    head, incarnation = as_text(CheckpointsView(found), "h:9092", 80)
+    head, incarnation = as_text(CheckpointsView(found, 60), "h:9092", 80)
     assert (head, incarnation[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
 
 
@@ -150,7 +163,7 @@ def test_a_duration_is_never_negative() -> None:
 
 def test_of_a_pipeline(orders: Orders) -> None:
     orders.command.refused(f"there is no topic {orders.name}.checkpoints", "checkpoints", orders.name)
-    orders.ran()
+    orders.ran("--checkpoint-interval", "10m")
     listed = orders.command.done("checkpoints", orders.name, "--json").json["checkpoints"]
     assert [each["checkpoint"] for each in listed] == sorted(orders.history().manifests)
     last = listed[-1]
@@ -165,3 +178,60 @@ def test_of_a_pipeline(orders: Orders) -> None:
         assert run.stop() == 0
     assert (incarnation["incarnation"], incarnation["process"]) == (2, os.getpid())
     assert orders.history().incarnation_latest == 2
+
+
+def test_a_plot_has_lag_starts_and_expired_checkpoints(orders: Orders) -> None:
+    pytest.importorskip("matplotlib")
+    refused = "is of no known format: let its name end with .png or .svg"
+    orders.command.refused(refused, "checkpoints", orders.name, "--plot", "totals.pdf")
+    for _ in range(2):
+        orders.ran("--num-retained", "1")
+    path = orders.command.folder / "totals.svg"
+    orders.command.done("checkpoints", orders.name, "--plot", str(path))
+    assert {"2 runs began", "0 restarts of workers", "lag in records"} <= set(
+        re.findall(r">([^<]+)</text>", path.read_text())
+    )
+    history, manifests = recorded(orders.config, orders.name)
+    assert len(manifests) > len(history.manifests)
+    newest = manifests[-1]
+    unread = tuple(msgspec.structs.replace(offset, offset=0) for offset in newest.offsets)
+    moments = {1: newest.completed_at_ms, 2: 0}
+    early = [
+        msgspec.structs.replace(newest, checkpoint=n, offsets=unread, triggered_at_ms=at) for n, at in moments.items()
+    ]
+    assert lags(orders.config, [newest, *early]) == {newest.checkpoint: 0, 1: 700, 2: 0}
+
+
+def test_why_one_took_so_long(history: History) -> None:
+    """Its subtasks, the slowest first; "-" where a mark does not tell."""
+    times = {"waiting_ms": 70_000, "aligning_ms": 2_000, "snapshot_ms": 30, "capture_ms": 0, "flush_ms": 4}
+    slow = SubtaskStats(task="totals", subtask=1, **times, state_bytes=2_000, records_in_flight=5)
+    aborted = AbortedCheckpoint(40, 60_500, 60_000, "it was late")
+    stats = CheckpointStats(41, (SubtaskStats(task="totals", subtask=0), slow), (aborted,))
+    mark = msgspec.structs.replace(history.finalized[41], decided_at_ms=1_000_150, stats=encode(stats))
+    view = CheckpointView(history.manifests[41], mark)
+    lines = [" ".join(line.split()) for line in opened_as_text(view, 120)]
+    assert lines[-7:] == [
+        "committed 200 ms after its trigger",
+        "slowest: totals[1] took 1m 12s, 1m 10s of it waiting for its barrier", "",
+        "subtask took waiting aligning snapshot capture flush state written in flight",
+        "totals[1] 1m 12s 1m 10s 2.0 s 30 ms 0 ms 4 ms 2.0 kB 0 B 5", "totals[0] - - - - - - 0 B 0 B",
+        "aborted before it: checkpoint 40: it was late, after 1m 00s",
+    ]  # fmt: skip
+    assert view.phases["subtasks"][0]["acknowledged_ms"] == 72_034
+    assert view.phases["aborted"][0]["triggered_at_ms"] == 1_000_000 - 60_500
+    for older in (history.finalized[41], msgspec.structs.replace(mark, stats=b"damaged")):
+        assert CheckpointView(history.manifests[41], older).phases["subtasks"] == []
+
+
+def test_the_subtasks_of_a_run(orders: Orders) -> None:
+    orders.ran()
+    number = orders.command.done("checkpoints", orders.name, "--json").json["checkpoints"][-1]["checkpoint"]
+    found = orders.command.done("checkpoints", orders.name, str(number), "--json").json
+    assert found["triggered_at_ms"] <= found["decided_at_ms"] <= found["committed_at_ms"]
+    assert [(each["task"], each["subtask"]) for each in found["subtasks"]] == [("orders", 0)]
+    assert sum(each["state_bytes"] for each in found["subtasks"]) == found["state_bytes"]
+    latest_ms = found["decided_at_ms"] - found["triggered_at_ms"]
+    assert all(0 <= each["acknowledged_ms"] <= latest_ms for each in found["subtasks"])
+    assert "subtask" in orders.command.done("checkpoints", orders.name, str(number)).out
+    orders.command.refused("has no checkpoint 999, or keeps it no longer", "checkpoints", orders.name, "999")

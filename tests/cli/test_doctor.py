@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,19 +57,6 @@ def about(found: Findings, kind: str) -> list[Diagnosis]:
     return [each for each in found.diagnoses if each.about == kind]
 
 
-@contextmanager
-def somebody_writing(orders: Orders) -> Iterator[None]:
-    """While a program has a transaction of its own, with one record in the output, open and does not end it."""
-    config = {"transactional.id": f"billing-{orders.name}", "transaction.timeout.ms": LIMIT_S * 1000}
-    producer = Producer(orders.config.confluent(config))
-    producer.init_transactions(LIMIT_S)
-    producer.begin_transaction()
-    producer.produce(f"{orders.name}-totals", b"0", partition=1)
-    assert producer.flush(LIMIT_S) == 0
-    yield
-    producer.abort_transaction(LIMIT_S)
-
-
 def test_where_nothing_is_wrong(orders: Orders) -> None:
     orders.command.refused(f"no topic {orders.name}.checkpoints", "doctor", orders.name)
     never = orders.command("doctor", "orders:pipeline", "--json").json
@@ -84,22 +71,6 @@ def test_where_nothing_is_wrong(orders: Orders) -> None:
     deep = orders.command("doctor", "orders:pipeline", "--deep", "--json").json
     assert (deep["problems"], deep["findings"], deep["not_checked"], deep["running"]) == (0, [], [], None)
     assert "all blocks" in deep["checked"]
-
-
-@pytest.mark.exhaustive
-def test_a_transaction_of_somebody_else(orders: Orders) -> None:
-    orders.kafka.create_topic(f"{orders.name}-totals", 2)
-    orders.ran()
-    with somebody_writing(orders):
-        ended = orders.command("doctor", orders.name, "--older-than", "0s")
-        (problem,) = about(examined(orders, older_than_ms=0), "readers")
-        young = orders.command("doctor", orders.name, "--older-than", "1h", "--json")
-    assert (ended.code, ended.out.splitlines()[-1][: len(orders.name) + 11]) == (1, f"{orders.name}: 1 problem")
-    assert f"Readers of {orders.name}-totals[1] are held back" in problem.what
-    assert problem.whose.startswith(f"billing-{orders.name}, none of exactlyonce's")
-    assert ("or wait until the broker does" in problem.do, problem.run, problem.level) == (True, (), PROBLEM)
-    assert f"problem: Readers of {orders.name}-totals[1]" in ended.out
-    assert (young.code, [each["level"] for each in young.json["findings"]]) == (0, [NOTE])
 
 
 def test_what_a_dead_run_has_left(orders: Orders) -> None:

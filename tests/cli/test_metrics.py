@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from exactlyonce.connectors.embedded.broker import HOST, free_port
@@ -39,6 +47,11 @@ def total(address: str, name: str) -> float:
     return sum(sample.value for family in families for sample in family.samples if sample.name == f"exactlyonce_{name}")
 
 
+def under_way(address: str) -> float:
+    """The checkpoints that are not complete."""
+    return total(address, "checkpoints_triggered_total") - total(address, "checkpoints_completed_total")
+
+
 def a_worker(process: int) -> int:
     children = [
         child for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()
@@ -46,21 +59,33 @@ def a_worker(process: int) -> int:
     return int(children[0])
 
 
-def test_a_run_and_its_restart(orders: Orders) -> None:
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """Where a collector of OpenTelemetry listens, and the spans that it has got."""
+    spans: list[Any] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got = ExportTraceServiceRequest.FromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
+            spans.extend(span for of in got.resource_spans for scope in of.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{server.server_address[1]}", spans
+        server.shutdown()
+
+
+def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]]) -> None:
     address = f"{HOST}:{free_port()}"
     process = orders.command.start(
-        *(
-            "run",
-            "orders:pipeline",
-            "--metrics",
-            address,
-            "--ui",
-            address,
-            "--parallelism",
-            "2",
-            "--checkpoint-interval",
-            "100ms",
-        ),
+        *("run", "orders:pipeline", "--metrics", address, "--ui", address, "--traces", collector[0]),
+        *("--parallelism", "2", "--checkpoint-interval", "100ms"),
         *("--restart", "fixed_delay:attempts=5,delay=10ms"),
     )
 
@@ -75,7 +100,13 @@ def test_a_run_and_its_restart(orders: Orders) -> None:
         assert total(address, "records_in_total") == total(address, "operator_records_in_total") / 3 == 700
         assert total(address, "operator_busy_seconds_total") > 0
         assert total(address, "pending_records") == 0
-        os.kill(a_worker(process.pid), signal.SIGKILL)
+        worker = a_worker(process.pid)
+        os.kill(worker, signal.SIGSTOP)
+        wait_until(
+            lambda: total(address, "checkpoints_triggered_total") > total(address, "checkpoints_completed_total")
+        )
+        assert asked(address, "live")[0] == 200, "the run's own process comes round while a worker is stuck"
+        os.kill(worker, signal.SIGKILL)
         await_total("restarts_total", 1)
         await_total("last_checkpoint_id", total(address, "last_checkpoint_id") + 1)
         wait_until(lambda: asked(address, "ready")[0] == 200)
@@ -85,12 +116,14 @@ def test_a_run_and_its_restart(orders: Orders) -> None:
         assert any("restarting" in text for _, text in page["notes"])
         complete = [each["id"] for each in page["checkpoints"] if each["outcome"] == "completed"]
         checkpoint = json.loads(asked(address, f"checkpoint.json?id={complete[-1]}")[1])
-        tasks = {(task, subtask) for task, subtask, *_ in checkpoint["acknowledged"]}
+        tasks = {(each["task"], each["subtask"]) for each in checkpoint["subtasks"]}
         assert tasks == {(task, subtask) for task in ("orders", "totals") for subtask in (0, 1)}
         assert "<title>" in asked(address, "")[1]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
+        names = Counter(span.name for span in collector[1])
+        assert (names["restart"], names["checkpoint"] >= len(complete)) == (1, True)
     finally:
         process.kill()
         process.communicate()

@@ -11,16 +11,12 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Restored
 from exactlyonce.checkpoint.requests import Procedure
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
-from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.cluster import OwnCluster
@@ -64,57 +60,16 @@ def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> 
 
 
 @pytest.mark.exhaustive
-def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) -> None:
-    """The same command goes on, wherever the export lies by then, or without it."""
-    url = exported(orders, tmp_path)
-    orders.ran("--from-savepoint", url)
-    shutil.copytree(tmp_path / "backups", tmp_path / "moved")
-    orders.command.done("savepoints", "delete", orders.name, url)
-    for each in (url.replace("/backups/", "/moved/"), url):
-        orders.write(7)
-        orders.ran("--from-savepoint", each)
-    assert orders.states() == by_customer(102)
-    orders.run_refused("There is no savepoint at", "--from-savepoint", f"{url}-never")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("restores", "visible"), [(True, 770), (False, 1_470)], ids=["again", "without it"])
-def test_a_kill_before_the_restored_state_is_decided(
-    restores: bool, visible: int, orders: Orders, tmp_path: Path
-) -> None:
-    """Blocks written for it go; the next run begins from the savepoint again, or without it."""
+def test_a_kill_before_the_restored_state_is_decided(orders: Orders, tmp_path: Path) -> None:
+    """Blocks written for it go; the next run begins from the savepoint again."""
     savepoint = ("--from-savepoint", exported(orders, tmp_path))
     orders.write(70)
     orders.killed_at("savepoint-written", *savepoint)
     assert orders.history().latest is None
-    orders.ran(*(savepoint if restores else ()))
+    orders.ran(*savepoint)
     assert orders.states() == by_customer(110)
-    assert len(orders.totals()) == visible
+    assert len(orders.totals()) == 770
     orders.command.done("doctor", orders.name, "--deep")  # no block is left that nobody refers to
-
-
-@pytest.mark.exhaustive
-def test_a_restore_that_lasts_shows_that_it_goes_on(
-    orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = exported(orders, tmp_path)
-    beats, heartbeat, write = list[DecisionLog](), DecisionLog.heartbeat, Restoring.write
-
-    def beat(log: DecisionLog, **more: Any) -> Procedure[Outcome]:
-        beats.append(log)
-        return heartbeat(log, **more)
-
-    def lasting(*arguments: Any) -> Restored:
-        wait_until(lambda: len(beats) >= 3)
-        return write(*arguments)
-
-    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr(DecisionLog, "heartbeat", beat)
-    monkeypatch.setattr(Restoring, "write", lasting)
-    with closing(connections_of(orders, from_savepoint=url)) as connections:
-        restored = connections.recover()
-    assert (restored.kind, restored.checkpoint) == ("restored", 0)
-    assert orders.states() == by_customer(100)
 
 
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:
@@ -168,11 +123,8 @@ def test_a_run_that_goes_on(orders: Orders) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("rewind", [False, True], ids=["newest", "rewind"])
-def test_a_checkpoint_that_is_taken_right_before_the_fence(
-    orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool
-) -> None:
-    """Another restoration with --rewind changes nothing; else the message says that the other run has ended."""
+def test_a_checkpoint_that_is_taken_right_before_the_fence(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says that the other run has ended."""
     number = orders.ended_by_savepoint()
     begin = Leader.begin
 
@@ -182,19 +134,14 @@ def test_a_checkpoint_that_is_taken_right_before_the_fence(
         orders.ran()
         return begin(leader)
 
-    connections = connections_of(orders, from_savepoint=str(number), rewind=rewind)
+    connections = connections_of(orders, from_savepoint=str(number))
     monkeypatch.setattr(Leader, "begin", slow)
-    with closing(connections):
-        if rewind:
-            assert connections.recover().kind == "restored"
-        else:
-            with pytest.raises(ConfigError, match=r"has taken over.*is not the newest checkpoint"):
-                connections.recover()
-    assert orders.newest().checkpoint > number + rewind
-    if not rewind:
-        assert orders.incarnation().ended
-        orders.ran()
-        assert len(orders.totals()) == 707
+    with closing(connections), pytest.raises(ConfigError, match=r"has taken over.*is not the newest checkpoint"):
+        connections.recover()
+    assert orders.newest().checkpoint > number
+    assert orders.incarnation().ended
+    orders.ran()
+    assert len(orders.totals()) == 707
 
 
 @pytest.mark.exhaustive
@@ -241,76 +188,6 @@ def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
         assert healthy.stop() == 0, "a run that cannot go on fences none that does"
 
 
-AVRO_STATE = """\
-class Total(msgspec.Struct):
-    sum: int
-    note: str
-    first: str
-
-
-SCHEMA = {"type": "record", "name": "Total", "fields": [
-    {"name": "sum", "type": "int"}, {"name": "note", "type": "string"}, {"name": "first", "type": "string"}]}
-
-
-def added(total: Total | None, order: Order) -> tuple[Total, int]:
-    total = total or Total(0, "", order.customer)
-    total.sum += order.total
-    return total, total.sum
-
-
-def make("""
-GROWN_STATE = """\
-class Total(msgspec.Struct):
-    sum: float
-    customer: str
-    orders: int
-
-
-SCHEMA = {"type": "record", "name": "Total", "fields": [
-    {"name": "sum", "type": "double"}, {"name": "customer", "type": "string", "aliases": ["first"]},
-    {"name": "orders", "type": "long", "default": 100}]}
-
-
-def added(total: Total | None, order: Order) -> tuple[Total, int]:
-    total = total or Total(0, order.customer, 0)
-    total.orders += 1
-    return Total(total.sum + order.total, total.customer, total.orders), total.orders
-
-
-def make("""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
-    """States, exported ones too, are resolved: fields added, removed, promoted, renamed. Errors name the field."""
-    kept = ["--state-backend", backend, *(["--state-folder", str(tmp_path / "kept")] if backend == "rocksdb" else [])]
-    orders.change(
-        ("import Pipeline", "import AvroCodec, Pipeline"),
-        ("def make(", AVRO_STATE),
-        ('"totals", add)', '"totals", added, state=AvroCodec(Total, SCHEMA))'),
-    )
-    orders.ran(*kept)
-    savepoint = orders.ended_by_savepoint(*kept)
-    assert orders.states() == {f"c{each}": {"sum": 100, "note": "", "first": f"c{each}"} for each in range(7)}
-    orders.change(('"name": "sum", "type": "int"', '"name": "sum", "type": "boolean"'))
-    orders.write(70)
-    for options in ([], ["--from-savepoint", str(savepoint)]):
-        unread = "operator 'totals' cannot be read as Total: field 'sum' was written as int and is"
-        orders.run_refused(unread, *kept, *options)
-    assert orders.newest().checkpoint == savepoint
-    orders.change(("boolean", "int"), (AVRO_STATE, GROWN_STATE))
-    source = str(savepoint)
-    if backend == "rocksdb":
-        source = orders.exported(tmp_path)
-        orders.reset()
-    orders.ran(*kept, "--from-savepoint", source, "--parallelism", "2")
-    assert orders.states() == {f"c{each}": {"sum": 110.0, "customer": f"c{each}", "orders": 110} for each in range(7)}
-    assert sorted(map(int, filter(None, orders.totals()))) == sorted([*range(1, 111)] * 7)
-    table = orders.command("state", orders.name)
-    assert "Total(sum: float, customer: str, orders: int) by Avro" in table.out
-
-
 @pytest.mark.exhaustive
 def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> None:
     """All of it is shown and exported, whichever subtask had it; it is restored by one subtask, or for key groups."""
@@ -329,8 +206,7 @@ def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> Non
         assert orders.states() == by_customer(total)
 
 
-DAMAGE = {"a bit": "totals-0.avro", "cut off": "totals-0.avro", "missing": "totals-0.avro",
-          "metadata": "_metadata.json", "no metadata": "_metadata.json"}  # fmt: skip
+DAMAGE = {"a bit": "totals-0.avro", "no metadata": "_metadata.json"}
 
 
 @pytest.mark.exhaustive
@@ -342,10 +218,10 @@ def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     file = Path(url.removeprefix("file://")) / DAMAGE[damage]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    if damage in ("missing", "no metadata"):
+    if damage == "no metadata":
         file.unlink()
     else:
-        file.write_bytes(content[:-1] if damage == "cut off" else content)
+        file.write_bytes(content)
     orders.command.refused(file.name, *verify, url, code=2 if damage == "no metadata" else 1)
     orders.reset()
     orders.run_refused(file.name, "--from-savepoint", url, code=2 if damage == "no metadata" else 6)

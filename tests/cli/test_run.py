@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +18,7 @@ from typing import IO, Any
 
 import pytest
 
+from exactlyonce.cli.lines import show_from_handler
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
@@ -176,3 +179,9 @@ def test_refusals(orders: Orders) -> None:
     ended = orders.run()
     assert (ended.code, f"topic {orders.name}-ordres" in ended.err, "Traceback" in ended.err) == (2, True, False), ended
     assert f"{orders.name}-ordres" not in orders.kafka.admin().list_topics(timeout=LIMIT_S).topics
+
+
+def test_a_signal_counts_where_stderr_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the handler would come up in whatever the run does, and end it at once."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    show_from_handler("orders", "stopping", in_terminal=False)

@@ -12,11 +12,10 @@ import pytest
 
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.blocks.local import LocalFolder
-from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.engines import asking
 from exactlyonce.engines.savepoints import exported, retained
 from exactlyonce.engines.short_incarnation import short_incarnation
-from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
+from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
 
@@ -67,49 +66,6 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pyt
     assert first in orders.history().savepoints
 
 
-@pytest.mark.exhaustive
-def test_several_that_are_deleted_at_once(orders: Orders) -> None:
-    """Each is deleted, or its command names the faster one and what to do. No command fences another at work."""
-    with orders.running() as run:
-        left = {orders.taken() for _ in range(3)}
-        assert run.stop() == 0
-    while left:
-        commands = {each: orders.command.start("savepoints", "delete", orders.name, str(each)) for each in left}
-        for each, command in commands.items():
-            _, err = command.communicate(timeout=LIMIT_S)
-            assert command.returncode in (0, 2, Fenced.exit_code), err
-            if command.returncode == 0:
-                left.remove(each)
-            elif command.returncode == 2:
-                assert "has begun since" in err or "a bounded command" in err
-        assert set(orders.history().savepoints) == left
-
-
-@pytest.mark.exhaustive
-def test_two_who_ask_for_the_end(orders: Orders) -> None:
-    """The second gets the savepoint of the run's end, if it asked for that end; else it is told which one it is."""
-    with orders.running() as run:
-        living = asking.living_run(orders.history())  # as the other one has seen it, too
-        assert living is not None
-        last = orders.taken("--stop")
-        assert run.wait() == 0
-    found = asking.savepoint(orders.config, orders.name, living, LIMIT_S * 1000, stop=True, note=print)
-    assert (found.checkpoint, found.kind) == (last, "savepoint")
-    with pytest.raises(asking.NotAnswered, match=rf"Its last checkpoint is {last}, a savepoint, which is kept"):
-        asking.savepoint(orders.config, orders.name, living, LIMIT_S * 1000, stop=False, note=print)
-
-
-@pytest.mark.exhaustive
-def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
-    with orders.running() as run:
-        mailbox = Mailbox(orders.config.confluent(), orders.name)
-        mailbox.ask(Asked(id="left-behind", incarnation=orders.incarnation().incarnation, action=SAVEPOINT))
-        mailbox.close()
-        orders.taken()
-        orders.taken("--stop")
-        assert run.wait() == 0
-
-
 PUT = LocalFolder.put
 
 
@@ -154,53 +110,6 @@ def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: P
     command.done(*deletion)
     assert not left.exists()
     assert command(*deletion).code == 2
-
-
-@pytest.mark.exhaustive
-def test_an_export_of_what_expires_meanwhile(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline was started meanwhile: nothing is damaged, and nothing of the export is left."""
-    storage = ("--checkpoint-storage", f"file://{tmp_path}")
-    orders.ran(*storage)
-    (tmp_path / "backups").mkdir()
-    check = LocalFolder.check
-
-    def started(self: LocalFolder) -> None:
-        check(self)
-        if "/place-" not in self.url:
-            monkeypatch.setattr(LocalFolder, "check", check)
-            for _ in range(2):  # the second one drops for certain what has expired in the first one
-                orders.write(70)
-                orders.ran("--num-retained", "1", "--no-incremental", *storage)
-
-    monkeypatch.setattr(LocalFolder, "check", started)
-    line = ("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")
-    orders.command.refused("has expired while it was read: the pipeline runs on", *line)
-    assert list((tmp_path / "backups").iterdir()) == []
-
-
-@pytest.mark.exhaustive
-def test_an_export_of_a_run_with_long_intervals(
-    orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The place of the export is told even if its removal from the topic takes longer than the timeout."""
-    (tmp_path / "backups").mkdir()
-    delete = asking.delete
-    monkeypatch.setattr(asking, "delete", lambda config, name, number, _, say: delete(config, name, number, 1_000, say))
-    with orders.running("--checkpoint-interval", "10m", until='"event": "started"'):
-        wait_until(orders.lives)
-        ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")
-    (folder,) = (tmp_path / "backups").iterdir()
-    assert (ended.code, f"was exported to file://{folder}, which is complete" in ended.said) == (1, True), ended
-    orders.command.done("savepoints", "verify", orders.name, f"file://{folder}")
-
-
-@pytest.mark.exhaustive
-def test_a_run_that_ends_without_it(orders: Orders) -> None:
-    orders.killed_at("coordinator-triggered")
-    line = ("savepoint", orders.name, "--timeout", "1s")
-    orders.command.refused("has not done within 1.0 s what it was asked for", *line, code=1)
-    orders.ran()
-    assert not any(each.is_savepoint for each in orders.history().retained)
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from typing import Any
 
 import pytest
@@ -73,24 +72,6 @@ def test_a_standby_takes_over_from_a_run_that_is_silent(orders: Orders, monkeypa
             leader()
 
 
-@pytest.mark.exhaustive
-def test_a_standby_that_is_stopped_ends_at_once(orders: Orders) -> None:
-    orders.ran()
-    leader = orders.begun_elsewhere()
-    process = orders.command.start("run", "orders:pipeline", "--standby", "--json")
-    assert process.stderr is not None
-    said = ""
-    while WAITS not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
-    process.send_signal(signal.SIGTERM)
-    _, rest = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said + rest
-    assert events(rest)[-1]["event"] == "ended"
-    assert leader() is Outcome.DONE, "nobody was fenced"
-
-
 def test_a_standby_with_an_end_says_that_it_has_not_come_there(orders: Orders) -> None:
     orders.ran()
     orders.begun_elsewhere()
@@ -122,14 +103,3 @@ def test_runs_that_fence_each_other_leave_each_other_time(orders: Orders) -> Non
             leader()
         run.await_said(RUNS)
         assert run.stop() == 0
-
-
-def test_a_run_that_led_for_long_is_taken_over_at_once(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    orders.ran()
-    for _ in range(3):
-        leader = orders.begun_elsewhere()
-    monkeypatch.setattr(succession, "LED_LONG_MS", 0)
-    with orders.running(until=LEADS) as run:
-        assert "leaves it alone" not in run.said
-        with pytest.raises(Fenced):
-            leader()

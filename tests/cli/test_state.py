@@ -15,6 +15,7 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
+from exactlyonce.pipeline.timers import FOREVER
 from exactlyonce.state.index import IndexHead
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
@@ -83,26 +84,32 @@ def test_states_of_an_older_version() -> None:
 
 
 def test_states_of_windows() -> None:
-    """A session shows its accumulator alone; of hopping windows there are panes; a slot of other work is a time."""
+    """A session shows its accumulator alone; of hopping windows there are panes; a slot of other work is a time. With
+    early or late results, what a window has had and what is new in windows are apart."""
     shown = []
     for meaning, slot, state in (
         ("session=5000", 12_999, [3_000, 8_000, 7]),
         ("hopping=60000 every=10000", 19_997, 7),
         ("tumbling=1 d offset=3600000 zone=Europe/Paris", 0, 7),
-        ("timers", -1, 7),
+        ("tumbling=10000 early=4000 lateness=2000", 11_999, [[1, 7], {9_999: 7}]),
+        ("process=time", FOREVER, [7, False, []]),
+        ("deduplicate=1000 order=arrival", -1, 7),
     ):
         head = IndexHead("totals", 41, 128, "any", times=GroupTimes([], [], [], [], meaning))
-        (key,) = key_views(head, [KeptEntry(3, canonical_key("ann"), msgspec.msgpack.encode(state), 1, slot)])
+        keys = [*key_views(head, [KeptEntry(3, canonical_key("ann"), msgspec.msgpack.encode(state), 1, slot)])]
         operator = OperatorView("totals", 41, 2, 100, "any", meaning=meaning)
-        shown.append([cell.strip() for cell in table([key], operator)[1].split("  ") if cell.strip()])
+        for line in table(keys, operator)[1:]:
+            shown.append([cell.strip() for cell in line.split("  ") if cell.strip()])
     times = [
         ["1970-01-01 00:00:03.000", "1970-01-01 00:00:13.000"],
         ["1970-01-01 00:00:10.000", "1970-01-01 00:00:20.000"],
         ["1970-01-01 00:00:00.000", "1970-01-02 00:00:00.000"],
+        *[["1970-01-01 00:00:00.000", "1970-01-01 00:00:10.000"]] * 2,
+        ["-", "-"],
         ["-", "1970-01-01 00:00:00.000"],
     ]
     assert shown == [["3", '"ann"', *cells, "7"] for cells in times]
-    (line,) = lines(operator, [key])
+    (line,) = lines(operator, keys)
     assert (json.loads(line)["start"], json.loads(line)["end"]) == (None, "1970-01-01T00:00:00Z")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -13,7 +11,6 @@ from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import traces
@@ -21,7 +18,7 @@ from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.ending import aborting, committing
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.engines.traces import find
-from exactlyonce.pipeline.errors import ConfigError, Fenced
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
 
@@ -133,29 +130,13 @@ def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypat
 
 
 @pytest.mark.exhaustive
-def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleeper = orders.stopped_at("coordinator-decided")
-    unfinished = committing.unfinished
-
-    def slow(*arguments: Any) -> Manifest | None:
-        found = unfinished(*arguments)
-        os.kill(sleeper.pid, signal.SIGCONT)
-        sleeper.communicate(timeout=LIMIT_S)
-        return found
-
-    monkeypatch.setattr(committing, "unfinished", slow)
-    orders.command.refused("was finalized meanwhile", "transactions", "commit", orders.name, "--take-over")
-    assert (sleeper.returncode, len(orders.totals())) == (0, 700)
-
-
-@pytest.mark.exhaustive
 def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
     orders.killed_at("coordinator-checked")
     (listed,) = shown(orders, "list")
     name = listed["name"]
     (described,) = shown(orders, "describe", name)
     assert (described["decided_in"], described["records"], described["checkpoint"]) == (None, 700, None)
-    assert sum(each["count"] for each in described["written"]) == 700
+    assert [sum(each[name] for each in described["written"]) for name in ("count", "hidden")] == [700, 700]
     orders.command.refused("No checkpoint has decided", "transactions", "commit", orders.name, name, "--take-over")
     other, more = (open_transaction(orders, name.replace(":0:1.0:", f":{subtask}:1.0:")) for subtask in (1, 2))
     done = shown(orders, "abort", name, "--take-over")
@@ -174,19 +155,6 @@ def open_transaction(orders: Orders, name: str) -> str:
     producer.produce(f"{orders.name}-totals", b"0")
     assert producer.flush(LIMIT_S) == 0
     return name
-
-
-@pytest.mark.exhaustive
-def test_a_coordinator_that_wakes_up_behind_a_commit(orders: Orders) -> None:
-    sleeper = orders.stopped_at("coordinator-decided", "--restart", "none")
-    orders.command.done("transactions", "commit", orders.name, "--take-over")
-    assert len(orders.totals()) == 700
-    os.kill(sleeper.pid, signal.SIGCONT)
-    said, _ = sleeper.communicate(timeout=LIMIT_S)
-    assert sleeper.returncode == Fenced.exit_code, said
-    orders.write(7)
-    orders.ran()
-    assert len(orders.totals()) == 707
 
 
 @pytest.mark.exhaustive

@@ -13,10 +13,11 @@ import pytest
 
 from exactlyonce.cli.commands.top import bars
 from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.engines.local.monitoring.waiting import WaitingNow
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.views.watch import Watch
-from tests.cli.conftest import Orders, wait_until
+from tests.cli.conftest import Orders, armed, wait_until
 
 Look = Callable[..., dict[str, Any]]
 
@@ -40,6 +41,10 @@ def test_the_life_of_a_pipeline(orders: Orders, watch: Watch, look: Look) -> Non
     assert (seen["state"], seen["well"]) == ("running", True), "nobody can know yet that it was killed"
     assert [each["decided_in"] for each in seen["transactions"]] == [seen["checkpoints"][-1]["id"]]
     assert seen["figures"]["open_transactions"] == 1
+    assert sum(place["hidden"] for place in seen["transactions"][0]["written"]) == 700
+    with closing(WaitingNow(orders.config, orders.name, SystemClock())) as waiting:
+        wait_until(waiting.figures)
+        assert [each["name"] for each in waiting.figures()] == [each["name"] for each in seen["transactions"]]
     late = look(later_s=20)
     assert (late["well"], "was decided" in late["sentence"], "is not committed yet" in late["sentence"]) == (
         False, True, True,
@@ -51,6 +56,7 @@ def test_the_life_of_a_pipeline(orders: Orders, watch: Watch, look: Look) -> Non
     orders.ran()
     ended = look()
     assert (ended["state"], ended["well"], ended["figures"]["lag"]) == ("ended", True, 0)
+    assert ended["figures"]["records_per_s"] == 0
     assert ended["transactions"] == []
     assert [what.split(":")[0] for _, what in ended["notes"]][::-1] == [
         "incarnation 1 began", "incarnation 2 began", "incarnation 2 ended cleanly",
@@ -58,9 +64,22 @@ def test_the_life_of_a_pipeline(orders: Orders, watch: Watch, look: Look) -> Non
     last = ended["checkpoints"][-1]
     known = watch.checkpoint(last["id"])
     assert known is not None
-    assert known["parts"][0][:2] == ("totals", "state")
+    assert [(each["task"], each["subtask"]) for each in known["subtasks"]] == [("orders", 0)]
+    assert known["slowest"] == last["slowest"] != ""
     assert sum(each["records_committed"] for each in ended["checkpoints"]) == 750
     assert watch.checkpoint(10_000) is None
+
+
+def test_the_topic_tells_why_a_checkpoint_was_aborted(orders: Orders, watch: Watch, look: Look) -> None:
+    """A worker was killed at its barrier; the next completed checkpoint tells."""
+    killing = armed(orders.command.folder, "worker-barrier")
+    ended = orders.command.process("run", "orders:pipeline", "--until", "latest", **killing)
+    assert ended.code == 0, ended
+    (aborted,) = [each for each in look()["checkpoints"] if each["outcome"] == "aborted"]
+    known = watch.checkpoint(aborted["id"])
+    assert known is not None
+    assert "orders[0] had not acknowledged it" in known["notes"][0]
+    assert "aborted" in orders.command.done("top", orders.name).out
 
 
 def test_a_run_without_checkpoints_is_not_well(orders: Orders, look: Look) -> None:

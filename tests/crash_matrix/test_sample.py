@@ -21,16 +21,11 @@ pytestmark = pytest.mark.broker
 
 SAMPLE = (
     "2/worker-barrier/kill/diamond/both/2/unaligned",
-    "5/unaligned-overtaken/kill/diamond/kafka/2/unaligned",
     "4/unaligned-captured/kill/cycle/both/2/aligned",
-    "10/the decision/answer lost/chain/kafka/1/aligned",
     "10/the decision/late/chain/both/2/aligned",
     "12/coordinator-decided/stop/chain/both/2/unaligned",
-    "13/store-committing/kill/diamond/both/1/aligned",
-    "14/a commit/request lost/chain/kafka/2/aligned",
     "15/a late commit/late/diamond/kafka/1/aligned",
     "21/store-entering/raise/chain/postgres/1/aligned",
-    "7/worker-flushed/stop/diamond/postgres/2/aligned",
 )
 BY_NAME = {cell.name: cell for cell in cells()}
 
@@ -83,9 +78,9 @@ def test_every_row_is_shown() -> None:
 
 
 def test_every_failpoint_of_a_run_is_in_a_row() -> None:
-    """Those of repairs, of savepoints, of deletions, of bounded work and of event time have tests of their own."""
+    """Those of repairs, savepoints, deletions, bounded work, event time and `enrich` have tests of their own."""
     crossed = {cell.fault for cell in BY_NAME.values()}
-    elsewhere = ("repair-", "unit-", "publication-", "advance-", "savepoint-", "erasing-", "timed-")
+    elsewhere = ("repair-", "unit-", "publication-", "advance-", "savepoint-", "erasing-", "timed-", "enrich-")
     assert {name for name in NAMES if not name.startswith(elsewhere)} <= crossed
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 PRODUCE, END_TXN = 0, 26
 NOT_LEADER = 6
@@ -54,10 +54,13 @@ class Fault:
 class KafkaProxy:
     """Forwards to a broker. A fault meets the first request of any client that fits it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_port: int | None = None) -> None:
+        """Before a broker on *shared_port*, which others reach directly, its answers name the proxy in its place."""
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
-        self.broker_port: int | None = None
+        self.broker_port = shared_port
+        ports = (shared_port or self.port, self.port)
+        self._before, self._after = (b"127.0.0.1" + struct.pack(">i", port) for port in ports)
         self._faults: list[Fault] = []
         self._dark = False
         self._lock = threading.Lock()
@@ -132,7 +135,7 @@ class KafkaProxy:
                 fault.met.set()
                 fault.released.wait(LIMIT_S)
                 fault.arrived.set()
-            _send(client, frame)
+            _send(client, frame.replace(self._before, self._after))
         _cut(client)
 
     def _met_by(self, frame: bytes) -> Fault | None:
@@ -164,8 +167,8 @@ class RefusingProxy(KafkaProxy):
     If the client sends another request within *wait_s*, without waiting for that answer, the broker gets it.
     """
 
-    def __init__(self, topic: str, wait_s: float) -> None:
-        super().__init__()
+    def __init__(self, topic: str, wait_s: float, shared_port: int | None = None) -> None:
+        super().__init__(shared_port)
         self._topic, self._wait_s = topic, wait_s
         self._refusal: threading.Timer | None = None
 
@@ -188,6 +191,20 @@ class RefusingProxy(KafkaProxy):
         name = self._topic.encode()
         partition = struct.pack(">ihqqqBBB", 0, NOT_LEADER, -1, -1, -1, 1, 0, 0)
         return request[4:8] + b"\0\2" + bytes([len(name) + 1]) + name + b"\2" + partition + b"\0" + bytes(4) + b"\0"
+
+
+@contextmanager
+def proxy_before(
+    cluster: KafkaCluster, folder: Path, make: Callable[[int | None], KafkaProxy] = KafkaProxy
+) -> Iterator[KafkaProxy]:
+    """A proxy before *cluster* or, where that is not on this machine, before a broker of its own, in *folder*."""
+    host, _, port = cluster.bootstrap_servers.rpartition(":")
+    proxy = make(int(port) if host == "127.0.0.1" else None)
+    broker = proxied_broker(folder, proxy)[1] if proxy.broker_port is None else None
+    yield proxy
+    proxy.close()
+    if broker is not None:
+        broker.kill()
 
 
 def proxied_broker(folder: Path, proxy: KafkaProxy | None = None) -> tuple[KafkaProxy, EmbeddedBroker]:

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Codec, Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
+from exactlyonce import Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import Cluster, KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -154,21 +153,6 @@ def lettered(name: str, max_per_checkpoint: str = "") -> Pipeline:
     return pipeline
 
 
-def registered(name: str, away: str) -> Pipeline:
-    """A copy that skips what does not decode, by a codec that asks a registry: it is away while file *away* exists."""
-
-    def decode(data: bytes) -> Order:
-        if Path(away).exists():
-            raise ConnectionRefusedError("no registry today")
-        return msgspec.json.decode(data, type=Order)
-
-    pipeline = Pipeline(name)
-    codec = Codec("registered", Order, encode=msgspec.json.encode, decode=decode)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=codec, on_error="skip"))
-    orders.sink("out", KafkaSink(f"{name}-copies"))
-    return pipeline
-
-
 def tallied(name: str, code: Literal["before", "after", "counting"]) -> Pipeline:
     """A sum for each customer. Code *after* the one *before* knows a count too, and *counting* code changes it."""
     count = [("count", int, 0)] if code != "before" else []
@@ -230,24 +214,6 @@ def stopping(name: str, folder: str) -> Pipeline:
     return _totals(name, lambda orders: orders.map(stopper(folder)))
 
 
-def gated(name: str, folder: str) -> Pipeline:
-    """`linear`, in which orders of "gate" wait for the file `open`, and files tell how far it has come."""
-    places = Path(folder)
-
-    def gate(order: Order) -> Order:
-        if order.customer == "gate":
-            (places / "reached").touch()
-            while not (places / "open").exists():
-                time.sleep(0.01)
-        return order
-
-    def counted(total: int | None, order: Order) -> tuple[int, Total]:
-        (places / f"counted-{order.id}").touch()
-        return add(total, order)
-
-    return _totals(name, lambda orders: orders.map(gate), counted)
-
-
 def stuck(name: str, folder: str) -> Pipeline:
     """`linear`, whose map waits at order 100 for as long as there is a file FOLDER/wait."""
 
@@ -281,42 +247,6 @@ def diamond(name: str) -> Pipeline:
     pipeline, orders = reading_two(name)
     copied(orders, name)
     summed(orders, name)
-    return pipeline
-
-
-class Cyclic:
-    """It refers to itself, so that only the collector frees it."""
-
-    alive = 0
-
-    def __init__(self) -> None:
-        self.itself = self
-        Cyclic.alive += 1
-
-    def __del__(self) -> None:
-        Cyclic.alive -= 1
-
-
-def cyclic(name: str, keep: int) -> Pipeline:
-    """Each record makes a number of `Cyclic`, of which the last *keep* are in use."""
-    pipeline, orders = reading(name)
-    kept: deque[Cyclic] = deque(maxlen=keep)
-
-    def count(order: Order) -> int:
-        kept.append(Cyclic())
-        return Cyclic.alive
-
-    orders.map(count).sink("out", KafkaSink(f"{name}-out"))
-    return pipeline
-
-
-def grown(name: str) -> Pipeline:
-    pipeline, orders = reading(name)
-    keyed = orders.key_by(lambda order: order.customer)
-    keyed.stateful_map("totals", add).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
-    keyed.stateful_map("count", lambda n, _: ((n or 0) + 1,) * 2, state=int, output=int).sink(
-        "count-out", KafkaSink(f"{name}-count")
-    )
     return pipeline
 
 

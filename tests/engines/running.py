@@ -170,11 +170,11 @@ class Job:
         assert incarnation.wait() == code, incarnation.said
         return incarnation
 
-    def finish_here(self, *arguments: str, code: int = 0, target: str | None = None) -> str:
+    def finish_here(self, *arguments: str, code: int = 0, target: str | None = None, until: str = "latest") -> str:
         """Run to the end of what was fed, or to exit code *code*, within this process; what was said."""
         first, *parameters = self._target
         target = f"pipelines:{target}" if target else first
-        options = (*self._arguments, "--until", "latest", "--inline", *arguments)
+        options = (*self._arguments, "--until", until, "--inline", *arguments)
         ended = run_here(self.kafka.bootstrap_servers, target, *parameters, *options)
         assert ended.code == code, ended.said
         return ended.said

@@ -40,10 +40,9 @@ def audited(job: Job, target: str) -> dict[str, Any]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("parallelism", ["1", "2"])
-def test_partitions_are_taken_up_by_a_running_job(parallelism: str, job_of: JobOf) -> None:
-    """The first intervals knew one partition; at parallelism 2, one subtask had none."""
-    job = job_of("linear", "--parallelism", parallelism, *RETAINED, partitions=1)
+def test_partitions_are_taken_up_by_a_running_job(job_of: JobOf) -> None:
+    """The first intervals knew one partition, so one subtask had none."""
+    job = job_of("linear", "--parallelism", "2", *RETAINED, partitions=1)
     job.feed(300)
     run = job.start()
     read_of(run, 300)
@@ -66,19 +65,19 @@ def test_partitions_are_taken_up_by_a_running_job(parallelism: str, job_of: JobO
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("role", ["worker", "coordinator"])
-def test_kills_around_the_taking_up(role: str, job_of: JobOf) -> None:
+def test_kills_around_the_taking_up(job_of: JobOf) -> None:
+    """Of a worker and of the coordinator in turn, before and after the decision."""
     job = job_of("diamond", "--parallelism", "2", *RETAINED, partitions=1)
     job.kafka.create_topic(f"{job.name}-more", 2)
     job.feed(200)
     job.feed(50, "more")
     run = job.start()
     read_of(run, 250)
-    for nth, step in enumerate(("triggered", "acknowledged", "decided"), 1):
+    for nth, step in enumerate(("triggered", "acknowledged", "decided", "decided"), 1):
         job.kafka.add_partitions(job.topic, 1 + nth)
         job.feed(200)
         taken(run, step, nth, SystemClock().now_ms())
-        if role == "coordinator":
+        if nth % 2:
             run.kill()
             run = job.start()
         else:

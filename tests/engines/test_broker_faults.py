@@ -24,7 +24,7 @@ def _away_for_a_minute(cluster: OwnCluster) -> None:
     cluster.broker.start()
 
 
-@pytest.mark.exhaustive  # test_quiet.py has a broker that is killed
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", [_restarted, _away_for_a_minute])
 def test_a_broker_that_comes_back(
     fault: Callable[[OwnCluster], None], stoppable: OwnCluster, job_of: Callable[..., Job]
@@ -37,6 +37,7 @@ def test_a_broker_that_comes_back(
     job.feed(3000)
     run.await_checkpoint()
     stop(run)
+    assert run.text == [], "faults leave no lines of librdkafka"
     job.finish()
     job.assert_totals()
 

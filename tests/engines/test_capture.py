@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -16,20 +15,15 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, Channel, LocalChannel, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
-from exactlyonce.engines.local.pace import HURRIED_SLICE_S, OVERTAKING, slice_pace
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import GraphError
-from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.state.key_groups import group_range
 
 
 class Number(msgspec.Struct):
@@ -44,10 +38,6 @@ def frame(first: int, count: int) -> bytes:
     return CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * count, [canonical_key(each.n) for each in records]))
 
 
-def numbers(frames: Any) -> list[int]:
-    return [record.n for each in frames for record in CODEC.decode(each.frame).records]
-
-
 def ends(local: bool) -> tuple[Channel, Channel]:
     if local:
         channel = LocalChannel()
@@ -56,50 +46,6 @@ def ends(local: bool) -> tuple[Channel, Channel]:
     for each in (ours, theirs):
         each.setblocking(False)
     return SocketChannel(ours), SocketChannel(theirs)
-
-
-@pytest.mark.parametrize("local", [True, False], ids=["local", "socket"])
-def test_a_capture_has_what_is_taken_later_and_was_sent_before_the_barrier(local: bool) -> None:
-    writer, reader = ends(local)
-    read = ChannelInput("edge:0", reader, CODEC, lambda _: None)
-
-    def arrive() -> None:
-        if isinstance(writer, SocketChannel) and isinstance(reader, SocketChannel):
-            writer.flush()
-            reader.fill()
-
-    writer.send(frame(0, 4), 4)
-    writer.send(frame(4, 10), 10)
-    arrive()
-    taken = [n for _ in range(2) for n in _records(read, 6)]
-    assert taken == list(range(10))
-    writer.send(frame(14, 2), 2)
-    arrive()
-    first = read.capture(7)
-    second = read.capture(8)
-    writer.send(frame(16, 1), 1)
-    writer.send_signal(Barrier(7, 6))
-    writer.send(frame(17, 1), 1)
-    arrive()
-    assert (first.whole, second.whole) == (True, False)
-    assert numbers(first.frames()) == list(range(10, 17))
-    writer.send_signal(Barrier(8, 6))
-    writer.send(frame(18, 1), 1)
-    arrive()
-    assert second.whole
-    assert numbers(second.frames()) == list(range(10, 18))
-    later: list[Any] = []
-    while (item := read.next(100)) is not None:
-        assert isinstance(item, Barrier | Batch)
-        later += [item.checkpoint * 100] if isinstance(item, Barrier) else [each.n for each in item.records]
-    assert later == [*range(10, 17), 700, 17, 800, 18]
-
-
-def _records(read: ChannelInput, room: int) -> list[int]:
-    batch = read.next(room)
-    assert isinstance(batch, Batch)
-    read.processed()
-    return [each.n for each in batch.records]
 
 
 def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> None:
@@ -131,34 +77,6 @@ def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> Non
         reader.fill()
         got.append(reader.receive())
     assert [each for each in got if each is not None] == [large] * 6 + [Barrier(1, 0)] + [large] * 6
-
-
-def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_captured() -> None:
-    pushed: list[str] = []
-    edges = {
-        "a>b": RestoredEdge(CODEC, lambda _: pushed.append("b")),
-        "a>c": RestoredEdge(CODEC, lambda _: pushed.append("c")),
-    }
-    restored = RestoredInput(deque([InFlightFrame("a>b:2", frame(0, 5)), InFlightFrame("a>c:0", frame(5, 2))]), edges)
-    assert [each.n for each in restored.next(3).records] == [0, 1, 2]
-    restored.note(order := OrderRuns())
-    assert (restored.name, restored.over, order.runs) == ("a>b:2", False, [0, 3])
-    assert [(each.channel, numbers([each])) for each in restored.left()] == [("a>b:2", [3, 4]), ("a>c:0", [5, 6])]
-    restored.next(3)
-    restored.push(Batch([], []))
-    restored.next(3)
-    restored.push(Batch([], []))
-    assert (restored.over, restored.left(), pushed) == (True, [], ["b", "c"])
-
-
-def test_slices_are_shorter_while_a_barrier_is_under_way() -> None:
-    pace = slice_pace(bounds=OVERTAKING)
-    for _ in range(12):
-        pace.took(pace.size, pace.size * 0.001)
-    assert pace.within(False) == pace.size == 20
-    assert pace.within(True) == HURRIED_SLICE_S / 0.001
-    pace.took(1, 3.0)
-    assert pace.within(True) == 1
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
@@ -212,34 +130,6 @@ def _graph(name: str = "p") -> Any:
         .sink("out", KafkaSink("out"))
     )
     return pipeline.build()
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (3, 1), (1, 3)])
-def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(before: int, after: int) -> None:
-    """The parallelism may be any; records of the second of two shuffles go before those of the first."""
-    graph, kept = _graph(), Kept()
-    groups = dict(zip(range(300), key_groups([canonical_key(n) for n in range(300)], 8), strict=True))
-    logs = []
-    for subtask in range(before):
-        mine = [n for n in range(300) if groups[n] in group_range(subtask, before, 8)]
-        for task, edge in (("in", "one>inner"), ("inner", "two>outer")):
-            keys, records = [canonical_key(n) for n in mine], [Number(n) for n in mine]
-            sent = CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * len(mine), keys))
-            frames = [InFlightFrame(f"{edge}:{sender}", sent) for sender in range(before)]
-            logs.append(kept.log(task, subtask, frames))
-    own: dict[str, Any] = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
-    manifest = blank_manifest(**own, parallelism=before, channel_logs=tuple(logs))
-    seen: list[tuple[str, int]] = []
-    for subtask in range(after):
-        found = in_flight.restored(manifest, graph, subtask, after, kept)
-        assert [each.edge for each in found] == sorted((each.edge for each in found), reverse=True)
-        assert {groups[n] for n in numbers(found)} <= {*group_range(subtask, after, 8)}
-        for n in {*numbers(found)}:
-            senders = [each.channel for each in found for record in CODEC.decode(each.frame).records if record.n == n]
-            assert senders == [f"{edge}:{i}" for edge in ("two>outer", "one>inner") for i in range(before)]
-        seen += [(each.channel, n) for each in found for n in numbers([each])]
-    wanted = [(f"{edge}:{i}", n) for edge in ("one>inner", "two>outer") for i in range(before) for n in range(300)]
-    assert sorted(seen) == sorted(wanted)
 
 
 def test_another_graph_does_not_take_what_was_on_its_way_in_this_one() -> None:

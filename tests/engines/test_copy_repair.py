@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from running import Job, await_stopped, stop
+from running import Job
 from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable
@@ -47,9 +45,9 @@ def transactions_of(job: Job) -> Transactions:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("killed", [None, "repair-copied", "repair-recorded", "coordinator-committed"])
+@pytest.mark.parametrize("kills", [(), ("repair-copied", "repair-recorded", "coordinator-committed")])
 def test_one_of_four_is_lost(
-    killed: str | None, quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any
+    kills: tuple[str, ...], quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
     job = job_of("diamond", "--parallelism", "2", *TIMEOUTS, cluster=quick_broker)
     quick_broker.create_topic(f"{job.name}-more", 3)
@@ -62,25 +60,11 @@ def test_one_of_four_is_lost(
     for each in others:
         transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
     await_aborted(transactions, [lost])
-    if killed is not None:
-        job.finish(env=failpoint(killed), code=-9)
+    for name in kills:
+        job.finish(env=failpoint(name), code=-9)
     last = job.finish()
-    if killed is None:
+    if not kills:
         assert f"{lost.transactional_id} repaired" in last.said
     job.assert_totals()
     job.assert_copies()
     assert job.history().unfinalized is None
-
-
-@pytest.mark.exhaustive
-def test_a_clean_stop_after_a_repair(quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
-    job = job_of("slow", "--param", "pause_ms=1", *TIMEOUTS, cluster=quick_broker)
-    job.feed(3000)
-    run = job.start(env=failpoint("coordinator-decided", "stop"))
-    await_stopped(run.process.pid)
-    await_aborted(transactions_of(job), decided(job))
-    os.kill(run.process.pid, signal.SIGCONT)
-    run.await_event(lambda event: event["event"] == "note" and "repaired" in event["text"])
-    stop(run)
-    job.finish_here()
-    job.assert_totals()

@@ -12,18 +12,16 @@ from running import Job
 from stored import rows_of
 
 from exactlyonce.pipeline.names import checkpoint_topic
-from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.testing.cluster import OwnCluster
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("what", "count"), [("rows", 300), ("index", 60_000)], ids=["rows", "index"])
 def test_a_halt_and_an_accepted_loss(
-    what: str, count: int, stoppable: OwnCluster, tmp_path: Path, job_of: Callable[..., Job], failpoint: Any
+    stoppable: OwnCluster, tmp_path: Path, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
-    database = tmp_path / "rows.db"
+    database, count = tmp_path / "rows.db", 300
     one_checkpoint = ("--checkpoint-interval", "10m")
     job = job_of("stored:totals", "--param", f"database={database}", *one_checkpoint, cluster=stoppable)
     job.feed(count)
@@ -31,7 +29,6 @@ def test_a_halt_and_an_accepted_loss(
     unfinalized = job.history().unfinalized
     assert unfinalized is not None
     (staged,) = unfinalized.staged
-    assert (staged.body == INDEXED) == (what == "index")
     lost, checkpoint = staged.blocks[0], staged.checkpoint
     damage(stoppable, checkpoint_topic(job.name), lost.partition, lost.key.encode(), known_checksum=True)
     for _ in range(2):

@@ -80,12 +80,11 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("known_checksum", [False, True])
-def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged index of an older checkpoint expires with it; that of the newest is a halt."""
     older = job.history().retained[1]
     ref = index_of(older)
-    damage_in(job, ref.partition, ref.key, known_checksum=known_checksum)
+    damage_in(job, ref.partition, ref.key, known_checksum=True)
     found = listed(job, capsys)
     assert [each["state"] for each in found.values()] == ["finalized", "damaged", "finalized"]
     assert ref.key in found[older.checkpoint]["damage"]
@@ -94,10 +93,10 @@ def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[st
     assert ref.key in said
     while older.checkpoint in job.history().manifests:
         goes_on(job)
-    assert unreferenced_blocks(job.kafka, job.name) <= ({ref.key} if not known_checksum else set())
+    assert unreferenced_blocks(job.kafka, job.name) == set()
     job.assert_totals()
     newest = index_of(job.history().retained[-1])
-    damage_in(job, newest.partition, newest.key, known_checksum=known_checksum)
+    damage_in(job, newest.partition, newest.key, known_checksum=True)
     said = job.finish_here(code=HALT)
     assert newest.key in said
     assert "Choices:" in said
@@ -114,10 +113,9 @@ def test_decisions(job: Job) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("known_checksum", [False, True])
-def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
+def test_a_damaged_decision_expires(job: Job) -> None:
     older = job.history().retained[0].checkpoint
-    damage_in(job, 0, f"manifest/{older}", known_checksum=known_checksum)
+    damage_in(job, 0, f"manifest/{older}")
     assert job.history().damaged_checkpoints() == [older]
     for _ in range(3):
         goes_on(job)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
-from exactlyonce.engines.local.building import WorkerParts
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Snapshots, Subtask
-from exactlyonce.engines.local.worker import Worker
-from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.order_log import LoggedInput, OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
@@ -100,52 +95,3 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
     assert len(blocks.keys) == 3 + 1 + 2, "of the first its blocks and its index, of the second what had room"
     assert {ref.key for ref in acks[0].written} == set(blocks.keys)
     assert [each.operator for each in acks[0].operators] == ["roomy"]
-
-
-def test_only_an_index_waits_for_other_blocks() -> None:
-    blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
-    writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
-    subtask = subtask_of([Stuck("roomy", full_then=False)], writer, acks, channel)
-    subtask.operators.order = OrderRuns(runs=[0, 3], inputs={LoggedInput("in"): 0})
-    channel.send_signal(Barrier(1, 0))
-    subtask.step()
-    written = list[int]()
-    while not acks:
-        while subtask.advance(1.0):
-            pass
-        written.append(len(blocks.keys))
-        writer.poll()
-    assert written == [3 + 1, 3 + 1 + 1, 3 + 1 + 1]
-    assert acks[0].order_log is not None
-    assert {ref.key for ref in acks[0].written} == set(blocks.keys)
-
-
-def test_a_state_that_waits_for_room_is_not_called_read() -> None:
-    class Table(SimpleNamespace):
-        def fetch(self) -> bool:
-            if self.full or not self.unread:
-                return False
-            self.unread -= 1
-            return True
-
-    table = Table(full="", unread=4, operator="totals")
-    task = subtask_of([table], None, [], LocalChannel())
-    worker = Worker(cast(Any, None), cast(Any, SimpleNamespace(subtask=0)), cast(Any, StoppedClock()), Activity())
-    worker.parts = WorkerParts(
-        WorkerBlocks(cast(Any, SimpleNamespace(poll=lambda: 0))), worker.activity, cast(Any, None), [task]
-    )
-    worker._work()
-    assert task.fetching
-    table.full = "no room"
-    for _ in range(3):
-        worker._work()
-    assert worker.parts.notes == []
-    table.full = ""
-    while table.unread or task.fetching:
-        worker._work()
-    assert worker.parts.notes == ["worker 0: the state of 'task' is read whole"]
-
-
-class StoppedClock:
-    def monotonic_s(self) -> float:
-        return 0.0

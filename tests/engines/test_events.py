@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import threading
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.bounded.submit import perform, settled
 from exactlyonce.engines.events import Selection, ending
-from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, TerminalReporter
+from exactlyonce.engines.local.reporting import EventReporter, Report, TerminalReporter
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, RecordError
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster
@@ -74,16 +73,6 @@ def test_facts_come_back_from_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 def checkpoint(at_s: float, records_in: int = 0, **changed: Any) -> dict[str, Any]:
     told = {"event": "checkpoint", "at_ms": round(at_s * 1000), "kind": "checkpoint", "records_committed": 0}
     return {**told, "records_in": records_in, **changed}
-
-
-def test_an_idle_run_tells_a_checkpoint_a_minute() -> None:
-    """A day of checkpoints, one a second, without a record: a line a minute."""
-    stream = io.StringIO()
-    reporter = JsonReporter(stream)
-    for second in range(86_400):
-        reporter.event(checkpoint(second))
-    times = [json.loads(line)["at_ms"] for line in stream.getvalue().splitlines()]
-    assert times == list(range(0, 86_400_000, 60_000))
 
 
 @pytest.mark.parametrize(

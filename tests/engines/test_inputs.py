@@ -122,13 +122,6 @@ def test_few_records_of_a_source_gather() -> None:
     assert len(reader.asked) == 3, "one that has nothing is not asked all the time, either"
 
 
-def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
-    read, reader, _ = source(has=1_000_000)
-    for _ in range(3):
-        assert isinstance(read.next(10), Batch)
-    assert len(reader.asked) == 3
-
-
 def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
     read, reader, _ = source(has=3)
     read.next(1_000)

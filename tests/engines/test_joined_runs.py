@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import duckdb
 import pytest
 from confluent_kafka import Producer
 from running import Job, visible
+from window_clicks import insert
 
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -23,8 +25,8 @@ TABLES = """
     select *, max(ts) over (partition by partition order by "offset" rows between unbounded preceding and 1 preceding)
               - 2000 as floor
     from {side}_read;
-    create table {side}_late as select * from {side} where ts + {keep} <= floor;
-    delete from {side} where ts + {keep} <= floor;
+    create table {side}_late as select * from {side} where {last} <= floor;
+    delete from {side} where {last} <= floor;
 """
 INTERVAL = """
     select coalesce(l.key, r.key), l.id, r.id from lefts l {how} join rights r
@@ -41,11 +43,44 @@ AS_OF_LATE = """
     and (coalesce(r.floor < r.ts, true) or r.floor < l.ts)
     qualify row_number() over (partition by l.id order by r.ts desc nulls last, r."offset" desc) = 1
 """
+STARTED = """
+    with both_sides as (select *, 'l' as side from lefts union all select *, 'r' from rights),
+    started as (select *, {start} as start from both_sides {windows})
+    select coalesce(l.key, r.key), l.id, r.id, coalesce(l.start, r.start)
+    from (from started where side = 'l') l {how} join (from started where side = 'r') r
+    on l.key = r.key and l.start = r.start
+"""
+SESSIONS = """
+    with both_sides as (select *, 'l' as side from lefts union all select *, 'r' from rights),
+    begun as (
+        select *, coalesce(ts - lag(ts) over (partition by key order by ts) >= 300, true) as begins from both_sides),
+    started as (select *, max(case when begins then ts end) over (partition by key order by ts) as start from begun)
+    select l.key, l.id, r.id, l.start from started l join started r
+    on l.key = r.key and l.start = r.start and l.side = 'l' and r.side = 'r'
+"""
+NEWEST = """
+    select l.key, l.id, r.id from lefts l asof left join
+    (from rights qualify row_number() over (partition by key, ts order by "offset" desc) = 1) r
+    on l.key = r.key and l.ts > r.ts
+    union all
+    select key, null, id from (select *, lead(ts) over (partition by key order by ts, "offset") as next from rights) r
+    where coalesce(next > ts + 1000, true)
+    and not exists (from lefts l where l.key = r.key and l.ts > r.ts and l.ts <= r.ts + 1000)
+"""
 QUERIES = {
     **{how: INTERVAL.format(how=how) for how in ("inner", "left", "right", "full")},
     "self": SELF, "as-of": AS_OF, "as-of-late": AS_OF_LATE,
+    "tumbling-full": STARTED.format(how="full", start="ts - ts % 2000", windows=""),
+    "hopping-left": STARTED.format(
+        how="left", start="ts - ts % 2000 - before",
+        windows=", (select unnest([0, 2000]) as before) where coalesce(ts - ts % 2000 - before + 3999 > floor, true)",
+    ),
+    "session-inner": SESSIONS,
+    "co-process": NEWEST,
 }  # fmt: skip
 KEEP_MS = {"as-of-late": 10_000}
+LAST = {"tumbling-full": "ts - ts % 2000 + 1999", "hopping-left": "ts - ts % 2000 + 3999"}
+"""The last ms for which a record of a window join counts."""
 
 
 class Sides:
@@ -91,8 +126,9 @@ class Sides:
                     key = (record.key or b"").decode()
                     rows.append((record.partition, record.offset, key, event["at"], event["id"]))
                 if rows:
-                    database.executemany(f"insert into {side}_read values (?, ?, ?, ?, ?)", rows)
-                database.execute(TABLES.format(side=side, keep=self.keep_ms))
+                    insert(database, f"{side}_read", rows)
+                last = LAST.get(self.join, f"ts + {self.keep_ms}")
+                database.execute(TABLES.format(side=side, last=last))
             results = database.sql(QUERIES[self.join]).fetchall()
             late, late_right = (
                 [id for (id,) in database.sql(f"select id from {side}_late").fetchall()] for side in ("lefts", "rights")
@@ -106,14 +142,17 @@ class Sides:
         if self.join != "self":
             assert len(late) > 5
             assert self._ids("late", len(late)) == sorted(late)
-        if self.join in ("inner", "full"):
+        if self.join in ("inner", "full") or ("-" in self.join and not self.has_deletions):
             assert self._ids("late-right", len(late_right)) == sorted(late_right)
 
     def _out(self, topic: str, count: int) -> list[Any]:
         results = []
         for record in visible(self.job.kafka, f"{self.job.name}-{topic}", count):
             joined = json.loads(record.value or b"")
-            results.append((joined["key"], *((joined[side] or {"id": None})["id"] for side in ("left", "right"))))
+            pair = joined.get("value", joined)
+            ids = ((pair[side] or {"id": None})["id"] for side in ("left", "right"))
+            starts = [datetime.fromisoformat(at) for name, at in joined.items() if name == "start"]
+            results.append((joined["key"], *ids, *(round(1000 * start.timestamp()) for start in starts)))
         return sorted(results, key=str)
 
     def _ids(self, topic: str, count: int) -> list[int]:
@@ -151,6 +190,23 @@ def test_kills_and_other_parallelism_make_no_difference(
         assert [*(tmp_path / "fired").iterdir()], f"{name} was not reached"
         for fired in (tmp_path / "fired").iterdir():
             fired.unlink()
+    sides.job.finish("--parallelism", "2", "--drain")
+    sides.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("join", ["full", "as-of", "hopping-left"])
+def test_barriers_that_overtake_records_of_either_side_make_no_difference(
+    join: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    sides = Sides(job_of, join, "--unaligned", "--checkpoint-interval", "200ms")
+    for parallelism, name in ((3, "unaligned-captured"), (2, "timed-fired"), (3, "coordinator-decided")):
+        sides.feed("in", 150)
+        sides.feed("right", 60)
+        slow = ("--parallelism", str(parallelism), "--param", "pause_ms=8")
+        sides.job.start("--until", "latest", *slow, env=failpoint(name)).wait()
+        assert (tmp_path / "fired" / name).exists()
+    assert any(manifest.channel_logs for manifest in sides.job.history().manifests.values())
     sides.job.finish("--parallelism", "2", "--drain")
     sides.assert_as_by_sql()
 

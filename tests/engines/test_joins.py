@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from test_windows import Arrived as Clicked
+from test_windows import expected as windowed
 
-from exactlyonce.engines.runtime import joins
+from exactlyonce.engines.runtime import joins, waiting, window_joins
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import TimedParts
+from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
-from exactlyonce.pipeline.joins import AsOf, IntervalJoin
-from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.joins import AsOf, IntervalJoin, WindowJoin
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
-Join = IntervalJoin | AsOf
+Join = IntervalJoin | AsOf | WindowJoin
+OPERATORS: dict[type[Timed], Any] = {**joins.OPERATORS, **window_joins.OPERATORS}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_memory() -> Iterator[None]:
+    """Records get into the table soon, they are in many buckets, and few are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (joins, waiting):
+            patch.setattr(module, "UNWRITTEN_MAX", 12)
+        patch.setattr(waiting, "_BUCKET_BITS", 3)
+        patch.setattr(joins, "_FEW", 1)
+        yield
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,10 @@ class Seen:
         floors = batch.floors or [NO_FLOOR] * len(batch.times)
         for joined, time, floor in zip(batch.records, batch.times, floors, strict=True):
             assert time > self.watermark or floor >= self.watermark
-            self.results.append((joined.key, *map(_number, (joined.left, joined.right)), time))
+            key, pair = joined.key, joined
+            if isinstance(joined, Windowed):
+                key, pair = f"{key} {joined.start.timestamp():.3f}", joined.value
+            self.results.append((key, *map(_number, (pair.left, pair.right)), time))
 
     def take_late(self, batch: Batch) -> None:
         self.late += [origin.offset() or 0 for origin in batch.origins]
@@ -81,22 +100,23 @@ def _number(record: Any) -> int | None:
     return record.offset if isinstance(record, Arrived) else record
 
 
-def operator_of(join: Join, seen: Seen, table: Any = None) -> joins.Joiner[Any]:
+def operator_of(join: Join, seen: Seen, table: Any = None, watermarks: dict[int, int] | None = None) -> Any:
     groups = range(MAX_PARALLELISM)
     if table is None:
         stored = StoredState[Any](
-            operator="j", type=VersionedState(tuple[list[Any], list[Any]]), groups=groups,
-            max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+            operator="j", type=VersionedState(join.kept_state(Arrived, int if isinstance(join, AsOf) else Arrived)),
+            groups=groups, max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
         )  # fmt: skip
-        table = HashMapBackend().timed_table(stored, by_key=True)
+        table = HashMapBackend().timed_table(stored, by_key=join.by_key)
     node = Node("j", Kind.JOIN, timed=join, key_type=str)
-    operator = joins.OPERATORS[type(join)].made(TimedParts(node=node, table=table, groups=groups, function=None))
+    parts = TimedParts(node=node, table=table, groups=groups, max_parallelism=MAX_PARALLELISM, function=None)
+    operator = OPERATORS[type(join)].made(parts)
     operator.downstream, operator.sides = [seen.take], {"late": [seen.take_late]}
     operator.late_output = operator.late_right_output = "late"
     return operator
 
 
-def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: int) -> Seen:
+def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: int, *, restores: bool = True) -> Seen:
     """*arrivals* in batches that end at *cuts* or where the side changes; a watermark comes at each cut."""
     seen = Seen()
     operator = operator_of(join, seen)
@@ -115,9 +135,11 @@ def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: in
         if number in cuts:
             push()
             seen.watermark = advance(operator, watermark, room)
-            operator = operator_of(join, seen, operator.table)  # as after a restore
+            if restores:
+                operator.settle()
+                operator = operator_of(join, seen, operator.table)
     push()
-    advance(operator, 1_000_000, room)
+    advance(operator, 1_000_000 if isinstance(join, AsOf) else END_OF_TIME, room)
     for slot, _, (_, versions) in operator.table.items():
         assert slot == joins.VERSIONS, "what is over leaves no state"
         assert versions[-1][-1] is not None, "a deletion goes once no earlier version may come"
@@ -136,7 +158,7 @@ def as_batch(records: Sequence[Arrived], join: Join) -> Batch:
     )
 
 
-def advance(operator: joins.Joiner[Any], watermark: int, room: int) -> int:
+def advance(operator: TimedOperator[Any], watermark: int, room: int) -> int:
     operator.advance(watermark)
     while not operator.fire(room):
         pass
@@ -145,7 +167,9 @@ def advance(operator: joins.Joiner[Any], watermark: int, room: int) -> int:
 
 
 def expected(join: Join, records: Sequence[Arrived]) -> tuple[list[Any], list[int]]:
-    """The results and the late records, by definition."""
+    """The results and the late records, by definition; the results of windows in order."""
+    if isinstance(join, WindowJoin):
+        return in_windows(join, records)
     keep = join.keep_ms if isinstance(join, AsOf) else 0
     late = [record.offset for record in records if record.time + keep <= record.floor]
     lefts, rights = ([one for one in records if one.side == side and one.offset not in late] for side in "lr")
@@ -173,10 +197,31 @@ def expected(join: Join, records: Sequence[Arrived]) -> tuple[list[Any], list[in
     return results, late
 
 
+def in_windows(join: WindowJoin, records: Sequence[Arrived]) -> tuple[list[Any], list[int]]:
+    places = {one.offset: (one.time, one.offset) for one in records}
+    groups, late = windowed(join.window, [Clicked(one.offset, one.key, one.time, one.floor) for one in records])
+    results = list[Any]()
+    for time, _, key, start, _, ids in sorted(groups, key=lambda of: (of[0], _group(of[2]), of[2])):
+        lefts, rights = (
+            sorted({one.offset for one in records if one.side == side}.intersection(ids), key=places.__getitem__)
+            for side in "lr"
+        )
+        alone = [None] if join.how in ("right", "full") else [], [None] if join.how in ("left", "full") else []
+        name = f"{key} {start / 1000:.3f}"
+        results += [(name, left, right, time) for left in lefts or alone[0] for right in rights or alone[1]]
+    return results, sorted(late.elements())
+
+
+def _group(key: str) -> int:
+    return key_group(canonical_key(key), MAX_PARALLELISM)
+
+
 JOINS = [
     *(IntervalJoin("-20ms", "40ms", how) for how in ("inner", "left", "right", "full")),
     IntervalJoin("0ms", "0ms", "full"), IntervalJoin("10ms", "30ms", "full"), IntervalJoin("-30ms", "-10ms", "left"),
     *(AsOf(keep, how) for keep, how in (("0s", "left"), ("25ms", "inner"), ("1s", "left"))),
+    *(WindowJoin(Tumbling("20ms"), how) for how in ("inner", "left", "right", "full")),
+    WindowJoin(Hopping("50ms", every="20ms"), "full"), WindowJoin(Session("15ms"), "full"),
 ]  # fmt: skip
 ARRIVALS = st.lists(
     st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
@@ -195,7 +240,6 @@ def _order(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("join", JOINS, ids=str)
-@settings(max_examples=100)
 @example(arrivals=OLD_VERSION, disorder=0, cuts={3}, room=1)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_results_and_late_records_are_a_function_of_times_and_floors(
@@ -203,8 +247,43 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 ) -> None:
     seen = play(join, arrivals, disorder, cuts, room)
     results, late = expected(join, [record for record, _ in arrived(arrivals, disorder)])
+    if isinstance(join, WindowJoin):
+        assert seen.results == results
     assert sorted(seen.results, key=_order) == sorted(results, key=_order)
     assert sorted(seen.late) == late
+
+
+@pytest.mark.parametrize("join", JOINS, ids=str)
+def test_each_key_group_goes_on_at_its_own_watermark(join: Join) -> None:
+    seen, far = Seen(), key_group(canonical_key("b"), MAX_PARALLELISM)
+    watermarks = {group: 139 if group == far else 39 for group in range(MAX_PARALLELISM)}
+    operator = operator_of(join, seen, watermarks=watermarks)
+    sides = [(side, key, time) for side in "rl" for key in "ab" for time in range(0, 200, 7)]
+    records = [
+        Arrived(side, key, time, offset, offset, watermarks[key_group(canonical_key(key), MAX_PARALLELISM)])
+        for offset, (side, key, time) in enumerate(sides)
+    ]
+    for side, take in (("r", operator.right), ("l", operator.left)):
+        take(as_batch([replace(record, floor=NO_FLOOR) for record in records if record.side == side], join))
+    for watermark in (100, 10_000):
+        advance(operator, watermark, 1)
+    results, late = expected(join, records)
+    assert sorted(seen.results, key=_order) == sorted(results, key=_order)
+    assert sorted(seen.late) == late
+
+
+@example(
+    arrivals=[(side, "a", time, False) for side, time in (("r", 13), ("r", 11), ("l", 12))], disorder=5, cuts={0, 1}
+)
+@given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)))
+def test_the_order_of_pairs_does_not_depend_on_what_is_in_the_table(
+    arrivals: Arrivals, disorder: int, cuts: set[int]
+) -> None:
+    one, other = (
+        play(IntervalJoin("-20ms", "40ms"), arrivals, disorder, cuts, 1, restores=restores)
+        for restores in (True, False)
+    )
+    assert one.results == other.results
 
 
 def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
@@ -217,6 +296,30 @@ def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:
         advance(operator, watermark, 1)
         operator = operator_of(join, seen, operator.table)
     assert (seen.results, seen.late) == ([("a", 0, None, 5), ("a", 1, None, 6)], [])
+
+
+def test_after_a_drain_windows_without_a_pair_are_over_too() -> None:
+    join, seen = WindowJoin(Tumbling("20ms")), Seen()
+    operator = operator_of(join, seen)
+    for (record, _), watermark in zip(
+        arrived([("l", "a", 5, False), ("r", "a", 6, False), ("l", "a", 25, False), ("r", "a", 26, False)], 0),
+        (END_OF_TIME, 30, 31, 99), strict=True,
+    ):  # fmt: skip
+        (operator.left if record.side == "l" else operator.right)(as_batch([record], join))
+        seen.watermark = NO_WATERMARK
+        advance(operator, watermark, 1)
+        operator = operator_of(join, seen, operator.table)
+    assert ([result[1:3] for result in seen.results], seen.late) == ([(2, 3)], [1])
+
+
+def test_a_session_of_both_sides_that_grows_leaves_the_state_that_a_snapshot_may_have() -> None:
+    join = WindowJoin(Session("20ms"))
+    operator = operator_of(join, Seen())
+    records = [Arrived(side, "a", time, time, time, NO_FLOOR) for side, time in (("l", 0), ("r", 10))]
+    operator.left(as_batch(records[:1], join))
+    (before,) = [state for _, _, state in operator.table.items()]
+    operator.right(as_batch(records[1:], join))
+    assert [len(side) for side in before[2]] == [1, 0]
 
 
 def test_at_one_time_the_place_counts_and_not_which_came_first() -> None:

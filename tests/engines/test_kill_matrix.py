@@ -11,13 +11,8 @@ from running import Job
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-ELSEWHERE = {
-    name
-    for name in NAMES
-    if name.startswith(
-        ("repair-", "unit-", "publication-", "advance-", "store-", "unaligned-", "savepoint-", "erasing-", "timed-")
-    )
-}
+OTHERS = {"repair", "unit", "publication", "advance", "store", "unaligned", "savepoint", "erasing", "timed", "enrich"}
+ELSEWHERE = {name for name in NAMES if name.split("-")[0] in OTHERS}
 """Failpoints that a plain `exactlyonce run` does not meet, but a repair, another store, a savepoint or windows may."""
 STEPS = sorted(set(NAMES) - ELSEWHERE)
 

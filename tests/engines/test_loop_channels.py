@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.engines.local import loops, task
+from exactlyonce.engines.local import loops
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
@@ -52,18 +52,6 @@ def test_what_rests_comes_when_its_pause_is_over() -> None:
     assert loop.receive() is None
 
 
-def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
-    loop = channel(Now(), pause_ms=500)
-    loop.send(b"a", 1)
-    capture = loop.capture(1)
-    loop.send(b"b", 1)
-    assert not capture.whole
-    loop.send_signal(Barrier(1, 0))
-    loop.send(b"c", 1)
-    assert capture.whole
-    assert capture.frames == [b"a", b"b"]
-
-
 def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
     loop = channel(Now())
@@ -94,17 +82,6 @@ def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: py
     loop.takes_over(200, 10)
     with pytest.raises(GraphError, match="feeds more and more"):
         loop.send(bytes(16), 1)
-
-
-def test_what_is_taken_over_again_and_again_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
-    monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 10)
-    for waiting in (0, 50, 90):
-        loop = channel(Now())
-        loop.takes_over(waiting, 0)
-        loop.send(b"a", 100)
-        with pytest.raises(GraphError, match=r"101 wait in one subtask, and 100 are allowed"):
-            loop.send(b"a", 1)
 
 
 def test_the_bounds_are_those_that_the_page_says() -> None:
@@ -174,30 +151,6 @@ def test_what_goes_round_is_taken_between_any_two_of_what_is_new() -> None:
     assert head.steps() == ["r1", "n1", "r2", "n2", "n3"]
 
 
-def test_nothing_new_is_taken_while_too_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 2)
-    head = Head(pause_ms=500)
-    head.send(head.loop, "r1", "r2")
-    head.send(head.new, "n1")
-    assert head.steps() == ["n1"]
-    head.send(head.loop, "r3")
-    head.send(head.new, "n2")
-    assert head.subtask.going_round == 3
-    assert head.steps() == []
-    assert head.new.room == 0, "its writer is to send no more"
-    head.loop.took(1, 1)
-    assert head.steps() == ["n2"]
-    assert head.new.room
-
-
-def test_nothing_new_is_taken_while_too_many_bytes_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "ROUND_BYTES_MAX", 100)
-    head = Head(pause_ms=500)
-    head.send(head.loop, "x" * 100)
-    head.send(head.new, "n1")
-    assert (head.steps(), head.new.room) == ([], 0)
-
-
 def test_a_barrier_needs_no_room() -> None:
     """Not even one behind a frame that is decoded and has to wait; the frame still comes first."""
     head = Head()
@@ -215,66 +168,6 @@ def test_a_barrier_needs_no_room() -> None:
     head.new.send_signal(Barrier(2, 1))
     head.steps()
     assert head.subtask.alignment.checkpoint_latest == 2
-
-
-def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
-    head = Head(pause_ms=500)
-    head.send(head.loop, "r1")
-    head.send(head.new, "n1")
-    assert head.steps() == []
-    frame = Barrier(1, 0)
-    head.subtask.triggered(frame, None)
-    head.new.send_signal(frame)
-    head.send(head.new, "n2")
-    assert head.steps() == ["n1"]
-    assert head.subtask.alignment.checkpoint_latest == 1
-    assert head.subtask.snapshots.busy
-
-
-def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a crowded loop further on would keep checkpoints from completing for hours."""
-    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
-    head, before = Head(pause_ms=500), Head()
-    sent: list[str] = []
-
-    def send_on(batch: Batch) -> None:
-        sent.extend(batch.records)
-        head.send(head.new, *batch.records)
-
-    cast(Any, before.subtask.inputs[0]).push = send_on
-    before.subtask.outputs = [head.new]
-    before.subtask._outlets = [Outlet(head.new)]
-    head.send(head.loop, "r1")
-    head.steps()
-    before.send(before.new, "n1")
-    before.steps()
-    assert (sent, before.new.room) == ([], 0), "what is closed closes what leads there"
-    frame = Barrier(1, 0)
-    for each in (head, before):
-        each.subtask.triggered(frame, None)
-    before.new.send_signal(frame)
-    before.send(before.new, "n2")
-    before.steps()
-    assert (sent, head.steps()) == (["n1"], ["n1"])
-    assert [each.subtask.alignment.checkpoint_latest for each in (before, head)] == [1, 1]
-    head.loop.took(1, 1)
-    assert head.steps() == []
-    before.steps()
-    assert before.new.room, "it is open again"
-    assert sent == ["n1", "n2"]
-
-
-def test_nothing_comes_round_behind_the_last_barrier() -> None:
-    head = Head()
-    frame = Barrier(1, 0)
-    head.subtask.triggered(frame, None, final=True)
-    head.send(head.loop, "r1")
-    assert head.steps() == ["r1"]
-    head.send(head.loop, "r2")
-    head.new.send_signal(frame)
-    assert head.steps() == []
-    assert head.subtask.snapshots.busy
 
 
 def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from nested_loops import rounds
 from running import QUICK, stop, visible
 
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -59,8 +57,8 @@ def loops_with_records(kafka: KafkaCluster, name: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["aligned 2"])
-@pytest.mark.parametrize("case", ["aligned 2", "aligned 1-3-2", "unaligned 1-3-2"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["aligned 2", "unaligned 1-3-2"])
 def test_money_is_the_same_in_every_snapshot(case: str, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """Some of it is in flight in the log of the loop; every transfer is booked once on either side."""
     mode = ("--unaligned", "--aligned-timeout", "50ms") if case.startswith("unaligned") else ()
@@ -98,35 +96,6 @@ def test_money_is_the_same_in_every_snapshot(case: str, kafka: KafkaCluster, top
     )
     sides = [(t["id"], t["payer"], -t["amount"]) for t in transfers]
     assert entries == Counter(sides + [(t["id"], t["payee"], t["amount"]) for t in transfers])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_loop_in_a_loop_outlives_a_kill_of_a_worker(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    topic = kafka.create_topic(f"{topic_name}-in", 2)
-    target = ("nested_loops:pipeline", "--param", f"name={topic_name}", "--param", "pause=200ms", *QUICK)
-    ids: list[int] = []
-    job = run(*target, "--parallelism", "2")
-    for _ in range(2):
-        job.await_step("deployed")
-        while True:
-            more = range(len(ids), len(ids) + 600)
-            kafka.produce(topic, [(str(id), json.dumps({"id": id})) for id in more])
-            ids += more
-            job.await_checkpoint()
-            if loops_with_records(kafka, topic_name) == {"inner", "outer"}:
-                break
-        workers = [event["workers"] for event in job.events if event.get("step") == "deployed"][-1]
-        os.kill(workers[0], signal.SIGKILL)
-    job.await_step("deployed")
-    job.kill()
-    last = run(*target, "--parallelism", "3", "--until", "latest")
-    assert last.wait() == 0, last.said
-    assert not loops_with_records(kafka, topic_name)
-    out = values(kafka, f"{topic_name}-out", len(ids))
-    assert sorted((each["id"], each["firsts"], each["seconds"]) for each in out) == [
-        (id, outer + 1, (outer + 1) * (inner + 1)) for id in ids for outer, inner in [rounds(id)]
-    ]
 
 
 def values(kafka: KafkaCluster, topic: str, count: int) -> list[dict[str, Any]]:
@@ -217,25 +186,18 @@ def test_what_goes_round_goes_along_with_a_savepoint(
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('feedback("retry"', 'feedback("once-more"', "holds records that went round loop 'retry', which the pipeline"),
-        ("rest: int = 0", 'rest: str = ""', "holds records that went round loop 'retry', written as another type"),
-    ],
-)
 def test_a_pipeline_that_cannot_take_what_goes_round_fences_nobody(
-    old: str, new: str, why: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any
 ) -> None:
     target = orders_to_retry(kafka, topic_name)
-    code = (Path(EXAMPLES["PYTHONPATH"]) / "retry.py").read_text()
+    code, old = (Path(EXAMPLES["PYTHONPATH"]) / "retry.py").read_text(), 'feedback("retry"'
     assert old in code
-    (tmp_path / "changed.py").write_text(code.replace(old, new))
+    (tmp_path / "changed.py").write_text(code.replace(old, 'feedback("once-more"'))
     arguments = (*target[1:], "--param", "pause=10m")
     healthy = run("retry:pipeline", *arguments, env=EXAMPLES)
     healthy.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] > 0)
     healthy.await_event(lambda event: event["event"] == "checkpoint")
     refused = run("changed:pipeline", *arguments, env={"PYTHONPATH": str(tmp_path)})
     assert refused.wait() == 2, refused.said
-    assert why in " ".join(refused.said.split())
+    assert "holds records that went round loop 'retry', which the pipeline" in " ".join(refused.said.split())
     stop(healthy)

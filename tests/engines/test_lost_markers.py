@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import cast
 
 import pytest
 from confluent_kafka import Producer
 from waiting import until
 
-from exactlyonce.checkpoint.decision_log import DIGEST_HEADER, DecisionLog
-from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
-from exactlyonce.checkpoint.records.encoding import DecisionKey, encode
-from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Write, drive
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, TransactionState
 from exactlyonce.checkpoint.transactions.commit import commit, resolve_unknown
 from exactlyonce.checkpoint.transactions.markers import ending
-from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.connections import Performer
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
@@ -100,18 +92,12 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("kills_max", "broken_off"),
-    [(1, False), (KILLS_MAX, False), (KILLS_MAX, True)],
-    ids=["killed once", "at once", "broken off before"],
-)
-def test_a_commit_whose_markers_were_lost(
-    kills_max: int, broken_off: bool, stoppable: OwnCluster, stage: Stage
-) -> None:
+@pytest.mark.parametrize("broken_off", [False, True], ids=["at once", "broken off before"])
+def test_a_commit_whose_markers_were_lost(broken_off: bool, stoppable: OwnCluster, stage: Stage) -> None:
     """Every time the commit that recovery asks for again makes all records visible and adds none."""
     cluster, committed = stoppable, list[str]()
     lost = False
-    while not lost and len(committed) < kills_max:
+    while not lost and len(committed) < KILLS_MAX:
         name = f"{stage.topic}-{len(committed)}"
         committable, lost = killed_behind_its_answer(cluster, stage, name)
         committed.append(name)
@@ -128,39 +114,3 @@ def test_a_commit_whose_markers_were_lost(
         assert stage.hanging(committable) == []
         shown = sorted(record.value.decode() for record in cluster.read_committed(stage.topic) if record.value)
         assert shown == sorted(committed * PARTITIONS)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kills_max", [1, KILLS_MAX], ids=["killed once", "until it is lost"])
-def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluster, topic_name: str) -> None:
-    cluster = stoppable
-    config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
-    name = coordinator_id(topic_name)
-    topic = prepare_topic(config, topic_name)
-    partitions = [(topic.name, each) for each in range(topic.partitions)]
-    transactions, output_log = Transactions(config), Log(config)
-    lost, incarnations = False, 0
-    while not lost and incarnations < kills_max:
-        log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
-        performer = Performer(config, transactions, output_log, requests, 60_000)
-        drive(settle(name, partitions), performer)
-        assert drive(log.open(), performer).incarnation_latest == incarnations
-        incarnations += 1
-        incarnation = Incarnation(incarnation=incarnations, host="here", process=1, started_at_ms=0, heartbeat_ms=0)
-        writer = TransactionalWriter(name, topic.name, SystemClock())  # the log would wait for the marker
-        drive(writer.open(), requests)
-        value = encode(incarnation)
-        digest = (DIGEST_HEADER, hashlib.sha256(value).digest())
-        written = [Write(0, str(DecisionKey.of(incarnation)), value, (digest,))]
-        assert drive(writer.write(written, round(LIMIT_S * 1000)), requests) is Outcome.DONE
-        cluster.broker.kill()
-        cluster.broker.start()
-        state = transactions.describe([name])[name]
-        assert state is not None
-        lost = any(
-            each.producer_id == state.producer_id and each.transaction_start_offset is not None
-            for each in transactions.producers(partitions)
-        )
-    log, requests = DecisionLog(topic_name, topic, SystemClock()), LogRequests(config, topic)
-    drive(settle(name, partitions), Performer(config, transactions, output_log, requests, 60_000))
-    assert drive(log.open(), requests).incarnation_latest == incarnations

@@ -11,11 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from run_figures import CHECKPOINT, progress
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.monitoring.health import STANDBY, STUCK_S, WAITING, Health
 from exactlyonce.engines.local.monitoring.metrics import METRICS, Metrics
 from exactlyonce.engines.local.monitoring.serving import Asked, serving
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.event_time import END_OF_TIME
 
 
 def scraped(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -53,7 +55,10 @@ def test_figures_of_workers_and_checkpoints() -> None:
     assert of(samples, "records_in_total", subtask="1") == 40
     assert of(samples, "records_skipped_total", subtask="1") == 2
     assert of(samples, "operator_busy_seconds_total", operator="add", subtask="0") == 0.25
-    assert of(samples, "pending_records", source="orders", subtask="0") == 9
+    assert of(samples, "pending_records", source="orders", topic="orders", partition="1", subtask="0") == 7
+    metrics.progress(progress(0, 100, lags={"orders": [("orders", 0, 2)]}))
+    shown = [dict(labels) for name, labels in scraped(metrics) if name == "exactlyonce_pending_records"]
+    assert ("1", "0") not in [(each["partition"], each["subtask"]) for each in shown], "it is another worker's now"
 
 
 def test_counters_go_on_over_restarts() -> None:
@@ -74,7 +79,13 @@ def test_counters_go_on_over_restarts() -> None:
 def test_every_metric_is_shown() -> None:
     metrics = Metrics("totals")
     metrics.event(CHECKPOINT)
-    metrics.progress(progress(0, 1, operators={"add": (1.0, 1)}, unwritten={"out": 1}))
+    watermarks = {"count": WatermarkOf(1_700_000_000_000, False)}
+    others = {"unwritten": {"out": 1}, "watermarks": watermarks, "late": {"count": 3}}
+    metrics.progress(progress(0, 1, operators={"add": (1.0, 1)}, **others))
+    metrics.progress(progress(0, 1, watermarks={"count": WatermarkOf(END_OF_TIME, True)}, late={"count": 5}))
+    assert of(scraped(metrics), "late_records_total", operator="count", subtask="0") == 5
+    shown = of(scraped(metrics), "watermark_timestamp_seconds", operator="count", subtask="0")
+    assert shown == 1_700_000_000, "the end of time is none"
     names = {name for name, _ in scraped(metrics)}
     expected = {f"{metric.name}_sum" if metric.kind == "histogram" else metric.name for metric in METRICS}
     assert expected <= names

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
-from blank_manifest import blank_manifest
 
-from exactlyonce.checkpoint.records.encoding import Block, decode, encode
-from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
-from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.replay.recompute import _order_logs
-from exactlyonce.engines.bounded.unit.messages import Stage
+from exactlyonce.checkpoint.records.encoding import Block, encode
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime import order_log
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.blocks import ORDER
 from exactlyonce.engines.runtime.order_log import (
+    CLOCK,
     FLOOR,
     IDLE,
     NOT_A_SOURCE,
@@ -35,8 +31,7 @@ from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 
-RUNS, MANY = 600_000, 6_000
-"""More than a block has room for, and a hundredth of it."""
+MANY = 6_000
 
 
 def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[LoggedInput, int]]]:
@@ -72,21 +67,23 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
         take_along([], {}, parts, TaskOperators("totals", 0))
 
 
-def test_an_interval_begins_with_the_watermarks_of_before() -> None:
+def test_an_interval_begins_with_the_times_of_before() -> None:
     order = OrderRuns(batches=True)
     order.watermark("by>n:0", Watermark(NO_WATERMARK, idle=True))
     order.note("by>n:1", NOT_A_SOURCE, 5)
     order.end_batch()
     order.watermark("by>n:1", Watermark(-70))
     order.floor("in", 3, END_OF_TIME)
+    order.clock(10**12)
     known = [(LoggedInput("by>n:0", kind=IDLE), NO_WATERMARK), (LoggedInput("by>n:1", kind=WATERMARK), -70)]
+    clock = (LoggedInput("", kind=CLOCK), 10**12)
     batch = [(LoggedInput("by>n:1"), 5), (LoggedInput("by>n:1"), 0)]
     floor = (LoggedInput("in", 3, FLOOR), END_OF_TIME)
-    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor]
+    assert list(runs_of(order.cut())) == [known[0], *batch, known[1], floor, clock]
     assert order.empty
     order.watermark("by>n:1", Watermark(-69))
     assert not order.empty
-    assert list(runs_of(order.cut())) == [*known, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
+    assert list(runs_of(order.cut())) == [*known, clock, (LoggedInput("by>n:1", kind=WATERMARK), -69)]
 
 
 class Events:
@@ -102,13 +99,23 @@ class Events:
         self.seen.append(Watermark(watermark, idle))
 
 
-def lane(events: Events, *items: Any) -> ChannelLane:
-    codec = BatchCodec(int)
-    frames = [
-        item if isinstance(item, Watermark) else codec.encode(Batch([item], [Coordinates("t", 0, item)], [b"k"]))
-        for item in items
-    ]
-    return ChannelLane("by>n:0", [], codec, events.push, frames, events)
+class Sent(NamedTuple):
+    """The file of a channel."""
+
+    items: Sequence[Any]
+
+    def timed(self) -> Iterator[tuple[int, Any]]:
+        for item in self.items:
+            yield 0, item if isinstance(item, Watermark) else partial(frame, item)
+
+
+def frame(record: int) -> bytes:
+    return BatchCodec(int).encode(Batch([record], [Coordinates("t", 0, record)], [b"k"]))
+
+
+def lane(events: Events, *items: Any, before: Sequence[int] = ()) -> ChannelLane:
+    files: Any = Sent(items)
+    return ChannelLane("by>n:0", [files], BatchCodec(int), events.push, list(map(frame, before)), events)
 
 
 def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
@@ -126,24 +133,14 @@ def test_a_replay_takes_watermarks_where_the_log_has_them() -> None:
         take_along([lane(Events(), 1)], {}, order.cut(), TaskOperators("n", 0))
 
 
-@pytest.mark.exhaustive
-def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
-    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    topic = prepare_topic(config, topic_name)
-    writer, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), [], []
-    worker = WorkerBlocks(writer)
-    for checkpoint in (6, 7):
-        order, said = noted(RUNS)
-        tickets = SubtaskBlocks(worker, checkpoint, "totals", 0).order(order.cut())
-        writer.wait(60.0)
-        logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
-        assert len(logs[-1].blocks) == len(tickets) > 1
-        expected += said
-    manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
-    common = Stage(
-        reference={}, fingerprint="", parallelism=1, checkpoint=7, base=manifest, incarnation=1, attempt=0, topic=topic,
-        write_state=False, origins=False, files="", by_partition=False,
-    )  # fmt: skip
-    found = _order_logs(config, common, manifest)
-    for read, wanted in itertools.zip_longest(runs_of(found["totals", 0]), expected):
-        assert read == wanted
+def test_watermarks_among_in_flight_records_are_those_of_the_log() -> None:
+    order, events = OrderRuns(), Events()
+    order.watermark("by>n:0", Watermark(4))
+    order.note("by>n:0", NOT_A_SOURCE, 1)
+    order.watermark("by>n:0", Watermark(5))
+    order.note("by>n:0", NOT_A_SOURCE, 2)
+    log = order.cut()
+    take_along([lane(events, 3, before=[1, 2])], {}, log, TaskOperators("n", 0))
+    assert events.seen == [Watermark(4), 1, Watermark(5), 2, 3]
+    with pytest.raises(Halt, match="the log has the watermark"):
+        take_along([lane(Events(), 1, 2, 3)], {}, log, TaskOperators("n", 0))

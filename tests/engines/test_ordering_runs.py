@@ -12,7 +12,11 @@ import pytest
 from running import Job, visible
 from window_clicks import DISORDER_MS, Clicks
 
+from exactlyonce.cli.main import main
+
 pytestmark = pytest.mark.broker
+
+HOW = ["hashmap", "rocksdb", "unaligned"]
 
 
 def accepted(job: Job) -> tuple[dict[str, list[Any]], list[int]]:
@@ -39,23 +43,31 @@ def deduplicated(clicks: list[Any]) -> list[Any]:
     return given
 
 
-@pytest.mark.exhaustive(but=["once-hashmap"])
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@pytest.mark.parametrize("what", ["sorted", "once"])
-def test_kills_and_other_parallelism_make_no_difference(
-    what: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
-) -> None:
-    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", "--state-backend", backend)
-    clicks = Clicks(job, what)
+def run_killed(job: Job, clicks: Clicks, failpoint: Any, tmp_path: Path, kills: int) -> None:
+    """Kill up to three runs while there is something to read, at another parallelism each."""
     for number, (parallelism, armed) in enumerate((
         (2, failpoint("timed-fired", nth=2)),
         (3, failpoint("worker-frozen", nth=2)),
         (1, failpoint("coordinator-committed")),
-    )):  # fmt: skip
-        clicks.feed(300)
+    )[:kills]):  # fmt: skip
+        clicks.feed(900 // kills)
         run = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
         run.wait()
         assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
+
+
+@pytest.mark.exhaustive(but=["once-hashmap-2"])
+@pytest.mark.parametrize(
+    ("what", "how", "kills"),
+    [("once", "hashmap", 2), *((what, how, 3) for what in ("sorted", "once") for how in HOW)],
+)
+def test_kills_and_other_parallelism_make_no_difference(
+    what: str, how: str, kills: int, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    options = ["--unaligned", "--checkpoint-interval", "100ms"] if how == "unaligned" else ["--state-backend", how]
+    job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", *options)
+    clicks = Clicks(job, what)
+    run_killed(job, clicks, failpoint, tmp_path, kills)
     clicks.end()
     job.finish("--parallelism", "2")
     taken, late = accepted(job)
@@ -67,3 +79,50 @@ def test_kills_and_other_parallelism_make_no_difference(
     assert given == wanted, "each key's records in order, each once"
     assert len(late) > 5
     assert sorted(json.loads(r.value or b"")["id"] for r in visible(job.kafka, f"{job.name}-late", len(late))) == late
+
+
+def counts_since_pauses(job: Job) -> list[tuple[int, int]]:
+    """(id, number of clicks of its user in its partition since a pause of 3 s), by definition."""
+    greatest: dict[int, int] = {}
+    states: dict[tuple[int, str], tuple[int, int]] = {}
+    counts: list[tuple[int, int]] = []
+    for record in sorted(job.kafka.read_committed(f"{job.name}-in"), key=lambda r: (r.partition, r.offset)):
+        click = json.loads(record.value or b"")
+        now = max(click["at"], greatest.get(record.partition, click["at"]) - DISORDER_MS)
+        greatest[record.partition] = max(greatest.get(record.partition, click["at"]), click["at"])
+        last, count = states.get((record.partition, click["user"]), (now, 0))
+        count = 1 if now >= last + 3_000 else count + 1
+        states[record.partition, click["user"]] = max(last, now), count
+        counts.append((click["id"], count))
+    return sorted(counts)
+
+
+@pytest.mark.exhaustive(but=["hashmap-1"])
+@pytest.mark.parametrize(("backend", "kills"), [("hashmap", 1), ("hashmap", 3), ("rocksdb", 3)])
+def test_states_expire_alike_whatever_is_killed_also_from_a_savepoint(
+    backend: str,
+    kills: int,
+    job_of: Callable[..., Job],
+    failpoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = job_of("ordering_pipelines:expiring", "--state-backend", backend)
+    clicks = Clicks(job, "expiring")
+    run_killed(job, clicks, failpoint, tmp_path, kills)
+    job.finish_here()
+    at = ("--bootstrap-servers", job.kafka.bootstrap_servers)
+    assert main(["savepoint", job.name, "--to", f"file://{tmp_path}", "--json", *at]) == 0
+    url = json.loads(capsys.readouterr().out.splitlines()[-1])["url"]
+    assert main(["reset", job.name, "--yes", "--force", *at]) == 0
+    clicks.feed(300)
+    clicks.end()
+    job.finish("--parallelism", "2", "--from-savepoint", url)
+    wanted = counts_since_pauses(job)
+    assert len({count for _, count in wanted}) > 5
+    given = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(wanted))]
+    assert sorted((of["id"], of["count"]) for of in given) == wanted
+    capsys.readouterr()
+    assert main(["state", job.name, "counts", "--json", *at]) == 0
+    keys = [json.loads(line)["key"] for line in capsys.readouterr().out.splitlines()]
+    assert {key.split()[0] for key in keys} == {"end"}, "those of the last clicks alone are left"

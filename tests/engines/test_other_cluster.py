@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bounded import exactlyonce
@@ -157,24 +156,3 @@ def test_each_record_of_another_cluster_counts_once(
 def doctor(job: Job, *target: str) -> str:
     """Its findings, in one line."""
     return " ".join(exactlyonce(job.kafka, "doctor", *target, folder=Path(__file__).parent, code=1).split())
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_a_topic_of_another_cluster_that_is_made_anew_stops_the_run(
-    job: Job, own_broker: Callable[..., OwnCluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    eu = own_broker()
-    topic = eu.create_topic(f"{job.name}-in", 3)
-    monkeypatch.setenv("EU_SERVERS", eu.bootstrap_servers)
-    feed(eu, job)
-    run: Any = job.start()
-    run.await_checkpoint()
-    eu.add_partitions(topic, 4)
-    feed(eu, job)
-    run.await_event(lambda event: f"topic kafka:eu/{topic} has 4 partitions now" in event.get("text", ""))
-    until(lambda: lag_at(eu, job.name, topic, 4) == 0)
-    eu.delete_topics([topic])
-    assert run.wait() == 6
-    assert f"Topic 'kafka:eu/{topic}' was deleted" in run.said
-    job.assert_totals()

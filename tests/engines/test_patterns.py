@@ -22,7 +22,7 @@ from exactlyonce.engines.options import RunOptions
 pytestmark = pytest.mark.broker
 
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
-STEPS = ("worker-frozen", "worker-acknowledged", "coordinator-decided", "coordinator-committed", "worker-finalized")
+STEPS = ("worker-acknowledged", "coordinator-decided")
 
 
 class Topics:
@@ -67,7 +67,7 @@ def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
     run.kill()
     topics.add("e", 2, 300)
     job.feed(300, "in-a")
-    run = job.start("--parallelism", "3")
+    run = job.start("--parallelism", "1")
     topics.assert_output()
     stop(run)
     topics.add("0", 2, 300)
@@ -85,7 +85,7 @@ def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
     assert not CatchUp(loaded, options, Silent()).lead(in_process, tmp_path / "staging").records
 
 
-@pytest.mark.exhaustive(but=["coordinator-decided"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_right_after_a_topic_is_found(step: str, topics_of: Any, failpoint: Any, tmp_path: Path) -> None:
     """Before and after the first checkpoint that names the topic: its records come once."""
@@ -109,37 +109,36 @@ def test_a_topic_that_is_deleted(topics_of: Any) -> None:
     run = topics.job.start()
     run.await_checkpoint()
     topics.job.kafka.delete_topics([gone])
-    for halted in (run, topics.job.start()):
-        assert halted.wait() == HALTED, halted.said
-        assert f"Topic '{gone}' was deleted since checkpoint" in halted.said
-        assert "Choices: restore the topic" in halted.said
-    topics.job.kafka.create_topic(gone, 1)
-    run = topics.job.start()
     assert run.wait() == HALTED, run.said
-    assert f"Topic '{gone}' was deleted and created again since checkpoint" in run.said
+    for said in (run.said, topics.job.finish_here(until="running", code=HALTED)):
+        assert f"Topic '{gone}' was deleted since checkpoint" in said
+        assert "Choices: restore the topic" in said
+    topics.job.kafka.create_topic(gone, 1)
+    said = topics.job.finish_here(until="running", code=HALTED)
+    assert f"Topic '{gone}' was deleted and created again since checkpoint" in said
 
 
 def test_a_record_that_does_not_decode(topics_of: Any) -> None:
     """It is named by its topic, and left out by its split."""
-    topics = topics_of("--inline", "--until", "latest")
+    topics = topics_of()
     topics.add("a", 1, 20)
     bad = topics.add("b", 1, 20)
     topics.job.kafka.produce(bad, [("k", "{}")])
-    said = topics.job.finish(code=BAD_RECORD).said
+    said = topics.job.finish_here(code=BAD_RECORD)
     assert f"offset 20: in {bad}[0], the value is not Order" in said
     option = re.search(r"--skip '?(topics:\S+:1:20@?\w*)'?", said)
     assert option is not None, said
-    topics.job.finish("--skip", option.group(1))
+    topics.job.finish_here("--skip", option.group(1))
     topics.assert_output()
 
 
 def test_dead_letters_have_the_topic(topics_of: Any) -> None:
-    topics = topics_of("--inline", "--until", "latest", "--param", "dead=yes")
+    topics = topics_of("--param", "dead=yes")
     job = topics.job
     job.kafka.create_topic(f"{job.name}-dead", 1)
     bad = topics.add("b", 1, 20)
     job.kafka.produce(bad, [("k", "{}")])
-    job.finish()
+    job.finish_here()
     topics.assert_output()
     (letter,) = job.kafka.read_committed(f"{job.name}-dead")
     assert letter.value == b"{}"
@@ -147,14 +146,13 @@ def test_dead_letters_have_the_topic(topics_of: Any) -> None:
 
 
 def test_an_output_that_matches(topics_of: Any) -> None:
-    topics = topics_of("--inline", "--param", "out=in-copies")
-    said = topics.job.finish(code=REFUSED).said
+    topics = topics_of("--param", "out=in-copies")
+    said = topics.job.finish_here(code=REFUSED)
     assert f"Sink 'copies' writes to topic '{topics.job.name}-in-copies', which the pipeline reads" in said
 
 
 def test_no_topic_matches(topics_of: Any) -> None:
-    topics = topics_of("--inline", "--until", "latest")
-    assert "source orders: there is nothing to read at topics:" in topics.job.finish().said
+    assert "source orders: there is nothing to read at topics:" in topics_of().job.finish_here()
 
 
 @pytest.mark.exhaustive

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from running import Job, stop, workers_of
-
-from exactlyonce.testing.cluster import OwnCluster
+from running import Job
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", "cli")
@@ -42,30 +37,9 @@ def _clients(tree: ast.Module) -> set[str]:
     return {alias.name for node in theirs for alias in node.names} & {*CLIENTS}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, job_of: Callable[..., Job]) -> None:
-    job = job_of("linear", "--parallelism", "2", cluster=stoppable)
-    job.feed(1000)
-    run = job.start()
-    run.await_checkpoint()
-    stoppable.broker.kill()
-    stoppable.broker.start()
-    job.feed(1000)
-    run.await_checkpoint()
-    os.kill(workers_of(run)[0], signal.SIGKILL)
-    run.await_step("deployed")
-    job.feed(1000)
-    run.await_checkpoint()
-    stop(run)
-    assert run.text == []
-    job.finish()
-    job.assert_totals()
-
-
 def test_who_asks_gets_the_lines(job_of: Callable[..., Job]) -> None:
     job = job_of("linear")
     job.feed(10)
-    run = job.finish("--kafka", "debug=eos,topic")
+    run = job.finish("--inline", "--kafka", "debug=eos,topic")
     for client in ("#producer-", "#consumer-"):
         assert any(line.startswith("%7|") and client in line for line in run.text), run.text[:5]

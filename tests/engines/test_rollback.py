@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from running import QUICK, Job, run_here
 
 
@@ -16,22 +15,20 @@ def finish(job: Job, code: str, *arguments: str, ends: int = 0) -> str:
     return ended.said
 
 
-@pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.exhaustive)])
-def test_a_rollback(backend: str, job_of: Callable[..., Job]) -> None:
+def test_a_rollback(job_of: Callable[..., Job]) -> None:
     """A new field with its default goes with a note. Any other is refused before a fence, unless it is given up."""
     job = job_of("linear", partitions=1)
-    state = ("--state-backend", backend)
     job.feed(20, customers=5)
-    finish(job, "after", *state)
+    finish(job, "after")
     job.feed(2, customers=5)
-    assert "Tally.count; 5 keys have their defaults there" in finish(job, "before", *state)
+    assert "Tally.count; 5 keys have their defaults there" in finish(job, "before")
     job.feed(3, customers=3)
-    assert "Tally.count" not in finish(job, "counting", *state)
+    assert "Tally.count" not in finish(job, "counting")
     history = job.history()
-    said = finish(job, "before", *state, ends=2)
+    said = finish(job, "before", ends=2)
     assert "Tally.count. In 3 of 5 keys they do not have their defaults" in said
     assert "--allow-dropped-fields" in said
     assert job.history().incarnations == history.incarnations
     job.feed(10, customers=5)
-    assert "3 of 5 keys had other values there" in finish(job, "before", "--allow-dropped-fields", *state)
+    assert "3 of 5 keys had other values there" in finish(job, "before", "--allow-dropped-fields")
     job.assert_totals()

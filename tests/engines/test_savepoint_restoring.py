@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import permutations
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -19,24 +16,19 @@ import pytest
 from blank_manifest import blank_manifest
 
 from exactlyonce import Count, Pipeline, Tumbling
-from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.blocks import writer
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.savepoints import kept_state as kept_states
 from exactlyonce.engines.savepoints.contents import (
     LoopEntry,
     Saved,
     SavedLoop,
     SavedOperator,
     TopicSavepoint,
-    require_same,
 )
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
@@ -45,10 +37,8 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group
-from exactlyonce.pipeline.schema import describe
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import StateIncompatible
-from exactlyonce.testing.cluster import LIMIT_S
 
 
 def count(state: int | None, record: bytes) -> tuple[int, bytes]:
@@ -151,25 +141,6 @@ def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, storage: 
     assert sorted(found) == sorted(each._replace(group=key_group(each.key, max_parallelism)) for each in states)
     assert (restored.offsets, len(restored.operators[0].index)) == (saved(("right",), ()).offsets, 3)
     assert url in notes[0]
-
-
-def test_states_are_read_some_at_a_time(tmp_path: Path, monkeypatch: Any, storage: FileStorage, restoring: Any) -> None:
-    monkeypatch.setattr(kept_states, "READ_BYTES", 1)
-    url, states = exported_counts(tmp_path, "x" * 1_000)
-    restored = restoring(url, graph(), 1).write(0, 1)
-    fetched, fetch = list[BlockRef](), storage.fetch
-
-    def noted(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-        fetched.extend(wanted := [*refs])
-        return fetch(wanted)
-
-    monkeypatch.setattr(storage, "fetch", noted)
-    left = kept_state(blank_manifest(operators=restored.operators), "counts", storage).entries()
-    first = next(left)
-    assert len(fetched) == 2, "the index, and the block of its key group"
-    assert sorted([first, *left]) == states
-    assert 4 < len(set(fetched)) < 12
-    assert len(fetched) < 2 * len(set(fetched)), "what a key group shares with the one before it, at most, again"
 
 
 def test_states_of_two_versions(tmp_path: Path, storage: Any, restoring: Any) -> None:
@@ -285,35 +256,6 @@ def test_state_by_other_keys(tmp_path: Path, storage: Any, restoring: Any) -> No
         require_readable(other, newest, storage)
 
 
-@pytest.mark.parametrize("max_parallelism", [128, 24])
-def test_who_is_fenced_meanwhile_reads_no_further(
-    max_parallelism: int, tmp_path: Path, monkeypatch: Any, restoring: Any
-) -> None:
-    """A refused heartbeat ends a restore at once, with its error."""
-    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.0)
-    url, _ = exported_counts(tmp_path)
-    reading, refused, read = Event(), Event(), Event()
-    held_up = restoring(url, graph(max_parallelism), 3)
-
-    def entries() -> Iterator[KeptEntry]:
-        reading.set()
-        refused.wait()
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            yield KeptEntry(0, b"k", b"s", 1)
-        read.set()
-
-    def beat() -> None:
-        reading.wait()
-        refused.set()
-        raise Fenced("A newer instance took over.")
-
-    monkeypatch.setattr(ExportedSavepoint, "entries", lambda self, operator: entries())
-    with pytest.raises(Fenced):
-        beside(beat, partial(held_up.write, 0, 1))
-    assert not read.is_set()
-
-
 def test_what_waits_for_the_storage_looks_whether_it_is_fenced(
     tmp_path: Path, monkeypatch: Any, storage: Any, restoring: Any
 ) -> None:
@@ -379,17 +321,6 @@ def test_what_goes_round_is_written_anew(
         assert [each for each in found if each[1] == subtask] == [each for each in numbers if each[1] == subtask]
 
 
-def test_more_goes_round_than_a_storage_takes_at_once(
-    tmp_path: Path, monkeypatch: Any, storage: Any, restoring: Any
-) -> None:
-    for module, name, value in ((in_flight, "PIECE_BYTES", 60), (writer, "PENDING_MAX", 80)):
-        monkeypatch.setattr(module, name, value)
-    url = exported_loop(tmp_path)
-    (log,) = restoring(url, looping(), 1).write(0, 1).channel_logs
-    assert len(in_flight.blocks_of(log, storage)) > 2 * 80
-    assert sum(in_flight.records_by_channel(in_flight.frames_of(log, storage)).values()) == len(ROUNDS)
-
-
 def test_a_loop_in_which_nothing_went_round(tmp_path: Path, restoring: Any) -> None:
     url = export(Given(saved(("right",), ()), []), f"file://{tmp_path}")
     now = looping(loop="renamed")
@@ -414,31 +345,6 @@ def test_a_loop_of_another_type(tmp_path: Path, restoring: Any) -> None:
     url = exported_loop(tmp_path)
     with pytest.raises(GraphError, match=r"'again', written as another type than Order.*Expected.*orders\[0\] off"):
         restoring(url, looping(Order), 1)
-
-
-class Tagged(msgspec.Struct):
-    """Values that may be written otherwise: a set in another order, a float as the integer that it was given as."""
-
-    weight: float
-    tags: set[str]
-
-
-class Labelled(msgspec.Struct):
-    weight: float
-    tags: set[str]
-    label: str = ""
-
-
-def test_a_loop_of_the_same_type() -> None:
-    written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
-    for tags in permutations("abc"):
-        again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
-        require_same("again", Tagged, [LoopEntry(0, again, "orders", 0, 0)], "savepoint")
-    with pytest.raises(GraphError, match="it would not be what it was"):
-        require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint")
-    require_same("again", Labelled, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Tagged))
-    with pytest.raises(GraphError, match=r"Labelled\.label is new|Tagged\.label would be lost"):
-        require_same("again", Tagged, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Labelled))
 
 
 def test_a_savepoint_says_what_goes_round(tmp_path: Path, storage: Any, restoring: Any) -> None:

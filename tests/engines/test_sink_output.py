@@ -124,8 +124,3 @@ def test_only_none_is_a_tombstone(value: float) -> None:
     assert "for which JSON has no number" in refusal(encoder, Total("ann", value))
     outputs = KafkaSink[Any]("totals").encoder(float | None).encode([1.0, None])
     assert outputs.values == [b"1.0", None]
-
-
-def test_headers_that_raise_are_told_as_the_users() -> None:
-    encoder = KafkaSink[Total]("totals", headers=lambda total: [("a", total.nothing)]).encoder(Total)  # type: ignore[attr-defined]  # it has none
-    assert refusal(encoder, Total("ann", 1)).startswith("headers= of sink 'table' raised AttributeError")

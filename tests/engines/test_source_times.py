@@ -134,6 +134,10 @@ def test_servers_are_asked_before_a_split_becomes_idle_and_after_a_pause() -> No
         times.rest(splits, [1], tenths / 10, behind=False)
     assert asked == [(10.0, {1})], "it is idle from then on"
     assert times.unsure([1], 13.5) == [1]
+    times.rest(splits, [1], 13.5, behind=False, asked_s=0.9)
+    assert not times.unsure([1], 15.3), "servers that took their time were no pause"
+    times.rest(splits, [1], 15.3, behind=False, asked_s=60.0)
+    assert times.unsure([1], 17.5) == [1]
     assert of(0, 1, idle=None).unsure([1], 13.5) == ()
 
 
@@ -188,10 +192,11 @@ def test_without_idle_a_silent_split_holds_back_the_others_and_an_ended_one_does
 UNUSABLE: dict[str, tuple[Any, str]] = {
     "null": (None, "time= gave None, which is neither"),
     "NaN": (float("nan"), "time= gave nan, which is neither"),
+    "seconds": (NOW / 1000, "nor a datetime: of seconds give round(1000 * seconds)"),
     "true": (True, "time= gave True, which is neither"),
     "negative": (-1, "time= gave -1, and ms since 1970 are not negative"),
-    "nanoseconds": (NOW * 1_000_000, "are they microseconds or nanoseconds"),
-    "microseconds": (NOW * 1_000, "are they microseconds or nanoseconds"),
+    "nanoseconds": (NOW * 1_000_000, "as ms after the year 9999: divide microseconds by 1,000"),
+    "microseconds": (NOW * 1_000, "as ms after the year 9999: divide microseconds by 1,000"),
     "naive": (datetime(2026, 1, 1), "which has no time zone: give tzinfo"),
     "ahead": (NOW + 3_600_001, "its time 2023-11-14T23:13:20.001Z is 1h 00m after the timestamp of its message"),
     "missing": (..., "time= raised KeyError: 'ts'"),

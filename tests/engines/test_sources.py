@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from running import HERE, Job, Run, orders, stop
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
-from exactlyonce.connectors.blocks.s3 import S3Folder
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
-STEPS = ("worker-frozen", "worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-committed")
 JobOf = Callable[..., Job]
 
 
@@ -61,31 +58,29 @@ def files_of(job_of: JobOf, tmp_path: Path) -> Callable[..., tuple[Job, Folder]]
 
 def test_files_are_read_once(files_of: Any) -> None:
     """A run reads what is there, in parts where it is large, and ends; the next one reads what is new."""
-    job, folder = files_of("files", "--inline")
+    job, folder = files_of("files")
     folder.add("b.jsonl", 2_000)
     folder.add("a.jsonl", 10)
-    job.finish()
+    job.finish_here()
     job.assert_copies()
     folder.add("0.jsonl", 20)
-    job.finish()
+    job.finish_here()
     job.assert_copies()
     job.assert_totals()
 
 
-@pytest.mark.exhaustive(but=["worker-frozen"])
-@pytest.mark.parametrize("name", STEPS)
-def test_files_and_a_process_that_is_killed(name: str, files_of: Any, failpoint: Any) -> None:
+def test_files_and_a_process_that_is_killed(files_of: Any, failpoint: Any) -> None:
     job, folder = files_of("files", "--parallelism", "2")
     for number in range(3):
         folder.add(f"{number}.jsonl", 700)
-    run_to_the_end(job, env=failpoint(name))
+    run_to_the_end(job, env=failpoint("worker-frozen"))
     job.assert_totals()
     job.assert_copies()
 
 
 def test_new_files_while_it_runs(files_of: Any) -> None:
     """A file is found while the pipeline runs, once; those that were read may be removed, and are forgotten then."""
-    job, folder = files_of("files", "--param", "watch=100ms", "--param", "forget=yes")
+    job, folder = files_of("files", "--param", "watch=100ms", "--param", "forget=yes", "--inline")
     first = folder.add("b.jsonl", 100)
     run = job.start()
     run.await_checkpoint()
@@ -112,7 +107,7 @@ def ended(job: Job) -> set[int]:
 
 def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
     """The run goes on with the topic; with --until latest it ends once both are read."""
-    job, folder = files_of("joined")
+    job, folder = files_of("joined", "--inline")
     folder.add("old.jsonl", 500)
     run = job.start()
     run.await_checkpoint()
@@ -120,54 +115,33 @@ def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
     job.assert_copies()
     run.kill()
     job.feed(500)
-    job.finish()
+    job.finish_here()
     job.assert_copies()
     job.assert_totals()
 
 
-@pytest.mark.parametrize(
-    ("target", "parameters", "count"),
-    [
-        ("generated", ("count=300", "splits=3", "rate=1000"), 300),
-        pytest.param("listed", (), 100, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_run_ends_with_its_sources(
-    target: str, parameters: tuple[str, ...], count: int, job_of: JobOf, kafka: KafkaCluster
-) -> None:
-    """It needs no --until; another run ends at once, without output."""
-    options = [part for parameter in parameters for part in ("--param", parameter)]
-    job = job_of(f"source_pipelines:{target}", *options, "--inline")
-    job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
-    for _ in range(2):
-        run = job.start()
-        assert run.wait() == 0, run.said
-        job.assert_copies()
-        job.assert_totals()
-
-
-@pytest.mark.parametrize(
-    ("target", "rest"), [("generated", ("splits=2",)), pytest.param("listed", (), marks=pytest.mark.exhaustive)]
-)
-def test_a_source_that_goes_further(target: str, rest: tuple[str, ...], job_of: JobOf) -> None:
-    """A run with a larger count, or a longer list, makes the records that are new; a smaller one is a halt."""
-    job = job_of(f"source_pipelines:{target}", "--inline")
-    options = [part for parameter in rest for part in ("--param", parameter)]
-    for count in (30, 71):
+@pytest.mark.parametrize("target", ["generated", "listed"])
+def test_a_source_that_ends_and_goes_further(target: str, job_of: JobOf) -> None:
+    """A run ends with its sources, without --until. One with a larger count, or a longer list, makes the records that
+    are new, one with the same makes none; a smaller one is a halt."""
+    options = ("--param", "splits=2", "--param", "rate=1000") if target == "generated" else ()
+    job = job_of(f"source_pipelines:{target}")
+    for count in (30, 71, 71):
         job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
-        run = job.start("--param", f"count={count}", *options)
-        assert run.wait() == 0, run.said
+        job.finish_here("--param", f"count={count}", *options, until="running")
         job.assert_copies()
         job.assert_totals()
-    halted(job.start("--param", "count=40", *options), "Source 'orders' must go on at", "records")
+    said = job.finish_here("--param", "count=40", *options, until="running", code=HALTED)
+    assert "Source 'orders' must go on at" in said
 
 
 def test_a_pattern_that_matches_nothing(files_of: Any) -> None:
     """The run ends, and says so; it is no error, since files may come."""
-    job, folder = files_of("files", "--inline")
-    assert f"source orders: there is nothing to read at file:{folder.path}: no file matches" in job.finish().said
+    job, folder = files_of("files")
+    assert f"source orders: there is nothing to read at file:{folder.path}: no file matches" in job.finish_here()
 
 
+@pytest.mark.exhaustive
 def test_a_record_behind_a_shuffle_is_left_out(files_of: Any) -> None:
     """The option that the error names has the mark of the record's file."""
     job, folder = files_of("files_checked", "--parallelism", "2")
@@ -181,34 +155,34 @@ def test_a_record_behind_a_shuffle_is_left_out(files_of: Any) -> None:
 
 def test_two_sources_of_one_folder(files_of: Any) -> None:
     """A record that is left out is one of the source that the error names."""
-    job, folder = files_of("two_of_one", "--inline")
+    job, folder = files_of("two_of_one")
     bad = folder.add("orders-1.jsonl", 10)
     folder.add("refunds-1.jsonl", 10)
     lines = bad.read_text().splitlines()
     bad.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
     del job.fed[3]
-    job.finish("--skip", f"file:{folder.path}:0:3")
+    job.finish_here("--skip", f"file:{folder.path}:0:3")
     job.assert_copies()
 
 
 def test_a_record_of_a_new_file_is_left_out(files_of: Any) -> None:
     """Its file gets another number in the next run, if one with a smaller name has come; the option knows its mark."""
-    job, folder = files_of("files", "--inline")
+    job, folder = files_of("files")
     folder.add("1.jsonl", 10)
-    job.finish()
+    job.finish_here()
     bad = folder.add("3.jsonl", 10)
     lines = bad.read_text().splitlines()
     bad.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
     del job.fed[13]
-    option = re.search(r"--skip (\S+:1:3)@(\w+)", job.finish(code=BAD_RECORD).said)
+    option = re.search(r"--skip (\S+:1:3)@(\w+)", job.finish_here(code=BAD_RECORD))
     assert option is not None
     ids = [json.loads(value)["id"] for _, value in job.fed]
     more = orders(10, first=max(ids) + 1)
     (folder.path / "2.jsonl").write_text("".join(f"{value}\n" for _, value in more))
     job.fed += more
     place, mark = option.groups()
-    assert f"--skip {place}: no checkpoint has split 1 of" in job.finish("--skip", place, code=REFUSED).said
-    said = job.finish("--skip", f"{place}@{mark}", "--skip", f"{place}@{'0' * 12}").said
+    assert f"--skip {place}: no checkpoint has split 1 of" in job.finish_here("--skip", place, code=REFUSED)
+    said = job.finish_here("--skip", f"{place}@{mark}", "--skip", f"{place}@{'0' * 12}")
     assert f"--skip {place}@{'0' * 12}: file:{folder.path} has no such split" in said
     job.assert_copies()
     job.assert_totals()
@@ -227,20 +201,22 @@ def test_a_file_that_changes(files_of: Any) -> None:
         appended.write("{}\n")
     changed = "File 'a.jsonl' of file:", "was changed after source 'orders' had found it"
     halted(run, *changed)
-    halted(job.start(), *changed)
+    said = job.finish_here(until="running", code=HALTED)
+    assert [text for text in changed if text not in said] == []
     job.assert_copies()
 
 
 def test_a_file_that_goes(files_of: Any) -> None:
     """It stops the pipeline unless it was read to its end. A record that does not decode is named by its file."""
-    job, folder = files_of("files", "--inline")
+    job, folder = files_of("files")
     damaged = folder.path / "damaged.jsonl"
     damaged.write_text('{"id": 1}\n')
-    run = job.start("--until", "latest")
-    assert run.wait() == BAD_RECORD
-    assert f"[0] offset 0: in file:{damaged}, the line is not Order in json: Object missing" in run.said
+    said = job.finish_here(code=BAD_RECORD)
+    assert f"[0] offset 0: in file:{damaged}, the line is not Order in json: Object missing" in said
     damaged.unlink()
-    halted(job.start("--until", "latest"), "File 'damaged.jsonl' of file:", "had read only 0 records of it")
+    said = job.finish_here(code=HALTED)
+    assert "File 'damaged.jsonl' of file:" in said
+    assert "had read only 0 records of it" in said
 
 
 @pytest.mark.exhaustive
@@ -271,20 +247,5 @@ def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: 
     options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
     example = [sys.executable, str(ROOT / "examples" / "files_to_kafka.py"), *options]
     done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources.md").read_text()
+    page = (ROOT / "docs" / "sources" / "files.md").read_text()
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_files_of_s3(job_of: JobOf, s3: Any) -> None:
-    prefix = f"in/{uuid.uuid4().hex}"
-    bucket = S3Folder(s3.url.removeprefix("s3://"), prefix)
-    job = job_of("source_pipelines:files", "--param", f"folder={bucket.url}", "--inline")
-    for number in range(2):
-        more = orders(500, first=len(job.fed))
-        bucket.put(f"{number}.jsonl", "".join(f"{value}\n" for _, value in more).encode(), "")
-        job.fed += more
-        job.finish()
-        job.assert_copies()
-    job.assert_totals()

@@ -76,6 +76,7 @@ def table_of(shop: Any, job_of: Callable[..., Job], tmp_path: Path) -> Callable[
     return made
 
 
+@on_mariadb
 def test_a_run_that_is_killed(table_of: Any) -> None:
     """The next run reads on as of a later moment, above the keys that were read: each key comes once."""
     table = table_of("table", "--parallelism", "2")
@@ -87,10 +88,11 @@ def test_a_run_that_is_killed(table_of: Any) -> None:
     table.job.finish()
     changed = table.changed(2 * ROWS)
     assert changed.count(False) == sum(position.offset for position in newest.offsets) < ROWS
-    assert table.job.start().wait() == 0  # a table that was read to its end is not read again
+    table.job.finish_here("--parallelism", "1", until="running")  # a table that was read to its end is not read again
     assert len(table.changed(2 * ROWS)) == len(changed)
 
 
+@pytest.mark.exhaustive
 @on_postgres
 def test_a_worker_that_is_killed(table_of: Any) -> None:
     """The leader has kept the snapshot: all rows are as of one moment."""
@@ -104,34 +106,28 @@ def test_a_worker_that_is_killed(table_of: Any) -> None:
     table.job.assert_totals()
 
 
-@pytest.mark.exhaustive(but=["postgres"])
+@on_postgres
 def test_one_moment_or_none(table_of: Any) -> None:
     """With one_snapshot=True a run does not go on where the snapshot is gone."""
-    table = table_of("table", "--param", "one=yes")
+    table = table_of("table", "--param", "one=yes", "--inline")
     table.add(ROWS)
     table.begun().kill()
     table.change()
-    run = table.job.start()
-    assert run.wait() == HALTED
-    assert "cannot go on reading orders as of one moment" in run.said
+    said = table.job.finish_here(until="running", code=HALTED)
+    assert "cannot go on reading orders as of one moment" in said
 
 
 @pytest.mark.exhaustive
 @on_postgres
-@pytest.mark.parametrize("one", ["", "yes"])
-def test_a_session_that_an_administrator_ends(table_of: Any, one: str) -> None:
-    """The rest is read as of a later moment, and the run says so; or it stops."""
-    table = table_of("table", "--param", f"one={one}")
+def test_a_session_that_an_administrator_ends(table_of: Any) -> None:
+    """The rest is read as of a later moment, and the run says so."""
+    table = table_of("table")
     table.add(ROWS)
     run = table.begun()
     table.shop.sql(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         " AND application_name = 'exactlyonce' AND state = 'idle in transaction' ORDER BY backend_start LIMIT 1"
     )
-    if one:
-        assert run.wait() == HALTED
-        assert "cannot go on reading orders as of one moment" in run.said
-        return
     run.await_event(lambda event: "Rows not yet read are read as of a later moment" in event.get("text", ""))
     table.change()
     assert run.wait() == 0, run.said
@@ -153,6 +149,7 @@ def test_a_server_that_is_killed(table_of: Any, database_server: Any) -> None:
     assert True in table.changed(2 * ROWS)
 
 
+@pytest.mark.exhaustive
 @on_postgres
 def test_a_table_and_a_topic_that_goes_on(table_of: Any) -> None:
     """The run goes on with the topic once the table has ended."""
@@ -171,18 +168,18 @@ def test_a_table_and_a_topic_that_goes_on(table_of: Any) -> None:
 
 def test_a_row_that_does_not_decode(table_of: Any) -> None:
     """It stops the pipeline, and is read again once it is correct; no option leaves out a row by its number."""
-    table = table_of("table", "--inline")
+    table = table_of("table")
     table.add(10)
     table.change()
     table.shop.sql("UPDATE orders SET total = NULL WHERE id = 3")
-    said = table.job.finish(code=BAD_RECORD).said
+    said = table.job.finish_here(code=BAD_RECORD)
     assert "offset 3: in " in said
     assert "the row is not Order: Expected `int`, got `null`" in said
     assert "--skip" not in said
     place = f"{'postgres' if table.shop.kind == 'postgres' else 'mysql'}:orders:0:3"
-    assert "the number may be another row's" in table.job.finish("--skip", place, code=REFUSED).said
+    assert "the number may be another row's" in table.job.finish_here("--skip", place, code=REFUSED)
     table.shop.sql("UPDATE orders SET total = 7 WHERE id = 3")
-    table.job.finish()
+    table.job.finish_here()
     assert len(visible(table.job.kafka, f"{table.job.name}-copies", 20)) == 20
 
 
@@ -192,7 +189,7 @@ def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, t
     options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
     example = [sys.executable, str(ROOT / "examples" / "table_then_topic.py"), *options]
     done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources.md").read_text()
+    page = (ROOT / "docs" / "sources" / "tables.md").read_text()
     assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
@@ -237,10 +234,10 @@ def test_bounded_work_reads_a_table(table_of: Any, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @on_postgres
 def test_an_audit_says_that_it_cannot_judge(table_of: Any, tmp_path: Path) -> None:
-    table = table_of("table", "--inline")
+    table = table_of("table")
     table.add(10)
     (tmp_path / "open").touch()
-    table.job.finish()
+    table.job.finish_here()
     client = ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers})
     report = audited(loaded(table, tmp_path), client, tmp_path)
     assert report.findings == []

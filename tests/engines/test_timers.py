@@ -10,16 +10,28 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, Arrivals, Arrived, as_batch, floors
+from test_windows import (
+    ARRIVALS,
+    MAX_PARALLELISM,
+    WATERMARKS,
+    Arrivals,
+    Arrived,
+    as_batch,
+    floors,
+    group_of,
+    in_batches,
+    play_restored,
+)
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import KeyReader
-from exactlyonce.engines.runtime.timers import FOREVER, HandlerOperator
+from exactlyonce.engines.runtime.timed import KeyReader
+from exactlyonce.engines.runtime.timers import OPERATORS, CoHandlerOperator, HandlerOperator
+from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.output import Emit
-from exactlyonce.pipeline.timers import Handling, Order, Timers, kept_entry
+from exactlyonce.pipeline.timers import FOREVER, CoHandling, Handling, Order, Timers, kept_entry
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.hash_map import HashMapBackend
@@ -58,6 +70,23 @@ class Gathers:
             timers.event.set(at - timedelta(milliseconds=1))
             return ids[1:]
         return None
+
+
+class GathersBoth:
+    """Likewise, of two inputs: those of each partition come to a method of its own."""
+
+    on_time = Gathers.on_time
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.sides = [side for side, _, _ in arrivals]
+
+    def on_left(self, key: str, ids: State | None, record: Arrived, timers: Timers, emit: Emit[Out]) -> State | None:
+        assert self.sides[record.id] == 0
+        return Gathers().on_record(key, ids, record, timers, emit)
+
+    def on_right(self, key: str, ids: State | None, record: Arrived, timers: Timers, emit: Emit[Out]) -> State | None:
+        assert self.sides[record.id] == 1
+        return Gathers().on_record(key, ids, record, timers, emit)
 
 
 def expected(records: Sequence[Arrived]) -> list[Out]:
@@ -109,17 +138,26 @@ class Gathered:
 
 
 def operator_of(
-    handler: Any, listen: Callable[[Batch], None], late: Callable[[Batch], None] = print, order: Order = "time"
+    handler: Any,
+    listen: Callable[[Batch], None],
+    late: Callable[[Batch], None] = print,
+    order: Order = "time",
+    watermarks: dict[int, int] | None = None,
+    late_right: Callable[[Batch], None] | None = None,
 ) -> HandlerOperator:
-    entry = kept_entry(State, Arrived, order)
+    methods, handlings = dir(handler), {"on_record": Handling, "on_left": CoHandling}
+    handling = next(of for name, of in handlings.items() if name in methods)(
+        order, "on_time" in methods, "on_clock" in methods
+    )
+    entry = kept_entry(State, [Arrived] * len(handling.takers), order)
     stored = StoredState[Any](
         operator="p", type=VersionedState(entry), groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM,
-        times=TableTimes(),
+        times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
-    table, methods = HashMapBackend().timed_table(stored), dir(handler)
-    return HandlerOperator(
-        "p", Handling(order, "on_time" in methods, "on_clock" in methods), handler, table, range(MAX_PARALLELISM),
-        KeyReader("p", str), StateType("p", State), downstream=[listen], sides={"late": [late]}, late_output="late",
+    return OPERATORS[type(handling)](
+        "p", HashMapBackend().timed_table(stored), range(MAX_PARALLELISM), MAX_PARALLELISM, handling, handler,
+        KeyReader("p", str), StateType("p", State), downstream=[listen], late_output="late",
+        late_right_output="late-right", sides={"late": [late], "late-right": [late_right or late]},
     )  # fmt: skip
 
 
@@ -129,7 +167,9 @@ def settle(operator: HandlerOperator, room: int = 3) -> None:
             operator.firings.clear()
 
 
-def play(arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> tuple[list[Out], list[int], list[int]]:
+def play(
+    arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int, handler: Any
+) -> tuple[list[Out], list[int], list[int]]:
     """The outputs, their times and the ids of late records, in batches that end at *cuts*."""
     out: list[Out] = []
     times: list[int] = []
@@ -140,29 +180,37 @@ def play(arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) ->
         out.extend(batch.records)
         times.extend(batch.times)
 
-    operator = operator_of(Gathers(), listen, lambda batch: late.extend(record.id for record in batch.records))
-    waiting: list[Arrived] = []
+    late_right: list[int] = []
+    operator = operator_of(
+        handler, listen, lambda batch: late.extend(record.id for record in batch.records),
+        late_right=lambda batch: late_right.extend(record.id for record in batch.records),
+    )  # fmt: skip
     stream = list(floors(arrivals, disorder))
-    for number, (record, watermark) in enumerate(stream):
-        waiting.append(record)
-        if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
-            waiting = []
-            operator.advance(watermark)
-            settle(operator, room)
+    for batch, watermark in in_batches(stream, cuts):
+        if isinstance(operator, CoHandlerOperator):
+            is_right = [arrivals[record.id][0] == 1 for record in batch.records]
+            operator.right(batch.where(is_right))
+            operator.left(batch.where([not right for right in is_right]))
+        else:
+            operator(batch)
+        operator.advance(watermark)
+        settle(operator, room)
     operator.advance(10_000)
     settle(operator, room)
     assert {slot for slot, _, _ in operator.table.items()} <= {FOREVER}, "no timer is left"
-    return out, times, late
+    if isinstance(operator, CoHandlerOperator):
+        assert [arrivals[id][0] for id in late + late_right] == [0] * len(late) + [1] * len(late_right)
+    return out, times, sorted(late + late_right)
 
 
-@settings(max_examples=200)
+@pytest.mark.parametrize("handler", [lambda _: Gathers(), GathersBoth], ids=["one-input", "two"])
+@settings(max_examples=2 * settings().max_examples)
 @example(arrivals=[(0, "a", 0), (1, "a", 0), (0, "a", 20), (0, "b", 7)], disorder=0, cuts={0}, room=1)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(
-    arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
+    handler: Callable[[Arrivals], Any], arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
 ) -> None:
-    out, times, late = play(arrivals, disorder, cuts, room)
+    out, times, late = play(arrivals, disorder, cuts, room, handler(arrivals))
     records = [record for record, _ in floors(arrivals, disorder)]
     assert late == [record.id for record in records if record.time <= record.floor]
     taken = expected([record for record in records if record.time > record.floor])
@@ -173,6 +221,18 @@ def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(
             keys = canonical_key(one[1]), canonical_key(other[1])
             groups = [key_group(key, MAX_PARALLELISM) for key in keys]
             assert (groups[0], keys[0]) < (groups[1], keys[1]) or "time" in (one[0], other[0])
+
+
+def test_each_key_group_goes_on_at_its_own_watermark() -> None:
+    out: list[Out] = []
+    late: list[Arrived] = []
+    operator = operator_of(
+        Gathers(), lambda batch: out.extend(batch.records), lambda batch: late.extend(batch.records),
+        watermarks=WATERMARKS,
+    )  # fmt: skip
+    records = play_restored(operator, operator)
+    assert [record.id for record in late] == [record.id for record in records if record.time <= record.floor]
+    assert sorted(out, key=lambda of: of[1]) == expected([record for record in records if record.time > record.floor])
 
 
 class Sets:
@@ -208,8 +268,11 @@ def arrived(key: str, time: int) -> Batch:
 
 def test_by_arrival_a_timer_that_has_passed_goes_off_after_its_record_and_others_at_the_watermark() -> None:
     out: list[Any] = []
-    operator = operator_of(Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival")
-    operator.advance(100)
+    further = {group: 100 if group == group_of("a") else 50 for group in range(MAX_PARALLELISM)}
+    operator = operator_of(
+        Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival", watermarks=further
+    )
+    operator.advance(70)
     settle(operator)
     operator(arrived("a", 101))
     assert out == [("record", "a"), ("time", "a", 60), ("time", "a", 90)]
@@ -234,6 +297,30 @@ def test_clock_timers_go_off_once_by_a_clock_that_never_falls() -> None:
         assert len(out) == count, now
     assert out[2:] == [("clock", "a", 1_000, 1_000), ("clock", "a", 2_000, 2_500)]
     assert list(operator.table.items()) == [], "no state and no timer is left"
+
+
+def test_batches_come_full_or_some_time_after_their_first_record() -> None:
+    out: list[list[int]] = []
+    batches = Batches("arrival", on_clock=True, count=3, timeout="1s")
+    operator = operator_of(
+        batches.function.call(), lambda batch: out.extend([one.id for one in some] for some in batch.records),
+        order="arrival",
+    )  # fmt: skip
+    steps: list[tuple[int, list[tuple[int, str]], list[list[int]]]] = [
+        (100, [(0, "a"), (1, "a"), (2, "a"), (3, "a"), (4, "b")], [[0, 1, 2]]),
+        (200, [(5, "a")], []),
+        (1_099, [], []),
+        (1_100, [(6, "b"), (7, "b")], [[3, 5], [4]]),
+        (2_050, [(8, "b")], [[6, 7, 8]]),
+        (9_000, [], []),
+    ]
+    for now, records, due in steps:
+        operator.tell_time(now)
+        settle(operator)
+        operator(as_batch([Arrived(id, key, 0, -1) for id, key in records]))
+        assert sorted(out) == sorted(due), now
+        out.clear()
+    assert list(operator.table.items()) == []
 
 
 def test_a_drain_ends_though_a_timer_sets_the_next() -> None:
@@ -266,3 +353,31 @@ def test_what_a_handler_lacks_is_said_with_the_record_or_the_timer() -> None:
         RecordError, match=r"on_time\(\) of operator 'p' raised ZeroDivisionError.*on the timer of 'a' at"
     ):
         settle(operator)
+
+
+class EmitsState:
+    """Emits its state as it is, which the next call for the key changes in place."""
+
+    def on_record(self, key: str, ids: State | None, record: Arrived, timers: Timers, emit: Emit[State]) -> State:
+        ids = ids or []
+        ids.append(record.id)
+        emit(ids)
+        timers.event.set(moment(40))
+        return ids
+
+    def on_time(self, key: str, ids: State | None, at: datetime, timers: Timers, emit: Emit[State]) -> State:
+        assert ids is not None
+        ids.append(-1)
+        return ids
+
+
+@pytest.mark.parametrize("order", ["time", "arrival"])
+def test_an_output_with_the_state_keeps_its_value_as_the_next_call_changes_that(order: Order) -> None:
+    out: list[State] = []
+    operator = operator_of(EmitsState(), lambda batch: out.extend(batch.records), order=order)
+    operator.advance(50)
+    settle(operator)
+    operator(as_batch([Arrived(0, "a", 60, -1_000), Arrived(1, "a", 60, -1_000)]))
+    operator.advance(100)
+    settle(operator)
+    assert out == [[0], [0, -1, 1]]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from damaging import damage
-from running import Job, Run, stop
-from test_kill_matrix import run_to_the_end
+from running import Job, Run
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.cli.main import main
@@ -76,10 +75,8 @@ def finish(job: Job, parallelism: int, *arguments: str) -> None:
     job.assert_totals()
 
 
-@pytest.mark.exhaustive(but=["untagged"])
-@pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "untagged"])
-def test_what_is_on_its_way_is_listed_and_restored(target: str, full: Full, capsys: pytest.CaptureFixture[str]) -> None:
-    job = full(target)
+def test_what_is_on_its_way_is_listed_and_restored(full: Full, capsys: pytest.CaptureFixture[str]) -> None:
+    job = full("untagged")
     left = kill_with_records_on_their_way(job, 2)
     where = ("--bootstrap-servers", job.kafka.bootstrap_servers)
     assert main(["checkpoints", job.name, *where]) == 0
@@ -93,7 +90,7 @@ def test_what_is_on_its_way_is_listed_and_restored(target: str, full: Full, caps
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "two_shuffles", "parting", "untagged"])
+@pytest.mark.parametrize("target", ["two_shuffles", "parting"])
 def test_records_on_their_way_are_dealt_anew_with_the_parallelism(target: str, full: Full) -> None:
     job = full(target)
     job.kafka.create_topic(f"{job.name}-more", 2)
@@ -104,40 +101,6 @@ def test_records_on_their_way_are_dealt_anew_with_the_parallelism(target: str, f
     single.kill()
     assert kill_with_records_on_their_way(job, 3).parallelism == 3
     finish(job, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name", ["unaligned-overtaken", "unaligned-captured", "worker-frozen", "worker-restored", "coordinator-decided"]
-)
-def test_killed_at_a_step(name: str, full: Full, failpoint: Any) -> None:
-    job = full("slow_behind_a_shuffle")
-    kill_with_records_on_their_way(job, 2)
-    run_to_the_end(job, "--parallelism", "2", env=failpoint(name))
-    job.assert_totals()
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_with_several_in_flight_and_a_timeout_of_the_alignment(full: Full) -> None:
-    job = full("slow_behind_a_shuffle", "--unaligned", "--aligned-timeout", "50ms", "--max-concurrent", "3")
-    kill_with_records_on_their_way(job, 3)
-    kill_with_records_on_their_way(job, 2)
-    finish(job, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_a_stop_leaves_an_aligned_checkpoint(full: Full) -> None:
-    job = full("slow_behind_a_shuffle")
-    first = start(job, 2)
-    first.await_checkpoint()
-    stop(first)
-    left = job.history().latest
-    assert left is not None
-    assert not left.channel_logs
-    finish(job, 1)
 
 
 @pytest.mark.slow

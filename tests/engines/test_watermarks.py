@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, cast
 
 import msgspec
@@ -15,10 +15,18 @@ from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch, floors_of, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.ordering import Sorter
 from exactlyonce.engines.runtime.signals import Barrier, Watermark
+from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.graph import Kind, Node
+from exactlyonce.pipeline.ordering import InOrder
+from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.slots import TableTimes
+from exactlyonce.state.stored import StoredState
 
 CODEC = BatchCodec(int)
 
@@ -52,21 +60,23 @@ def test_a_frame_carries_times_and_floors_and_an_older_one_has_none() -> None:
     assert CODEC.decode(untimed).floors is None
 
 
-@dataclass(slots=True)
-class Held(ops.TimedOperator):
+def keyed(given: Batch) -> Batch:
+    return given.keyed([b"%d" % time for time in given.records])
+
+
+SECONDS = [*range(0, 25_000, 1_000)]
+"""Times that are in a slice of a firing each."""
+
+
+def sorter(id: str) -> Sorter:
     """Gives each record once its time has passed."""
-
-    waiting: list[int] = field(default_factory=list)
-
-    def __call__(self, batch: Batch) -> None:
-        self.waiting += batch.records
-
-    def fire(self, room: int) -> bool:
-        due = sorted(time for time in self.waiting if time <= self.watermark)
-        for time in due[:room]:
-            self.waiting.remove(time)
-        self.push(batch(due[:room], {}))
-        return len(due) <= room
+    stored = StoredState[Any](
+        operator=id, type=VersionedState(InOrder().kept_state(int)), groups=range(8), max_parallelism=8,
+        times=TableTimes(),
+    )  # fmt: skip
+    table = HashMapBackend().timed_table(stored)
+    node = Node(id, Kind.IN_ORDER)
+    return Sorter.made(TimedParts(node=node, table=table, groups=range(8), max_parallelism=8, function=None))
 
 
 class Rig:
@@ -79,11 +89,12 @@ class Rig:
             [LocalChannel() for _ in "ab"],
         )
         self.out.took(0, room)
-        second = Held("second", firings=self.operators.firings)
-        first = Held("first", downstream=[second], ports=[second], firings=self.operators.firings)
+        first, second = sorter("first"), sorter("second")
+        first.firings = second.firings = self.operators.firings
+        first.downstream, first.ports = [lambda given: second(keyed(given))], [second]
         shuffle = ops.Shuffle("out", lambda _, sent: self.out.send(CODEC.encode(sent), len(sent.records)), 1, 8,
                               tell=self.out.send_signal)  # fmt: skip
-        second.downstream, second.ports = [shuffle], [shuffle]
+        second.downstream, second.ports = [lambda given: shuffle(keyed(given))], [shuffle]
         ports = MergedPorts(first)
         self.subtask = Subtask(
             operators=self.operators,
@@ -113,10 +124,10 @@ def test_results_go_before_their_watermark_and_a_barrier_after_it() -> None:
     rig.send(0, 5, 3, Watermark(4), Barrier(1, 0))
     rig.send(1, 9)
     assert rig.steps() == [], "the other channel has said nothing"
-    rig.send(1, Watermark(6), 1, Barrier(1, 0))
+    rig.send(1, Watermark(6), 6, Barrier(1, 0))
     assert rig.steps() == [(3,), Watermark(4), Barrier(1, 0)]
     rig.send(0, Watermark(20))
-    assert rig.steps() == [(1, 5), Watermark(6)]
+    assert rig.steps() == [(5, 6), Watermark(6)]
     rig.send(1, Watermark(6, idle=True))
     assert rig.steps() == [(9,), Watermark(20)]
     rig.send(0, Watermark(20, idle=True))
@@ -125,15 +136,25 @@ def test_results_go_before_their_watermark_and_a_barrier_after_it() -> None:
 
 def test_a_firing_goes_in_slices_that_the_output_has_room_for_and_barriers_wait() -> None:
     rig = Rig(room=10)
-    rig.send(0, *range(25), Watermark(100), Barrier(1, 0))
-    rig.send(1, Watermark(100), Barrier(1, 0))
+    rig.send(0, *SECONDS, Watermark(30_000), Barrier(1, 0))
+    rig.send(1, Watermark(30_000), Barrier(1, 0))
     for last in (10, 20):
-        assert rig.steps() == [tuple(range(last - 10, last))]
+        assert rig.steps() == [tuple(SECONDS[last - 10 : last])]
         assert not rig.subtask.room
         with pytest.raises(InvariantViolation, match="a cut waits"):
             rig.operators.cut(1, 0, (), whole=False)
         rig.out.took(10, 10)
-    assert rig.steps() == [tuple(range(20, 25)), Watermark(100), Barrier(1, 0)]
+    assert rig.steps() == [tuple(SECONDS[20:]), Watermark(30_000), Barrier(1, 0)]
+
+
+def test_a_firing_pauses_after_some_time_and_gives_the_same_batches() -> None:
+    operator, batches, seconds = sorter("held"), list[list[Any]](), count()
+    operator.activity.now_s = lambda: next(seconds)
+    operator.downstream = [lambda given: batches.append(given.records)]
+    operator(batch(SECONDS, {}))
+    operator.advance(30_000)
+    assert [operator.fire(10) for _ in range(26)] == [False] * 25 + [True]
+    assert batches == [SECONDS[:10], SECONDS[10:20], SECONDS[20:]]
 
 
 def test_an_unsent_watermark_is_merged_with_the_next_but_not_across_a_batch() -> None:

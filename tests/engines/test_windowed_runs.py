@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Job
+from running import Job, visible
 from window_clicks import Clicks
 
 from exactlyonce.cli.main import main
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics"]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics", "revised", "processed"]
 
 
 def clicks_of(job_of: Callable[..., Job], window: str, *arguments: str) -> Clicks:
     return Clicks(job_of("window_pipelines:windowed", "--param", f"window={window}", *arguments), window)
 
 
-@pytest.mark.exhaustive(but=["tumbling", "session"])
+@pytest.mark.exhaustive(but=["session", "revised"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_results_are_those_of_sql_over_the_topic(window: str, job_of: Callable[..., Job]) -> None:
     clicks = clicks_of(job_of, window)
@@ -34,11 +40,13 @@ def test_results_are_those_of_sql_over_the_topic(window: str, job_of: Callable[.
     clicks.assert_as_by_sql()
 
 
-@pytest.mark.exhaustive(but=["hopping-hashmap"])
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.exhaustive(but=["hopping-hashmap-2"])
+@pytest.mark.parametrize(
+    ("window", "backend", "kills"),
+    [("hopping", "hashmap", 2), *((window, backend, 4) for window in WINDOWS for backend in ("hashmap", "rocksdb"))],
+)
 def test_kills_and_other_parallelism_make_no_difference(
-    window: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+    window: str, backend: str, kills: int, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:
     clicks = clicks_of(job_of, window, "--state-backend", backend)
     clicks.crowd(6_000)
@@ -47,14 +55,69 @@ def test_kills_and_other_parallelism_make_no_difference(
         (3, "timed-fired", 2),
         (1, "worker-frozen", 1),
         (2, "coordinator-committed", 1),
-    ):
-        clicks.feed(300)
+    )[:kills]:
+        clicks.feed(1_200 // kills)
         armed = failpoint(name, nth=nth)
         clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
         assert (tmp_path / "fired" / name).exists()
     clicks.end()
     clicks.job.finish("--parallelism", "2")
     clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+def test_a_table_by_key_and_start_ends_with_the_last_result_of_each_window(
+    job_of: Callable[..., Job], database_server: Callable[[str], Any], failpoint: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    server = database_server("postgres")
+    monkeypatch.setenv("WINDOWS_DSN", server.dsn("postgres"))
+    clicks = clicks_of(job_of, "revised", "--param", "table=window_rows")
+    for name in ("timed-fired", "store-committing"):
+        clicks.feed(300)
+        clicks.job.start("--until", "latest", "--parallelism", "2", env=failpoint(name)).wait()
+        assert (tmp_path / "fired" / name).exists()
+    clicks.end()
+    clicks.job.finish()
+    rows = server.execute('select "user", (extract(epoch from first) * 1000)::bigint, n, spent, most from window_rows')
+    last = {(user, first): counted for user, first, _, *counted, _ in clicks.by_sql()[0]}
+    assert {(user, first): counted for user, first, *counted in rows} == last
+    clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+def test_barriers_that_overtake_records_make_no_difference(
+    job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    """Captured records are taken before the watermark goes on, at any parallelism."""
+    clicks = clicks_of(job_of, "folded", "--unaligned", "--param", "pause_ms=4")
+    for parallelism, name in ((3, "unaligned-captured"), (2, "timed-fired"), (3, "coordinator-decided")):
+        clicks.feed(300)
+        armed = failpoint(name)
+        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
+        assert (tmp_path / "fired" / name).exists()
+    assert any(manifest.channel_logs for manifest in clicks.job.history().manifests.values())
+    clicks.end()
+    clicks.job.finish("--parallelism", "2", "--param", "pause_ms=0")
+    clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+def test_at_least_once_no_record_is_missing_in_a_window(
+    job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+) -> None:
+    clicks = clicks_of(job_of, "tumbling", "--mode", "at_least_once")
+    clicks.feed()
+    clicks.job.start("--until", "latest", "--parallelism", "2", env=failpoint("timed-fired", nth=2)).wait()
+    assert (tmp_path / "fired" / "timed-fired").exists()
+    clicks.end()
+    clicks.job.finish("--parallelism", "3")
+    results, late = clicks.by_sql()
+    most: dict[Any, int] = {}
+    for key, start, _, count, *_ in map(clicks.result, [record.value for record in visible(*clicks.out("out", 1))]):
+        most[key, start] = max(count, most.get((key, start), 0))
+    assert all(most[key, start] >= count for key, start, _, count, *_ in results)
+    assert {json.loads(record.value or b"")["id"] for record in visible(*clicks.out("late", 1))} >= set(late)
 
 
 @pytest.mark.exhaustive(but=["folded"])
@@ -65,7 +128,7 @@ def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
     """No window that it has open is lost, and none that has fired comes again; accumulators are migrated."""
     clicks = clicks_of(job_of, window)
     clicks.feed()
-    clicks.job.finish("--parallelism", "3")
+    clicks.job.finish_here()
 
     def command(*arguments: str) -> str:
         capsys.readouterr()
@@ -82,3 +145,35 @@ def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
     version = ("--param", "version=2") if window == "folded" else ()
     clicks.job.finish("--parallelism", "2", "--from-savepoint", url, *version)
     clicks.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["delays", "visits"])
+def test_the_examples_print_what_the_page_says(
+    name: str, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
+    example = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
+    page = (EXAMPLES.parent / "docs" / "event-time.md").read_text()
+    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
+    if name == "delays":
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        assert done.stdout.splitlines() == delays_by_hand()
+
+
+def delays_by_hand() -> list[str]:
+    """The lines of examples/delays.py, from the rows of the data."""
+    from demo_count import rows
+
+    hour, delays = timedelta(hours=1), defaultdict[datetime, list[str]](list)
+    for row in rows():
+        if (row["month"], row["day"], row["carrier"]) == ("2", "8", "B6"):
+            at = datetime.fromisoformat(row["time_hour"])
+            for start in (at - at.hour % 3 * hour, at - (at.hour % 3 + 3) * hour):
+                delays[start].append(row["dep_delay"])
+    return [
+        f"B6  {start:%H:%M} to {start + 6 * hour:%H:%M}  {len(of):2} flights, {of.count('NA'):2} cancelled, "
+        f"{max([0, *(int(delay) for delay in of if delay != 'NA')]):3} minutes late at worst"
+        for start, of in sorted(delays.items())
+    ]

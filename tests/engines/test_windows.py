@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from exactlyonce.engines.runtime import windows
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.operators import KeyReader
+from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
+from exactlyonce.engines.runtime.timed import KeyReader, TimedOperator
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
+from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, Windowed, kept_state, moment
+from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, kept_state
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_keys_are_many() -> Iterator[None]:
+    """A firing puts sessions that go on back after a few keys, in the middle of its slots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "SLICE_KEYS", 3)
+        yield
 
 
 Arrivals = Sequence[tuple[int, str, int]]
@@ -61,27 +73,37 @@ def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
         yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
 
 
-def operator_of(window: Window, listen: Callable[[Batch], None], late: Callable[[Batch], None]) -> WindowOperator[Any]:
+def operator_of(
+    window: Window | Revised,
+    listen: Callable[[Batch], None],
+    late: Callable[[Batch], None],
+    watermarks: dict[int, int] | None = None,
+) -> WindowOperator[Any]:
     accumulator = folded(list, add, merge, list[int], {})
     groups = range(MAX_PARALLELISM)
     stored = StoredState[Any](
         operator="w", type=VersionedState(kept_state(window, accumulator.state)), groups=groups,
-        max_parallelism=MAX_PARALLELISM, times=TableTimes(),
+        max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
     )  # fmt: skip
     table = HashMapBackend().timed_table(stored, by_key=isinstance(window, Session))
     clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
-    return OPERATORS[type(window)](
+    return (OPERATORS | REVISING)[type(window)](
         "w",
-        window,
-        accumulator,
         table,
         groups,
+        MAX_PARALLELISM,
+        window,
+        accumulator,
         KeyReader("w", str),
         clone,
         downstream=[listen],
         sides={"late": [late]},
         late_output="late",
     )
+
+
+def as_ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
 
 
 @dataclass
@@ -96,24 +118,38 @@ class Seen:
         self.results += batch.records
         self.times += batch.times
 
+    def counted(self) -> Counter[Any]:
+        """The results, as `expected` gives them."""
+        return Counter(
+            (time, one.revision, one.key, *map(as_ms, (one.start, one.end)), tuple(sorted(one.value)))
+            for time, one in zip(self.times, self.results, strict=True)
+        )
+
     def take_late(self, batch: Batch) -> None:
         self.late += batch.records
 
 
-def play(window: Window, arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> Seen:
+def play(window: Window | Revised, arrivals: Arrivals, disorder: int, cuts: Collection[int], room: int) -> Seen:
     """*arrivals* in batches that end at *cuts*, each followed by its watermark."""
     seen = Seen()
     operator = operator_of(window, seen.take, seen.take_late)
-    waiting: list[Arrived] = []
     stream = list(floors(arrivals, disorder))
+    stream[-1:] = [(record, END_OF_TIME) for record, _ in stream[-1:]]
+    for batch, watermark in in_batches(stream, cuts):
+        operator(batch)
+        advance(operator, watermark, room)
+    assert list(operator.table.items()) == [], "what is over leaves no state"
+    return seen
+
+
+def in_batches(stream: Sequence[tuple[Arrived, int]], cuts: Collection[int]) -> Iterator[tuple[Batch, int]]:
+    """The records of *stream* in batches that end at *cuts*, and with it, each with the watermark after it."""
+    waiting: list[Arrived] = []
     for number, (record, watermark) in enumerate(stream):
         waiting.append(record)
         if number in cuts or number == len(stream) - 1:
-            operator(as_batch(waiting))
+            yield as_batch(waiting), watermark
             waiting = []
-            advance(operator, END_OF_TIME if number == len(stream) - 1 else watermark, room)
-    assert list(operator.table.items()) == [], "what is over leaves no state"
-    return seen
 
 
 def as_batch(records: list[Arrived]) -> Batch:
@@ -127,17 +163,19 @@ def as_batch(records: list[Arrived]) -> Batch:
     )
 
 
-def advance(operator: WindowOperator[Any], watermark: int, room: int) -> None:
+def advance(operator: TimedOperator[Any], watermark: int, room: int) -> None:
     operator.advance(watermark)
     while not operator.fire(room):
         pass
     operator.firings.clear()
 
 
-def expected(window: Window, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
+def expected(window: Window | Revised, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
     """The results, and the late records, by definition."""
     groups: dict[tuple[str, int, int], list[int]] = {}
     late = Counter[Any]()
+    if isinstance(window, Revised):
+        return revisions(window, records)
     if isinstance(window, Session):
         taken = sorted((record for record in records if record.time > record.floor), key=lambda record: record.time)
         late.update(record.id for record in records if record.time <= record.floor)
@@ -157,51 +195,178 @@ def expected(window: Window, records: Sequence[Arrived]) -> tuple[Counter[Any], 
             late.update([] if taking else [record.id])
             for start in taking:
                 groups.setdefault((record.key, start, start + window.size_ms), []).append(record.id)
-    return Counter((*named, tuple(sorted(ids))) for named, ids in groups.items()), late
+    return Counter((named[2] - 1, 0, *named, tuple(sorted(ids))) for named, ids in groups.items()), late
 
 
-WINDOWS = [Tumbling("20ms"), Hopping("40ms", every="20ms"), Hopping("50ms", every="20ms"), Session("15ms")]
+def revisions(revised: Revised, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
+    """Likewise: a window has a result at each moment at which it has more records than before."""
+    window, early, lateness = revised.window, revised.early_ms, revised.lateness_ms
+    every = window.every_ms if isinstance(window, Hopping) else window.size_ms
+    added: dict[tuple[str, int], dict[int, list[int]]] = {}
+    late = Counter[Any]()
+    for record in records:
+        since = max(record.time, record.floor + 1)
+        starts = [s for s in range(record.time - window.size_ms + 1, record.time + 1) if s % every == 0]
+        taking = [start for start in starts if since < start + window.size_ms + lateness]
+        late.update([] if taking else [record.id])
+        for start in taking:
+            last = start + window.size_ms - 1
+            ends = {last, last + lateness}.union(
+                at for at in range(start, last + lateness) if early and not (at + 1) % early
+            )
+            at = since if since > last and not early else min(end for end in ends if end >= since)
+            added.setdefault((record.key, start), {}).setdefault(at, []).append(record.id)
+    results = Counter[Any]()
+    for (key, start), by_time in added.items():
+        for number, time in enumerate(sorted(by_time)):
+            ids = [id for at in by_time if at <= time for id in by_time[at]]
+            results[time, number, key, start, start + window.size_ms, tuple(sorted(ids))] += 1
+    return results, late
+
+
+WINDOWS = [Tumbling("20ms"), Hopping("40ms", every="20ms"), Hopping("50ms", every="20ms"), Session("15ms"),
+           Revised(Tumbling("20ms"), early="6ms"), Revised(Tumbling("20ms"), lateness="15ms"),
+           Revised(Hopping("50ms", every="20ms"), early="7ms", lateness="25ms")]  # fmt: skip
 ARRIVALS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-60, 150)), min_size=1, max_size=40)
 BRIDGE = [(0, "a", 0), (0, "a", 40), (0, "a", 20), (0, "a", 10), (0, "a", 30)]
 """Three sessions of 15 ms that the last two records unite."""
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@settings(max_examples=150)
 @example(arrivals=BRIDGE, disorder=60, cuts={2}, room=1)
+@example(arrivals=[(0, "a", 0), (0, "a", 15)], disorder=60, cuts={0}, room=1)  # a session ends where the next begins
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5))
 def test_results_and_late_records_are_a_function_of_times_and_floors(
-    window: Window, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
+    window: Window | Revised, arrivals: list[tuple[int, str, int]], disorder: int, cuts: set[int], room: int
 ) -> None:
     seen = play(window, arrivals, disorder, cuts, room)
     results, late = expected(window, [record for record, _ in floors(arrivals, disorder)])
-    ms = [(result.key, *(round(at.timestamp() * 1000) for at in (result.start, result.end))) for result in seen.results]
-    assert Counter((*named, tuple(sorted(r.value))) for named, r in zip(ms, seen.results, strict=True)) == results
+    assert seen.counted() == results
     assert Counter(record.id for record in seen.late) == late
-    assert seen.times == [end - 1 for _, _, end in ms]
 
 
-def order(result: Windowed[Any, Any]) -> tuple[Any, ...]:
+def order(given: tuple[int, Windowed[Any, Any]]) -> tuple[Any, ...]:
+    time, result = given
     key = canonical_key(result.key)
-    return result.end, key_group(key, MAX_PARALLELISM), key
+    return time, key_group(key, MAX_PARALLELISM), key, result.start
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(window: Window) -> None:
+def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(window: Window | Revised) -> None:
     arrivals = [(0, key, time) for time in (100, 0, 60, 30) for key in "dacb"]
     for room in (1, 3, 100):
         seen = play(window, arrivals, 1_000, [], room)
-        assert seen.results == sorted(seen.results, key=order)
+        given = [*zip(seen.times, seen.results, strict=True)]
+        assert given == sorted(given, key=order)
 
 
-def test_an_operator_goes_on_at_the_watermark_of_its_table() -> None:
+def group_of(key: str) -> int:
+    return key_group(canonical_key(key), MAX_PARALLELISM)
+
+
+WATERMARKS = {group: 139 if group == group_of("b") else 39 for group in range(MAX_PARALLELISM)}
+"""Those of key groups that subtasks at different ones had before a restore."""
+
+
+def play_restored(operator: TimedOperator[Any], push: Callable[[Batch], None]) -> list[Arrived]:
+    """The records that *push* gets, each with the one of `WATERMARKS` as its floor by which *operator* must go."""
+    records = [(key, time) for time in range(0, 200, 7) for key in "abcd"]
+    floored = [Arrived(number, key, time, WATERMARKS[group_of(key)]) for number, (key, time) in enumerate(records)]
+    floored.append(Arrived(len(floored), "b", 135, 139))
+    for batch, watermark in ((floored[:-1], 100), (floored[-1:], 10_000)):
+        push(as_batch([replace(record, floor=NO_FLOOR) for record in batch]))
+        advance(operator, watermark, 1)
+    return floored
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_each_key_group_goes_on_at_its_own_watermark(window: Window | Revised) -> None:
+    """No window of it is lost, fires again, or takes a record; others are not held back."""
     seen = Seen()
-    before = operator_of(Tumbling("20ms"), seen.take, seen.take_late)
-    advance(before, 39, 1)
-    after = OPERATORS[Tumbling](
-        "w", before.window, before.accumulator, before.table, before.groups, before.read_keys, downstream=[seen.take],
-        sides={"late": [seen.take_late]}, late_output="late",
-    )  # fmt: skip
-    after(as_batch([Arrived(1, "a", 39, NO_FLOOR), Arrived(2, "a", 40, NO_FLOOR)]))
-    advance(after, 59, 1)
-    assert ([late.id for late in seen.late], seen.results) == ([1], [Windowed("a", moment(40), moment(60), [2])])
+    operator = operator_of(window, seen.take, seen.take_late, WATERMARKS)
+    results, late = expected(window, play_restored(operator, operator))
+    assert (seen.counted(), Counter(record.id for record in seen.late)) == (results, late)
+    assert late
+
+
+def test_a_session_that_grows_leaves_the_state_as_it_is_that_a_snapshot_may_have() -> None:
+    seen = Seen()
+    operator = operator_of(Session("20ms"), seen.take, seen.take_late)
+    operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 30, NO_FLOOR)]))
+    before = [state for _, _, state in operator.table.items()]
+    operator(as_batch([Arrived(2, "a", 15, NO_FLOOR)]))
+    assert sorted(before) == [(0, 0, [0]), (30, 30, [1])]
+    assert [state for _, _, state in operator.table.items()] == [(0, 30, [0, 2, 1])]
+
+
+def test_a_later_result_leaves_the_state_as_it_is_that_a_snapshot_may_have() -> None:
+    """Nor does it see what operators after it do to a result that was given."""
+    seen = Seen()
+    operator = operator_of(Revised(Tumbling("20ms"), early="5ms"), seen.take, seen.take_late)
+    operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 7, NO_FLOOR)]))
+    advance(operator, 4, 1)
+    seen.results[0].value.clear()
+    before = [state for _, _, state in operator.table.items()]
+    advance(operator, 9, 1)
+    assert (before, seen.results[1].value) == ([(None, {19: [1]}), ((1, [0]), {})], [0, 1])
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_what_changes_a_result_leaves_a_snapshot_as_it_is_that_is_being_written(window: Window | Revised) -> None:
+    written = []
+    for change in (list.copy, list.clear):
+        seen = Seen()
+        operator = operator_of(window, seen.take, seen.take_late)
+        operator(as_batch([Arrived(0, "a", 0, NO_FLOOR), Arrived(1, "a", 7, NO_FLOOR)]))
+        snapshot = operator.table.freeze(1, 0)
+        advance(operator, 1_000, 1)
+        for result in seen.results:
+            change(result.value)
+        written.append([block.body for block in snapshot.encode() if block is not None])
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_a_record_that_is_taken_as_the_accumulator_stays_as_it_is(window: Window | Revised) -> None:
+    """Other windows may have it, and other branches of the stream."""
+    seen = Seen()
+    operator = operator_of(window, seen.take, seen.take_late)
+    operator.accumulator = folded(list, _taken, merge, list[int], {})
+    batch = as_batch([Arrived(0, "a", 2, NO_FLOOR), Arrived(1, "a", 3, NO_FLOOR), Arrived(2, "a", 4, NO_FLOOR)])
+    records = batch.records = [[0], [1], [2]]
+    operator(batch)
+    advance(operator, 1_000, 1)
+    assert records == [[0], [1], [2]]
+    assert {tuple(sorted(result.value)) for result in seen.results} == {(0, 1, 2)}
+
+
+def _taken(ids: list[int], record: list[int]) -> list[int]:
+    if not ids:
+        return record
+    ids += record
+    return ids
+
+
+def nothing(one: list[int], other: list[int]) -> Any:
+    one += other
+
+
+@pytest.mark.parametrize("window", [Hopping("40ms", every="20ms"), Revised(Tumbling("40ms"), early="20ms")], ids=str)
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda one, other: 1 // 0, "ZeroDivisionError: .*"),
+        (lambda one, other: next(iter(())), "StopIteration: .*"),
+        (nothing, "TypeError: nothing returned None: let it return the accumulator.*"),
+    ],
+)  # fmt: skip
+def test_an_error_of_merge_names_operator_key_and_window(
+    window: Window | Revised, wrong: Callable[[list[int], list[int]], list[int]], error: str
+) -> None:
+    seen = Seen()
+    operator = operator_of(window, seen.take, seen.take_late)
+    operator.accumulator = folded(list, add, wrong, list[int], {})
+    operator(as_batch([Arrived(0, "a", 40, NO_FLOOR), Arrived(1, "a", 60, NO_FLOOR)]))
+    raised = f"^merge\\(\\) of operator 'w' raised {error}, on two parts of the window of 'a' from "
+    with pytest.raises(RecordError, match=raised + r"1970-01-01T00:00:00.040Z to 1970-01-01T00:00:00.080Z\. .*lost"):
+        advance(operator, 1_000, 1)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from exactlyonce import Count, Hopping, Max, Output, Pipeline, Session, Sum, Tumbling
+from exactlyonce import (
+    Aggregate,
+    Count,
+    CountDistinct,
+    Hopping,
+    Max,
+    Output,
+    Percentiles,
+    Pipeline,
+    Session,
+    Sum,
+    Tumbling,
+    Windowed,
+)
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks import KafkaSink, PostgresSink
 
 
 class Click(msgspec.Struct):
@@ -25,12 +41,31 @@ WINDOWS: dict[str, Any] = {
     "daily": Tumbling("1d", zone="Europe/Paris"),
     "folded": Session("3s"),
     "topics": Tumbling("10s"),
+    "revised": Hopping("30s", every="10s"),
+    "processed": Tumbling("10s"),
+}
+REVISIONS: dict[str, dict[str, Any]] = {
+    "revised": {"early": "4s", "lateness": "5s"},
+    "processed": {"early": "4s", "lateness": "20s"},
 }
 
 
-def added(amounts: list[int], click: Click) -> list[int]:
-    amounts.append(click.amount)
-    return amounts
+AGGREGATES: dict[str, Aggregate[Click, Any]] = {
+    "n": Count(),
+    "spent": Sum("amount"),
+    "most": Max("amount"),
+    "ids": CountDistinct("id", error=0.05),
+    "percentiles": Percentiles("amount", [50, 100]),
+}
+
+
+def adding(pause_s: float) -> Callable[[list[int], Click], list[int]]:
+    def added(amounts: list[int], click: Click) -> list[int]:
+        time.sleep(pause_s)  # a slow user function
+        amounts.append(click.amount)
+        return amounts
+
+    return added
 
 
 class Amounts(msgspec.Struct):
@@ -52,22 +87,49 @@ def migrated(amounts: list[int]) -> Amounts:
     return Amounts(amounts)
 
 
-def windowed(name: str, window: str, version: int = 1) -> Pipeline:
-    """The clicks of NAME-in, or of all topics NAME-in-..., by user in windows, to NAME-out; the late ones to
-    NAME-late."""
+def summed(window: Windowed[str, list[Click]]) -> Iterator[Windowed[str, dict[str, int]]]:
+    times, amounts = [click.at for click in window.value], [click.amount for click in window.value]
+    assert times == sorted(times)
+    value = {"n": len(amounts), "spent": sum(amounts), "most": max(amounts)}
+    yield Windowed(window.key, window.start, window.end, value, window.revision)
+
+
+class Row(msgspec.Struct):
+    user: str
+    first: datetime
+    n: int
+    spent: int
+    most: int
+    revision: int
+
+
+def row(window: Windowed[str, Any]) -> Row:
+    value = window.value
+    return Row(window.key, window.start, value.n, value.spent, value.most, window.revision)
+
+
+def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table: str = "") -> Pipeline:
+    """The clicks of NAME-in, or of all topics NAME-in-..., by user in windows, to NAME-out, and to rows of *table*; the
+    late ones to NAME-late."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
     topics: Any = {"pattern": f"{name}-in-.*"} if window == "topics" else {"topic": f"{name}-in"}
     source = KafkaSource(**topics, value=Click, time="at", disorder="2s", idle=None, ahead=None)
     windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(WINDOWS[window])
+    options = REVISIONS.get(window, {})
     if window == "folded" and version == 2:
         migrations = {1: migrated}
         results: Any = windows.fold(
             "counts", lambda: Amounts([]), added_to, united, late=late, state_version=2, migrations=migrations
         )
     elif window == "folded":  # with states that change in place
-        results = windows.fold("counts", list, added, list.__add__, state=list[int], late=late)
+        results = windows.fold("counts", list, adding(pause_ms / 1000), list.__add__, state=list[int], late=late)
+    elif window == "processed":
+        results = windows.process("counts", summed, late=late, **options)
     else:
-        results = windows.aggregate("counts", {"n": Count(), "spent": Sum("amount"), "most": Max("amount")}, late=late)
+        results = windows.aggregate("counts", AGGREGATES, late=late, **options)
+    if table:
+        into = PostgresSink[Row](table, dsn="env:WINDOWS_DSN", mode="upsert", key=("user", "first"), create=True)
+        results.map(row).sink("table", into)
     results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     results.side(late).sink("late", KafkaSink(f"{name}-late", key=lambda click: click.user))
     return pipeline

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
@@ -27,6 +28,7 @@ from exactlyonce.pipeline.aggregates import (
     Mean,
     Min,
     Misuse,
+    Percentiles,
     Place,
     Placed,
     Sum,
@@ -70,6 +72,8 @@ CASES: list[tuple[Aggregate[Order, Any], Callable[[list[Placed]], Any]]] = [
     (Sum("amount"), lambda these: sum(each.record.amount for each in these)),
     (Sum(lambda order: order.weight), lambda these: fsum(each.record.weight for each in these)),
     (Sum(lambda order: order.amount, type=int), lambda these: sum(each.record.amount for each in these)),
+    (Sum(lambda order: order.amount > 0), lambda these: sum(each.record.amount > 0 for each in these)),
+    (Sum(lambda order: order.amount > 0, type=int), lambda these: sum(each.record.amount > 0 for each in these)),
     (Mean("amount"), lambda these: sum(each.record.amount for each in these) / len(these)),
     (Mean("weight"), lambda these: fsum(each.record.weight for each in these) / len(these)),
     (Min("amount"), lambda these: min(each.record.amount for each in these)),
@@ -95,6 +99,53 @@ def test_a_result_is_that_of_all_records_in_any_order_and_any_parts(
     cuts = data.draw(st.lists(st.integers(0, len(orders)), max_size=3))
     given_ = records if accumulator.placed else [each.record for each in records]
     assert result(accumulator, given_, cuts) == expected(placed(orders))
+
+
+SKETCHES: list[Aggregate[Any, Any]] = [
+    CountDistinct(lambda number: number, error=0.1),
+    Percentiles(lambda number: number, [0, 25, 50, 99, 100], error=0.05),
+]
+
+
+@pytest.mark.parametrize("aggregate", SKETCHES, ids=[aggregate.name for aggregate in SKETCHES])
+@settings(max_examples=60)
+@given(numbers=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60), data=st.data())
+def test_a_sketch_depends_on_the_values_alone(aggregate: Aggregate[Any, Any], numbers: list[float], data) -> None:
+    accumulator = aggregate.accumulator(UNKNOWN, {})
+    shuffled = data.draw(st.permutations(numbers))
+    approximate = result(accumulator, shuffled, data.draw(st.lists(st.integers(0, 60), max_size=3)))
+    assert approximate == result(accumulator, numbers, [])
+    if isinstance(aggregate, Percentiles):
+        ranked = sorted(numbers)
+        exact = [ranked[int(percent / 100 * (len(ranked) - 1))] for percent in aggregate.percents]
+        for one, other in zip(approximate, exact, strict=True):
+            assert one == pytest.approx(other, rel=0.0501, abs=1e-300)
+
+
+@pytest.mark.parametrize("count", [100, 4_000, 60_000])
+def test_the_number_of_different_values_is_within_a_few_standard_errors(count: int) -> None:
+    """Also where the registers become dense, between parts and within one."""
+    accumulator = CountDistinct(lambda number: number, error=0.02).accumulator(UNKNOWN, {})
+    found = result(accumulator, [*range(count), *range(count // 2)], [count // 50, count])
+    assert found == result(accumulator, [*reversed(range(count))], []) == pytest.approx(count, rel=0.06)
+
+
+def test_a_percentile_of_nan_or_infinity_is_an_error() -> None:
+    accumulator = Percentiles("weight", [50]).accumulator(Order, {})
+    for number in (nan, inf):
+        with pytest.raises(ValueError, match="filter such records"):
+            accumulator.add(None, Order(1, 1, number))
+
+
+def test_a_state_is_of_the_parameters_that_it_depends_on() -> None:
+    """A checkpoint refuses the state of another name."""
+    aggregates: list[Aggregate[Any, Any]] = [
+        TopN(2, "amount"), TopN(3, "amount"), CountDistinct("id"), CountDistinct("id", error=0.1),
+        Percentiles("amount", [50], error=0.02), Percentiles("amount", [50, 99]), Count(),
+    ]  # fmt: skip
+    assert [aggregate.named(Order, {}).name for aggregate in aggregates] == [
+        "TopN(2)", "TopN(3)", "CountDistinct", "CountDistinct(0.1)", "Percentiles(0.02)", "Percentiles(0.01)", "Count",
+    ]  # fmt: skip
 
 
 @given(st.lists(st.floats(-1e300, 1e300) | st.integers(-(2**70), 2**70), min_size=1, max_size=9), st.data())
@@ -137,6 +188,10 @@ def test_several_aggregates_give_a_record_with_their_names() -> None:
     assert type(value) is accumulator.value
 
 
+class Color(Enum):
+    RED = "red"
+
+
 @pytest.mark.parametrize(
     ("aggregate", "problem"),
     [
@@ -147,6 +202,10 @@ def test_several_aggregates_give_a_record_with_their_names() -> None:
         (Sum("note"), "Sum is of values that may be None"),
         (Mean(lambda order: order.note, type=str), "Mean is of numbers or timedeltas"),
         (TopN(0, "amount"), "TopN(0, ...) must be of 1 record or more"),
+        (CountDistinct("id", error=0.0), "CountDistinct(error=0.0): it must be from 0.002 to 0.2"),
+        (Max(lambda order: Color.RED, Color), "Max is of values with an order, and Color has none: give a function"),
+        (Percentiles("note", [50]), "Percentiles is of values that may be None"),
+        (Percentiles("amount", [101]), "give a list of numbers from 0 to 100"),
         (CountDistinct(lambda order: (yield order)), "the lambda must be a plain function of a record"),
     ],
 )

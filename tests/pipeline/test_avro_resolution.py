@@ -54,7 +54,6 @@ ACCEPTED: dict[str, tuple[Any, Any, Any, Any]] = {
     "another namespace": (record(name="a.Total"), record(name="b.Total"), {}, {}),
     "an enum that grows": (enum("A"), enum("B", "A"), "A", "A"),
     "an enum with a default": (enum("A", "B"), enum("A", default="A"), "B", "A"),
-    "a fixed": (fixed(2), fixed(2), b"ab", b"ab"),
     "a union that grows": (["null", "int"], ["null", "string", "long"], 1, 1),
     "into a union": ("int", ["null", "double"], 1, 1.0),
     "out of a union": (["int", "long"], "double", 1, 1.0),
@@ -95,10 +94,6 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     "a long that narrows": (
         record(field("a")), record(field("a", "int")), {"a": 1}, "field 'a' was written as long and is read as int",
     ),
-    "another kind": (
-        record(field("a", "string")), record(field("a")), {"a": "x"},
-        "field 'a' was written as string and is read as long",
-    ),
     "deep down": (
         record(field("in", {"type": "array", "items": ["null", INNER]})),
         record(field("in", {"type": "array", "items": ["null", record(field("x", "boolean"), name="Inner")]})),
@@ -110,18 +105,8 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     "another size": (
         fixed(2), fixed(3), b"ab", "was written as fixed Digest of 2 bytes and is read as fixed Digest of 3 bytes",
     ),
-    "a field of an error": (
-        record(field("e", {**INNER, "type": "error"})),
-        record(field("e", {**record(field("x", "string"), name="Inner"), "type": "error"})),
-        {"e": {"x": 1}}, "field 'e.x' was written as int and is read as string",
-    ),
     "another name": (record(), record(name="Sum"), {}, "was written as record Total and is read as record Sum"),
     "an enum as a record": (enum("A"), record(name="Colour"), "A", "as enum Colour and is read as record Colour"),
-    "an enum as text": (enum("A"), "string", "A", "as enum Colour and is read as string"),
-    "items of another kind": (
-        {"type": "array", "items": "long"}, {"type": "array", "items": "string"}, [1],
-        "was written as array of long and is read as array of string",
-    ),
     "two aliases": (
         record(field("a"), field("b")), record(field("c", aliases=["a", "b"])), {"a": 1, "b": 2},
         "field 'c' is filled by 'a' and by 'b': take an alias away",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import GraphError, Output, Pipeline, Tumbling
+from exactlyonce import GraphError, Output, Pipeline, Session, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -37,6 +37,7 @@ def of_id(order: Order) -> int:
 orders = KafkaSource("orders", value=Order, time="at")
 timeless = KafkaSource("timeless", value=Order)
 customers = KafkaSource("customers", key=str, value=Customer, metadata=True, time="at")
+unstamped = KafkaSource("table", key=str, value=Customer, metadata=True)
 late = Output("late", Customer)
 OUT: KafkaSink[Any] = KafkaSink("out")
 
@@ -49,7 +50,8 @@ def graph(write: Callable[[Pipeline], Any]) -> LogicalGraph:
 
 def itself(pipeline: Pipeline, **within: Any) -> Any:
     keyed = pipeline.source("orders", orders).key_by(of_customer)
-    return keyed.join("joined", keyed, **{"within": ("0s", "1s"), **within})
+    default: dict[str, Any] = {} if "window" in within else {"within": ("0s", "1s")}
+    return keyed.join("joined", keyed, **default | within)
 
 
 def test_both_edges_of_a_join_of_a_stream_with_itself_are_channels_of_their_own() -> None:
@@ -68,7 +70,8 @@ def test_sides_bounds_and_outer_sides_are_part_of_the_fingerprint() -> None:
 
     graphs = [
         graph(two), graph(lambda p: two(p, swapped=True)), graph(itself), graph(lambda p: itself(p, how="full")),
-        graph(lambda p: itself(p, within=("-1s", "1s"))),
+        graph(lambda p: itself(p, within=("-1s", "1s"))), graph(lambda p: itself(p, window=Tumbling("1s"))),
+        graph(lambda p: itself(p, window=Tumbling("1s"), how="left")), graph(lambda p: itself(p, window=Session("1s"))),
     ]  # fmt: skip
     assert len({joined.fingerprint() for joined in graphs}) == len(graphs)
 
@@ -78,6 +81,8 @@ def test_types_of_results_have_none_for_the_side_that_may_be_missing() -> None:
         return graph(write).explain().splitlines()[-2].rpartition("  : ")[2]
 
     assert result(lambda p: itself(p, how="right")) == "Joined[str, Optional[Order], Order]"
+    full = result(lambda p: itself(p, how="full", window=Tumbling("1s")))
+    assert full == "Windowed[str, Pair[Optional[Order], Optional[Order]]]"
     assert result(lambda p: _enriched(p, "as_of")) == "Joined[str, Order, Optional[Customer]]"
     assert result(lambda p: _enriched(p, "lookup", how="inner")) == "Joined[str, Order, Customer]"
 
@@ -89,7 +94,7 @@ def _enriched(pipeline: Pipeline, kind: str, source: Any = orders, key: Any = of
 
 def test_windows_behind_a_lookup_need_no_times_in_its_table() -> None:
     def write(pipeline: Pipeline) -> Any:
-        table = pipeline.table("table", KafkaSource("table", key=str, value=Customer, metadata=True))
+        table = pipeline.table("table", unstamped)
         named = pipeline.source("orders", orders).key_by(of_customer).lookup("named", table)
         return named.key_by(lambda joined: joined.key).window(Tumbling("1s")).fold("n", int, lambda n, joined: n + 1)
 
@@ -111,8 +116,12 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
     r"within=\('1s', '0s'\) is empty: give the earlier bound first": lambda p: itself(p, within=("1s", "0s")),
     "within= is 'soon': write a number with a unit": lambda p: itself(p, within=("-1s", "soon")),
     "how='outer' must be one of 'inner', 'left', 'right', 'full'": lambda p: itself(p, how="outer"),
+    "join.. needs within=, .*, or window=, .*, and not both": lambda p: itself(p, window=None, within=None),
+    "window=Tumbling.* and not both": lambda p: itself(p, window=Tumbling("1s"), within=("0s", "1s")),
+    r"expected a window, as Tumbling\(\"10s\"\), got '10s'": lambda p: itself(p, window="10s"),
+    "the gap must be above 0": lambda p: itself(p, window=Session("0s")),
     "how='full' must be one of 'inner', 'left'": lambda p: _enriched(p, "lookup", how="full"),
-    "keep= is 'long'": lambda p: _enriched(p, "as_of", keep="long"),
+    "keep is 'long'": lambda p: _enriched(p, "as_of", keep="long"),
     r"late records are Order, and 'late' is declared with Customer": lambda p: itself(p, late=late),
     "the keys of the left side are int, and those of the right one str": lambda p: _enriched(p, "as_of", key=of_id),
     "join goes by event time, and the records of 'timeless' have none": lambda p: (
@@ -131,6 +140,10 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
             "joined", Pipeline("q").source("t", timeless).key_by(of_id), within=("0s", "1s")
         )
     ),
+    "lookup goes by event time, and the records of 'table' have none": lambda p: (
+        p.source("orders", orders).key_by(of_customer).lookup("joined", p.table("table", unstamped), ttl="7d")
+    ),
+    "ttl is 'soon'": lambda p: _enriched(p, "lookup", ttl="soon"),
     "a table needs a source of messages with their keys": lambda p: (
         p.source("orders", orders).key_by(of_id).lookup("joined", p.table("t", timeless))  # type: ignore[arg-type]  # a mistake
     ),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -143,7 +144,7 @@ SPARK_SESSION = "from pyspark.sql import SparkSession\nSparkSession.builder.remo
     ids=["missing", "name", "syntax", "exit", "codec", "run", "spark-work", "spark-session"],
 )
 def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
-    with pytest.raises(error, match=problem):
+    with patch.dict(os.environ), pytest.raises(error, match=problem):  # PySpark leaves a variable behind
         load(f"{module(text)}:pipeline")
 
 
@@ -187,8 +188,6 @@ SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some",
 @pytest.mark.parametrize(
     ("files", "arguments", "found"),
     [
-        pytest.param({"script.py": SCRIPT}, ["script.py"], "script:pipeline", id="file"),
-        pytest.param({"script.py": SCRIPT}, ["-m", "script"], "script:pipeline", id="module"),
         pytest.param({"script.py": SCRIPT}, ["{}/script.py"], "script:pipeline", id="elsewhere"),
         pytest.param({"flows/orders.py": SCRIPT}, ["-m", "flows.orders"], "flows.orders:pipeline", id="package"),
         pytest.param(
@@ -250,19 +249,3 @@ def test_a_pipeline_of_another_process_is_refused() -> None:
 def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(engine.folder))
     assert run(of_this_module, "some", {"inline": True}) == 7
-
-
-def test_a_pipeline_that_was_imported_costs_no_search(module: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every unit of bounded work imports the pipeline: the disk is searched once."""
-    invalidated: list[None] = []
-    invalidate = importlib.invalidate_caches
-
-    def counted() -> None:
-        invalidated.append(None)
-        invalidate()
-
-    monkeypatch.setattr(importlib, "invalidate_caches", counted)
-    reference = load(f"{module(PIPELINE)}:pipeline").reference
-    for _ in range(3):
-        load_reference(reference)
-    assert len(invalidated) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from exactlyonce import Context, Emit, GraphError, Operator, Output, Pipeline, Record, Stream
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
+from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import PrintSink
 
@@ -45,17 +45,6 @@ def written(write: Callable[[Stream[Order]], Stream[Any]]) -> LogicalGraph:
 def totals(orders: Stream[Order]) -> Stream[Total]:
     by_customer = orders.filter(lambda order: order.total > 0).key_by(lambda order: order.customer)
     return by_customer.stateful_map("totals", add)
-
-
-def test_the_program_of_the_documentation() -> None:
-    graph = written(totals)
-    kinds = [Kind.SOURCE, Kind.FILTER, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.SINK]
-    ids = ["orders", "filter-after-orders", "key_by-after-orders", "totals", "out"]
-    assert [node.kind for node in graph.nodes] == kinds
-    assert [node.id for node in graph.nodes] == ids
-    assert [node.inputs for node in graph.nodes] == [(), *((Input(each),) for each in ids[:-1])]
-    assert [node.type for node in graph.nodes[:4]] == [Order, Order, Order, Total]
-    assert graph.node("totals").state_type is int
 
 
 def test_every_node_knows_its_line() -> None:
@@ -203,17 +192,6 @@ def test_side_outputs_of_an_operator_with_state(operator: str) -> None:
 def test_branches_read_the_same_output() -> None:
     graph = written(lambda orders: orders.union(orders, orders.map(Enrich), id="all"))
     assert [node.id for node in graph.consumers("orders")] == ["map-after-orders", "all", "all"]
-
-
-def test_stateful_operators_share_a_key_by() -> None:
-    def both(orders: Stream[Order]) -> Stream[Any]:
-        keyed = orders.key_by(lambda order: order.customer)
-        return keyed.stateful_map("first", add).union(keyed.stateful_map("second", add))
-
-    graph = written(both)
-    shuffles = [("key_by-after-orders", "first"), ("key_by-after-orders", "second")]
-    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == shuffles
-    assert [node.id for node in graph.stateful] == ["first", "second"]
 
 
 def test_a_partitioned_key_needs_no_shuffle() -> None:

@@ -29,6 +29,14 @@ class Counts:
         emit(key)
 
 
+class Both:
+    def on_left(self, key: str, count: int | None, click: Click, timers: Timers, emit: Emit[str]) -> int:
+        return 1
+
+    def on_right(self, key: str, count: int | None, name: str, timers: Timers, emit: Emit[int]) -> int:
+        return 2
+
+
 class Stateless:
     def on_record(self, key: str, state: None, click: Click, timers: Timers, emit: Emit[str]) -> None:
         emit(key)
@@ -102,6 +110,61 @@ def test_a_mistake_is_named_with_its_remedy(handler: Any, options: dict[str, Any
         graph(handler, **options)
 
 
+def both(handler: Any, *times: Any, **options: Any) -> LogicalGraph:
+    pipeline = Pipeline("timed")
+    clicks_time, names_time = times or ("at", len)
+    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time=clicks_time)).key_by(lambda of: of.user)
+    names = pipeline.source("names", KafkaSource("names", value=str, time=names_time)).key_by(str)
+    clicks.co_process("p", names, handler, **options).sink("out", KafkaSink("out"))
+    return pipeline.build()
+
+
+def test_a_handler_of_two_inputs_has_one_state_and_may_give_either_type() -> None:
+    node = both(Both).node("p")
+    assert (node.type, node.meaning, len(node.inputs)) == (str | int, "co_process=time", 2)
+    assert (
+        node.kept.name
+        == "tuple[Optional[int], bool, list[tuple[str, int, int, Click]], list[tuple[str, int, int, str]]]"
+    )
+    assert both(Both, None, None, order="arrival").node("p").kept.name == "tuple[Optional[int], bool]"
+
+
+class TwoStates(Both):
+    def on_right(self, key: str, count: str | None, name: str, timers: Timers, emit: Emit[int]) -> str:  # type: ignore[override]  # the mistake
+        return ""
+
+
+class OnTime(Both):
+    def on_time(self, key: str, count: int | None, at: datetime, timers: Timers, emit: Emit[str]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "times", "options", "problem"),
+    [
+        (
+            Counts,
+            (),
+            {},
+            r"expected a class with on_left\(self, .*\) and on_right\(self, key, state, record, timers, emit\)",
+        ),
+        (
+            TwoStates,
+            (),
+            {},
+            "TwoStates.on_left and TwoStates.on_right take state of two types, int and str: annotate one",
+        ),
+        (Both, ("at", None), {}, "co_process goes by event time, .* 'names' have none"),
+        (OnTime, ("at", None), {"order": "arrival"}, "no timer would ever go off. Give the source time="),
+        (Both, (), {"late_right": Output("late", Click)}, "late records are str, and 'late' is declared with Click"),
+    ],
+)
+def test_a_mistake_of_two_inputs_is_named_with_its_remedy(
+    handler: Any, times: Any, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(GraphError, match=problem):
+        both(handler, *times, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -109,11 +172,26 @@ def test_a_mistake_is_named_with_its_remedy(handler: Any, options: dict[str, Any
         ({"within": "soon"}, "within is 'soon'"),
         ({"within": "1h", "order": "none"}, "order='none' must be one of 'time', 'arrival'"),
         ({"within": "1h", "late": Output("late", int)}, "late records are Click, and 'late' is declared with int"),
+        ({"ttl": "0s"}, "ttl= must be above 0"),
+        (
+            {"ttl": "1s"},
+            r"ttl='1s' is shorter than disorder='2s' of source 'clicks': .* Raise ttl=, or lower disorder=",
+        ),
+        ({"ttl": "9s", "source": {"time": None}}, "reduce goes by event time, .* 'clicks' have none: give the source"),
+        ({"count": 0}, "a batch of 0 records: give a whole number above 0"),
+        ({"count": 5, "timeout": "0s"}, "timeout= must be above 0"),
+        ({"count": 5, "timeout": "soon"}, "timeout is 'soon'"),
     ],
 )
-def test_a_deduplication_that_makes_no_sense_is_a_mistake(options: dict[str, Any], problem: str) -> None:
+def test_other_options_that_make_no_sense_are_mistakes(options: dict[str, Any], problem: str) -> None:
     pipeline = Pipeline("timed")
-    clicks = pipeline.source("clicks", KafkaSource("clicks", value=Click, time="at")).key_by(lambda click: click.user)
-    clicks.deduplicate("once", **options).sink("out", KafkaSink("out"))
+    source = KafkaSource("clicks", value=Click, **({"time": "at", "disorder": "2s"} | options.pop("source", {})))
+    clicks = pipeline.source("clicks", source).key_by(lambda click: click.user)
+    if "ttl" in options:
+        clicks.reduce("last", lambda one, other: other, **options).sink("out", KafkaSink("last"))
+    elif "count" in options:
+        clicks.batches("batches", **options).sink("out", KafkaSink("batches"))
+    else:
+        clicks.deduplicate("once", **options).sink("out", KafkaSink("out"))
     with pytest.raises(GraphError, match=problem):
         pipeline.build()

@@ -81,6 +81,10 @@ MISTAKES: dict[str, Write] = {
     "records of 'orders' are not used: add .sink": lambda p, s: None,
     "records of 'map-after-orders' are not used": lambda p, s: (s.map(len), s.sink("out", out)),
     "records of 'key_by-after-orders' are not used: add an operator with state": lambda p, s: s.key_by(len),
+    "table 'side' is not used: add .as_of": lambda p, s: (
+        s.sink("out", out),
+        p.table("side", KafkaSource("side", key=str, value=Order, metadata=True)),
+    ),
     "id 'out' is taken at ": lambda p, s: (s.sink("out", out), s.sink("out", out)),
     "id 'a b' must be made of letters": lambda p, s: s.sink("a b", out),
     r"id 'x+' is longer than 100": lambda p, s: s.sink("x" * 101, out),

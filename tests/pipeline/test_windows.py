@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Window, moment
+from exactlyonce import Count, GraphError, Output, Pipeline, Stream
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
+from exactlyonce.sinks import KafkaSink
 
 TIMES = st.integers(-(10**13), 10**13)
 HOUR = timedelta(hours=1)
@@ -105,17 +110,22 @@ def test_months_are_those_of_the_calendar_also_before_1970() -> None:
         (Hopping("10ms", every="1ms"), "each of more milliseconds than windows overlap"),
         (Session("0s"), "session 0s: the gap must be above 0"),
         (Session("soon"), "gap is 'soon'"),
+        (Revised(Session("1s"), early="1s"), "session 1s has neither early= nor lateness=: a later record may move"),
+        (Revised(Tumbling("0s"), early="1s"), "tumbling 0s: the size must be above 0"),
+        (Revised(Tumbling("1m"), early="1m"), "early='1m' must be below the size of the window, '1m'"),
+        (Revised(Tumbling("1m"), early="soon"), "early is 'soon'"),
+        (Revised(Tumbling("1m"), lateness="0s"), "lateness= must be above 0, or be left out"),
     ],
     ids=str,
 )
-def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window, problem: str) -> None:
+def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window | Revised, problem: str) -> None:
     assert problem in " ".join(window.problems)
 
 
 def test_windows_are_described_by_what_decides_the_results() -> None:
     windows = (
         Tumbling("60s", offset="1s"), Tumbling("1m", offset="1000ms"), Tumbling("1d", zone="UTC"),
-        Hopping("1m", every="20s"), Session("30m"),
+        Hopping("1m", every="20s"), Session("30m"), Revised(Tumbling("1m"), early="1s", lateness="1h"),
     )  # fmt: skip
     assert [window.describe() for window in windows] == [
         {"tumbling": 60_000, "offset": 1_000},
@@ -123,4 +133,79 @@ def test_windows_are_described_by_what_decides_the_results() -> None:
         {"tumbling": "1d", "zone": "UTC"},
         {"hopping": 60_000, "every": 20_000},
         {"session": 1_800_000},
+        {"tumbling": 60_000, "early": 1_000, "lateness": 3_600_000},
     ]
+    for window in windows:
+        read = window_of(" ".join(f"{name}={of}" for name, of in window.describe().items()))
+        assert read is not None
+        assert read.describe() == window.describe()
+
+
+class Click(msgspec.Struct):
+    at: int
+
+
+CLICKS = KafkaSource("clicks", value=Click, time="at")
+LATE = Output("late", Click)
+OUT: KafkaSink[Any] = KafkaSink("out")
+
+
+def revised_counts(pipeline: Pipeline, **options: Any) -> Stream[Windowed[int, int]]:
+    windows = pipeline.source("clicks", CLICKS).key_by(_minute).window(Tumbling("1m"))
+    return windows.aggregate("counts", Count(), late=LATE, lateness="1h", **options)
+
+
+def _minute(click: Click) -> int:
+    return click.at // 60_000
+
+
+def _key(window: Windowed[int, int]) -> int:
+    return window.key
+
+
+def _one(click: Click, other: Click) -> Click:
+    return click
+
+
+def test_revisions_go_to_sinks_through_operators_without_state_and_late_records_anywhere() -> None:
+    pipeline = Pipeline("p")
+    counts = revised_counts(pipeline, early="10s")
+    counts.filter(lambda window: window.revision > 0).union(counts).map(_key).sink("out", OUT)
+    counts.side(LATE).key_by(_minute).reduce("one", _one).sink("late", KafkaSink("late"))
+    assert "tumbling 1m, early 10s, lateness 1h  state" in pipeline.build().explain()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda pipeline, counts: counts.filter(bool).key_by(_key).reduce("again", max).sink("out", OUT),
+        lambda pipeline, counts: counts.map(_key).key_by(lambda key: key).window(Tumbling("1h"))
+        .aggregate("again", Count()).sink("out", OUT),
+        lambda pipeline, counts: pipeline.source("other", KafkaSource("other", value=Click, time="at"))
+        .key_by(_minute).join("again", counts.key_by(_key), within=("0s", "1s")).sink("out", OUT),
+        lambda pipeline, counts: counts.map(_key).feed(pipeline.feedback("again", int)),
+    ],
+    ids=["reduce", "window", "join", "loop"],
+)  # fmt: skip
+def test_revisions_are_refused_before_state_that_would_count_them_again(use: Any) -> None:
+    pipeline = Pipeline("p")
+    counts = revised_counts(pipeline)
+    use(pipeline, counts)
+    with pytest.raises(GraphError, match="window 'counts' with early= or lateness= gives results again, and 'again' "):
+        pipeline.build()
+
+
+def test_a_fold_with_revisions_needs_merge() -> None:
+    pipeline = Pipeline("p")
+    windows = pipeline.source("clicks", CLICKS).key_by(_minute).window(Tumbling("1m"))
+    windows.fold("counts", int, lambda count, click: count + 1, early="1s").sink("out", OUT)
+    with pytest.raises(GraphError, match="Windows with early= or lateness= are merged of parts, and fold"):
+        pipeline.build()
+
+
+def test_records_of_a_window_need_a_known_type_to_be_kept() -> None:
+    pipeline = Pipeline("p")
+    unknown = pipeline.source("clicks", CLICKS).map(lambda click: click).key_by(lambda click: 0)
+    unknown.window(Tumbling("1m")).process("all", lambda window: window.value).sink("out", OUT)
+    with pytest.raises(GraphError, match="the records of a window are kept, and their type is unknown"):
+        pipeline.build()

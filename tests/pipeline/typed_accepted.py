@@ -13,17 +13,22 @@ from typing_extensions import assert_type
 from exactlyonce import (
     AvroCodec,
     Context,
+    Count,
     Emit,
+    Enriched,
     Feedback,
     Joined,
     Operator,
     Output,
+    Pair,
     Pipeline,
     Record,
     SideEmit,
     Stream,
     Table,
     Timers,
+    Tumbling,
+    Windowed,
 )
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
@@ -44,6 +49,10 @@ class Total(msgspec.Struct):
 def add(total: int | None, order: Order) -> tuple[int, Total]:
     total = (total or 0) + order.total
     return total, Total(order.customer, total)
+
+
+def window_total(window: Windowed[str, list[Order]]) -> Iterator[Total]:
+    yield Total(window.key, sum(order.total for order in window.value))
 
 
 def forget(total: int | None, order: Order) -> tuple[int | None, Total | None]:
@@ -98,6 +107,9 @@ assert_type(orders.map(functools.partial(Enrich, "other.db")), Stream[Total])
 assert_type(orders.flat_map(lambda order: [order.id, order.ts], output=int), Stream[int])
 assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words), Stream[str])
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
+windows = by_customer.window(Tumbling("1h"))
+assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
+assert_type(windows.process("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
 assert_type(by_customer.stateful_map("c", Remember), Stream[int])
@@ -182,6 +194,8 @@ assert_type(by_customer.process("handled", Remembers, late=late), Stream[Total])
 assert_type(by_customer.process("arrived", functools.partial(Remembers), order="arrival"), Stream[Total])
 assert_type(by_customer.in_order("in-order", late=late), Stream[Order])
 assert_type(by_customer.deduplicate("once", within="1h", order="arrival"), Stream[Order])
+assert_type(by_customer.batches("batches", 100, timeout="5s"), Stream[list[Order]])
+assert_type(by_customer.reduce("last", lambda one, other: other, ttl="7d"), Stream[Order])
 
 # joins
 late_totals = Output("late-totals", Total)
@@ -193,9 +207,41 @@ assert_type(by_customer.join("right", by_name, within=within, how="right"), Stre
 full = by_customer.join("full", by_name, within=within, how="full", late=late, late_right=late_totals)
 assert_type(full, Stream[Joined[str, Order | None, Total | None]])
 assert_type(full.side(late_totals), Stream[Total])
+
+
+class Compares:
+    def on_left(self, key: str, last: int | None, order: Order, timers: Timers, emit: Emit[Total]) -> int:
+        return order.id
+
+    def on_right(self, key: str, last: int | None, total: Total, timers: Timers, emit: Emit[Total]) -> None:
+        emit(total)
+
+
+assert_type(by_customer.co_process("both", by_name, Compares, late_right=late_totals), Stream[Total])
+assert_type(by_customer.co_process("by-arrival", by_name, functools.partial(Compares), order="arrival"), Stream[Total])
+day = Tumbling("1d")
+assert_type(by_customer.join("day", by_name, window=day), Stream[Windowed[str, Pair[Order, Total]]])
+days = by_customer.join("days", by_name, window=day, how="full", late=late, late_right=late_totals)
+assert_type(days, Stream[Windowed[str, Pair[Order | None, Total | None]]])
 totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
 assert_type(totals_of, Table[Any, Total])
 assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
 assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
-assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner"), Stream[Joined[str, Order, Total]])
+assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner", ttl="7d"), Stream[Joined[str, Order, Total]])
+
+# enrich
+
+
+async def fetch(some: list[Order]) -> list[Total]:
+    return [Total(order.customer, 1) for order in some]
+
+
+class Client:
+    async def __call__(self, some: list[Order]) -> tuple[int, ...]:
+        return tuple(order.id for order in some)
+
+
+assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"), Stream[Enriched[Order, Total]])
+assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
+assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])

@@ -72,7 +72,20 @@ loop.map(of_total)  # type: ignore[arg-type]
 
 by_id = orders.key_by(lambda order: order.id)
 by_id.join("keys", totals.key_by(lambda total: "a"), within=("0s", "1s"))  # type: ignore[arg-type, return-value]
+by_id.join("neither", by_id)  # type: ignore[call-overload]
 by_id.join("how", by_id, within=("0s", "1s"), how="outer")  # type: ignore[call-overload]
 by_id.as_of("unkeyed", orders)  # type: ignore[call-overload]
 by_id.join("table", pipeline.table("t", KafkaSource("t", value=Order, metadata=True)), within=("0s", "1s"))  # type: ignore[call-overload]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]
+
+
+async def of_totals(some: list[Total]) -> list[int]:
+    return []
+
+
+def at_once(some: list[Order]) -> list[int]:
+    return []
+
+
+orders.enrich("others", of_totals)  # type: ignore[arg-type]
+orders.enrich("plain", at_once)  # type: ignore[arg-type]

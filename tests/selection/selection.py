@@ -1,9 +1,10 @@
 """The choice of tests: which run, in which order, in which process. The last line counts those that are left out.
 
 `--sample` runs all tests but the exhaustive ones, of which it runs the cases that their mark names. `--changed` runs
-the others: a share of them that goes round with the merges to main, then those of files that the change may break,
-nearest first, until `--minutes` have passed. `--resume` skips what passed on the same files, in a run that broke off.
-Tests that take a broker or a Spark session have their marks by that.
+the others: those of files that the change may break, nearest first, and a share of all that goes round with the merges
+to main. With `--minutes` the change has half of them, and the share the rest; every other time a share comes in the
+opposite order, so that what had no time comes first. `--resume` skips what passed on the same files, in a run that was
+broken off. Tests that take a broker or a Spark session have their marks by that.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ LEFT_OUT = {
 SHARES = 8
 LONG = {"slow": 10, "broker": 1}
 """The seconds that a test takes, about, by mark."""
+LONG_FILES = {
+    "tests/testing/test_state_contract.py": 15,
+    "tests/testing/test_exactly_once.py": 10,
+    "tests/testing/test_sink_contract.py": 10,
+    "tests/state/tiered/test_files.py": 7,
+    "tests/state/tiered/test_table.py": 7,
+    "tests/test_packaging.py": 5,
+    "tests/testing/test_servers.py": 5,
+}
+"""The seconds that a file takes, about, whose tests have no such mark: the last to begin would end alone."""
 ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
 """Files whose tests share nothing: each goes to whichever process is free."""
 LATE = "no time is left"
@@ -54,7 +65,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="REV",
         help="run only what --sample leaves out: tests of what changed since REV ('' for the last merge), and a share",
     )
-    group.addoption("--minutes", type=float, help="with --changed: start no test of the change after so long")
+    group.addoption("--minutes", type=float, help="with --changed: start no test after so long")
     group.addoption("--resume", action="store_true", help="leave out what passed in a run that was broken off")
 
 
@@ -63,9 +74,10 @@ class Chosen(TypedDict):
 
     distances: dict[str, int] | None
     """The imports between each test file and what changed; None without `--changed`."""
-    turn: int
-    late_s: float
-    """When no test of the change is started any more, by the monotonic clock of the machine."""
+    merges: int
+    """How many there are; the share is that of this number."""
+    late_s: tuple[float, float]
+    """When no test of the change, and of the share, is started any more, by the monotonic clock of the machine."""
     passed: list[str]
     """The tests that passed before on the same files, with `--resume`. All worker processes leave out the same."""
 
@@ -89,17 +101,18 @@ class Selection:
 
     def _choose(self) -> Chosen:
         base, minutes = self._config.getoption("--changed"), self._config.getoption("--minutes")
-        distances, turn, passed = None, 0, list[str]()
+        distances, merges, passed = None, 0, list[str]()
         if base is not None:
             if self._git("rev-parse", "--is-shallow-repository") == "true":
                 raise pytest.UsageError("--changed asks the whole history what changed: git fetch --unshallow")
             distances = affected_tests(base or base_of_the_change(self._root), self._root)
-            turn = int(self._git("rev-list", "--count", "--first-parent", "--merges", "HEAD")) % SHARES
+            merges = int(self._git("rev-list", "--count", "--first-parent", "--merges", "HEAD"))
         if self._config.getoption("--resume"):
             self._passed_file = self._find_passed_file()
             passed = self._passed_file.read_text().splitlines()
-        late_s = inf if minutes is None else time.monotonic() + minutes * 60
-        return {"distances": distances, "turn": turn, "late_s": late_s, "passed": passed}
+        now_s, limit_s = time.monotonic(), inf if minutes is None else minutes * 60
+        late_s = (now_s + limit_s / 2, now_s + limit_s)
+        return {"distances": distances, "merges": merges, "late_s": late_s, "passed": passed}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
@@ -132,21 +145,25 @@ class Selection:
         return "passed" if item.nodeid in self._passed else None
 
     def _in_share(self, nodeid: str) -> bool:
-        """Whether the test runs whatever has changed, and has its time."""
-        return self._distances is None or crc32(nodeid.encode()) % SHARES == self._chosen["turn"]
+        """Whether the test runs whatever has changed."""
+        return self._distances is None or crc32(nodeid.encode()) % SHARES == self._chosen["merges"] % SHARES
 
     def _ordered(self, items: list[pytest.Item]) -> list[pytest.Item]:
-        """The share first, then by distance; the Spark session's files, then those in which the most is marked long."""
-        long: Counter[str] = Counter()
+        """By distance, then the share; the Spark session's files, then the longest, by marks and `LONG_FILES`."""
+        long = Counter(LONG_FILES)
         for item in items:
             long[_file(item)] += sum(LONG.get(mark.name, 0) for mark in item.iter_markers())
 
-        def place(item: pytest.Item) -> tuple[int, bool, int]:
+        def place(item: pytest.Item) -> tuple[float, bool, int]:
             file = _file(item)
-            distance = -1 if self._in_share(item.nodeid) else (self._distances or {})[file]
+            distance = inf if self._in_share(item.nodeid) else (self._distances or {})[file]
             return distance, not is_on_spark(self._root / file), -long[file]
 
-        return sorted(items, key=place)
+        ordered = sorted(items, key=place)
+        if self._chosen["merges"] // SHARES % 2:
+            change = sum(not self._in_share(item.nodeid) for item in items)
+            ordered[change:] = ordered[change:][::-1]
+        return ordered
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
@@ -171,7 +188,7 @@ class Selection:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if time.monotonic() > self._chosen["late_s"] and not self._in_share(item.nodeid):
+        if time.monotonic() > self._chosen["late_s"][self._in_share(item.nodeid)]:
             pytest.skip(LATE)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from affected import ROOT, git
-from selection import LEFT_OUT, is_on_spark
-
-from exactlyonce.testing.cluster import LIMIT_S
+from selection import ALONE, LEFT_OUT, LONG_FILES, is_on_spark
 
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
+import selection
 from selection import Selection, add_options
 
 def pytest_addoption(parser):
@@ -119,60 +118,56 @@ def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
     assert f"left out: {said(1, 'passed')}" in again.outlines
 
 
-DEADLY = """
-import os
-from pathlib import Path
-
-def test_first(): pass
-def test_deadly():
-    if not Path("died").exists():
-        Path("died").touch()
-        os._exit(1)
-def test_last(): pass
-"""
-
-
-@pytest.mark.exhaustive
-def test_a_worker_process_that_replaces_another_goes_on(suite: pytest.Pytester) -> None:
-    """Tests that have passed meanwhile are not left out: all processes must collect the same."""
-    suite.makepyfile(DEADLY)
-    commit(suite)
-    result = suite.runpytest_subprocess("--resume", "-n", "1", "--dist", "loadfile", timeout=LIMIT_S)
-    result.assert_outcomes(passed=3, failed=1)  # the deadly one is tried again
-
-
 CASES = """
-import pytest, {module}
+import pytest, selection, {module}
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("n", range(40))
+@pytest.mark.parametrize("n", range(20))
 def test_it(n):
-    pass
+    selection.time.monotonic.now_s += 60
+"""
+CLOCK = """
+class Clock:
+    now_s = 0
+    def __call__(self):
+        return self.now_s
+
+selection.SHARES = 4
+selection.time = type("time", (), dict(monotonic=Clock()))
 """
 
 
-def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> None:
-    """Eight merges run each case once; those of what changed run at once, but none after its minutes."""
+def test_a_share_of_all_and_what_changed(suite: pytest.Pytester) -> None:
+    """The change has half of the minutes; in two rounds of merges each case had its turn, and its time."""
+    suite.makeconftest(CONFTEST + CLOCK)
     suite.makepyfile(changing="", steady="", test_changing=CASES.format(module="changing"))
     suite.makepyfile(test_steady=CASES.format(module="steady") + "\ndef test_sampled(): pass\n")
     commit(suite)
-    ran = []
-    for _ in range(8):
-        result = suite.runpytest("--changed", "HEAD", "-v", "-k", "test_steady")
-        ran += [line.split()[0] for line in result.outlines if "PASSED" in line]
+
+    def after_a_merge(*options: str) -> list[str]:
         merge(suite)
-        git(*AS_SOMEBODY, "commit", "-qm", "a commit in between", "--allow-empty", root=suite.path)
-    assert sorted(ran) == sorted(f"test_steady.py::test_it[{n}]" for n in range(40))
+        return ran(*options)
+
+    def ran(*options: str) -> list[str]:
+        result = suite.runpytest("--changed", "HEAD", "-v", *options)
+        assert ("passed" in result.parseoutcomes()) != any(" FAILED" in line for line in result.outlines)
+        return [line.split()[0] for line in result.outlines if "PASSED" in line]
+
+    rounds = [[after_a_merge("--minutes", "7") for _ in range(4)] for _ in range(2)]
+    shares = [[*map(set, shares)] for shares in zip(*rounds, strict=True)]
+    assert set().union(*(first | second for first, second in shares)) == {
+        f"test_{name}.py::test_it[{n}]" for name in ("changing", "steady") for n in range(20)
+    }
+    assert any(first < first | second for first, second in shares), "what had no time has it in the next round"
+    assert max(map(len, rounds[0])) == 8
 
     suite.makepyfile(changing="changed = True")
-    whole = suite.runpytest("--changed", "HEAD", "-v")
-    order = [line.split("::")[0] for line in whole.outlines if "PASSED" in line]
-    assert order.count("test_changing.py") == 40
-    assert 0 < order.count("test_steady.py") < 40
-    assert "test_steady.py" not in order[-20:], "the share comes first"
-    late = suite.runpytest("--changed", "HEAD", "--minutes", "0.0000001")
-    assert said(late.parseoutcomes()["skipped"], "late") in late.outlines[-2] + late.outlines[-3]
-    assert late.parseoutcomes()["passed"] < whole.parseoutcomes()["passed"]
+    both = ran("--minutes", "7")
+    assert {test.split("::")[0] for test in both[:4]} == {"test_changing.py"}
+    assert both[4:] == rounds[1][-1][:4]
+    assert [test.split("::")[0] for test in ran()].count("test_changing.py") == 20
+    late = suite.runpytest("--changed", "HEAD", "--minutes", "0.5")
+    assert said(late.parseoutcomes()["skipped"], "late") in "\n".join(late.outlines)
 
 
 def test_a_history_that_is_cut_off_is_refused(suite: pytest.Pytester) -> None:
@@ -208,6 +203,10 @@ def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item
     marked = {item.nodeid for item in collected_tests for marker in item.iter_markers("exhaustive")
               if marker.kwargs.get("matrix")}  # fmt: skip
     assert [test for test in marked if not test.startswith(places)] == []
+
+
+def test_files_that_are_named_are_there() -> None:
+    assert [file for file in (*ALONE, *LONG_FILES) if not (ROOT / file).is_file()] == []
 
 
 def test_every_file_of_tests_is_collected() -> None:

@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 from oracle import Oracle
 from readers import Readers
-from topologies import CYCLE, Event
+from topologies import CYCLE, HOLDING, MAX_PARALLELISM, Event
 from watched import demand
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OperatorSnapshot
-from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.joins import AsOf
+from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.timers import kept_entry
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 
@@ -42,7 +44,9 @@ class OracleUnaligned(Oracle):
             records = 0
             for channel, event in self._frames(self._log(log)):
                 records += 1
-                self._await(channel.rpartition(":")[0].split(">")[1], event, seen)
+                _, consumer, *right = channel.rpartition(":")[0].split(">")
+                if not right:  # a version comes to no sink
+                    self._await(consumer, event, seen)
             what = f"{log.task} {log.subtask} of checkpoint {manifest.checkpoint} has {records} records on their way"
             demand(records == log.records, f"{what}, not {log.records}")
             self.met["record on its way"] += records
@@ -74,7 +78,7 @@ class OracleUnaligned(Oracle):
             name, size = int.from_bytes(log[:2], "big"), int.from_bytes(log[2:6], "big")
             channel, frame, log = log[6 : 6 + name].decode(), log[6 + name : 6 + name + size], log[6 + name + size :]
             demand(len(frame) == size, f"a log of what was on its way on {channel} is cut off")
-            found += [(channel, event) for event in _decoder.decode(frame)[0]]
+            found += [(channel, event) for event in _decoder.decode(frame).events]
         return found
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
@@ -99,28 +103,60 @@ class OracleUnaligned(Oracle):
         demand(not newest.channel_logs, "the last checkpoint before a clean end is aligned, and no record goes round")
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes] | None, list[str], bytes, bytes, bytes])
+class _Frame(msgspec.Struct, array_like=True):
+    """The first of its columns."""
+
+    events: list[Event]
+
+
+_decoder = msgspec.msgpack.Decoder(_Frame)
+
+
+HELD: dict[str, Any] = {
+    "window": list[Event],
+    "timer": kept_entry(list[Event], [Event], "time"),
+    "clocked": kept_entry(list[Event], [Event], "arrival"),
+    "as_of": AsOf().kept_state(Event, Event),
+}
+"""The types of states by the kind of the step."""
 
 
 class OracleWindows(OracleUnaligned):
-    """In-flight records are those in windows that are not over: they are in a state, before they go on."""
+    """Records in windows that are not over are in flight, too: they are in a state, before they go on."""
 
     def _advance(self, manifest: Manifest) -> None:
         super()._advance(manifest)
         seen: set[tuple[str, str, int, int, str]] = set()
         self.held = 0
         for operator in manifest.operators:
-            if operator.operator in {step.id for step in self.topology.of("window")}:
-                for event in self._events(manifest.checkpoint, operator):
-                    self._await(operator.operator, event, seen)
-                    self.held += 1
+            for step in self.topology.of(*HOLDING):
+                if operator.operator == step.id:
+                    for event in self._events(manifest.checkpoint, operator, step.kind):
+                        self._await(step.id, event, seen)
+                        self.held += 1
         self.met["record in a window"] += self.held
 
-    def _events(self, checkpoint: int, operator: OperatorSnapshot) -> list[Event]:
-        stored = self._stored(checkpoint, operator, list[Event])
+    def _events(self, checkpoint: int, operator: OperatorSnapshot, kind: str) -> list[Event]:
+        """The held records."""
+        stored = self._stored(checkpoint, operator, HELD[kind])
         times = [times for body in stored.indexes if (times := decode_index(body).head.times) is not None]
         table = stored.timed_table(HashMapBackend(), meaning="".join({written.meaning for written in times}))
-        return [event for _, _, events in table.items() for event in events]
+        events: list[Event] = []
+        for _, key, entry in table.items():
+            match kind, entry:
+                case "window", _:
+                    events += entry
+                case "as_of", (lefts, _):
+                    over = table.watermark(key_group(key, MAX_PARALLELISM))
+                    events += [record for time, *_, record in lefts if time > over]
+                case _, (state, _, *held):
+                    events += state or []
+                    events += [record for *_, record in (held[0] if held else [])]
+        return events
+
+
+class OracleAlignedWindows(OracleWindows):
+    """No record is in flight between operators."""
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
         return Oracle._on_their_way(self, manifest)

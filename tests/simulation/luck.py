@@ -198,6 +198,11 @@ LUCK = {
         chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},
         rescale_chance=0.5, local_files=0.0,
     ),
+    "unaligned windows": Luck(
+        kinds=("kill_worker", "kill_worker", "slow_worker", "slow_worker", "crash_coordinator"),
+        chances={"_chance": 0.008, "_request_chance": 0.005, "cleaned_chance": 0.0},
+        settings={"unaligned": True}, rescale_chance=0.5, local_files=0.0,
+    ),
     "constant load": _LOAD,
     "unaligned load": replace(_LOAD, settings={**_LOAD.settings, "unaligned": True}),
     "load and crashes": replace(

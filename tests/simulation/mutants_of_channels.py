@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
 from planting import (
     DISORDER,
-    LOST_OR_TWICE,
     OPEN,
     REPEATED,
     STUCK,
@@ -20,23 +16,20 @@ from planting import (
     WRONG,
     in_place_of,
     mutant,
-    replaced,
     unchecked,
     unfitting,
 )
 
-from exactlyonce.checkpoint import decision_log, leader, references
+from exactlyonce.checkpoint import decision_log, references
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.events import Trigger
-from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.channels import Capture, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.signals import Barrier
-from exactlyonce.state.errors import DamagedState
 
 UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
 
@@ -49,14 +42,6 @@ UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
 def _dropped(real: Any, self: Capture, frame: Any) -> None:
     real(self, frame)
     self.frames.clear()
-
-
-@mutant("what comes before the barrier is captured twice", TWICE_ON_ITS_WAY, luck=UNALIGNED, first=2)
-@in_place_of(Capture, "arrived")
-def _twice(real: Any, self: Capture, frame: Any) -> None:
-    real(self, frame)
-    if isinstance(frame, bytes):
-        real(self, frame)
 
 
 @mutant("what its sender had not sent is not captured", WRONG, luck=UNALIGNED, first=11)
@@ -75,26 +60,6 @@ def _rest(real: Any, self: ChannelInput, checkpoint: int) -> Any:
     return found
 
 
-@mutant("what was taken last is captured too", LOST_OR_TWICE, luck=UNALIGNED)
-def _taken() -> Iterable[Any]:
-    taken: dict[int, Any] = {}
-
-    def following(real: Any, self: ChannelInput, *arguments: Any, **options: Any) -> Any:
-        item = real(self, *arguments, **options)
-        if item is not None:
-            taken[id(self)] = item
-        return item
-
-    def capture(real: Any, self: ChannelInput, checkpoint: int) -> Any:
-        found, last = real(self, checkpoint), taken.get(id(self))
-        if last is not None and not isinstance(last, Barrier):
-            found.begun.insert(0, self.codec.encode(last))
-        return found
-
-    yield replaced(ChannelInput, "next", following)
-    yield replaced(ChannelInput, "capture", capture)
-
-
 @mutant("a capture ends at whichever barrier comes", WRONG, luck="crowded", first=102)
 @in_place_of(Capture, "arrived")
 def _any_barrier(real: Any, self: Capture, frame: Any) -> None:
@@ -110,38 +75,10 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("the capture of an aborted checkpoint leaks into the next", LOST_OR_TWICE, luck="crowded")
-def _leaking() -> Iterable[Any]:
-    captured: dict[int, ChannelCapture] = {}
-    bases: list[int] = []
-
-    def overtake(real: Any, self: Subtask, frame: Barrier) -> None:
-        bases[:] = [frame.base]
-        real(self, frame)
-
-    def capture(real: Any, self: ChannelInput, checkpoint: int) -> Any:
-        found, before = real(self, checkpoint), captured.get(id(self))
-        if before is not None and before.behind.checkpoint > bases[0]:
-            found.begun[:0] = [each.frame for each in before.frames()]
-        captured[id(self)] = found
-        return found
-
-    yield replaced(Subtask, "_overtake", overtake)
-    yield replaced(ChannelInput, "capture", capture)
-
-
 @mutant("what is restored and not yet taken is not captured again", WRONG, luck="crowded", first=20)
 @in_place_of(RestoredInput, "left")
 def _restored_once(real: Any, self: RestoredInput) -> Any:
     return []
-
-
-@mutant("the last barrier before a clean end overtakes", r"checkpoint \d+ is aligned|" + OPEN, luck="unaligned stops")
-@in_place_of(Coordinator, "_trigger")
-def _final(real: Any, self: Coordinator, now_ms: int) -> Any:
-    effects = real(self, now_ms)
-    hasty = [msgspec.structs.replace(each, overtakes_after_ms=0) for each in effects if isinstance(each, Trigger)]
-    return hasty or effects
 
 
 @mutant("a barrier that must be aligned overtakes", r"checkpoint \d+ is aligned|" + OPEN, luck="savepoints between")
@@ -154,26 +91,6 @@ def _never_aligned(real: Any, self: Subtask, frame: Barrier, overtakes_s: float 
 @in_place_of(references, "named_by", unchecked(decision_log, "A block that a manifest names"))
 def _unnamed(real: Any, manifest: Manifest) -> Any:
     return real(msgspec.structs.replace(manifest, channel_logs=()))
-
-
-@mutant("blocks that a list of what was on its way has are not kept", TOMBSTONED, luck=UNALIGNED, first=7)
-@in_place_of(references, "listed_by")
-def _unlisted(real: Any, plan: Any) -> Any:
-    acks = {who: msgspec.structs.replace(ack, on_their_way=()) for who, ack in plan.acks.items()}
-    return real(cast(Any, SimpleNamespace(acks=acks, staged=plan.staged)))
-
-
-@mutant("only the first of several lists of what was on its way is read", WRONG, luck=UNALIGNED, first=13)
-def _first_list() -> Iterable[Any]:
-    def blocks_of(real: Any, log: ChannelLog, reader: Any) -> Any:
-        return real(msgspec.structs.replace(log, blocks=log.blocks[:1]) if log.indexed else log, reader)
-
-    def decode(real: Any, bodies: Iterable[bytes]) -> Any:
-        with suppress(DamagedState):  # a frame that is cut off would be noticed
-            yield from real(bodies)
-
-    yield replaced(in_flight, "blocks_of", blocks_of)
-    yield replaced(in_flight, "decode", decode)
 
 
 # --- what is restored -----------------------------------------------------------------------------------------------
@@ -195,7 +112,7 @@ def _own_number(real: Any, manifest: Manifest, graph: Any, subtask: int, *argume
     return real(msgspec.structs.replace(manifest, channel_logs=logs), graph, subtask, *arguments)
 
 
-@mutant("what is dealt anew is dealt twice", LOST_OR_TWICE, luck=UNALIGNED, first=2)
+@mutant("what is dealt anew is dealt twice", f"{WRONG}|{TWICE_ON_ITS_WAY}", luck=UNALIGNED, first=2)
 @in_place_of(in_flight, "restored")
 def _dealt_twice(real: Any, manifest: Manifest, graph: Any, subtask: int, parallelism: int, *arguments: Any) -> Any:
     found = real(manifest, graph, subtask, parallelism, *arguments)
@@ -246,35 +163,6 @@ def _behind(real: Any, self: FeedbackInput, checkpoint: int) -> Any:
     return ChannelCapture(found.name, found.begun, frames)
 
 
-@mutant("what is captured of a loop is restored twice", LOST_OR_TWICE, shape="cycle", luck=CYCLES)
-@in_place_of(in_flight, "restored")
-def _restored_twice(real: Any, *arguments: Any) -> Any:
-    found = real(*arguments)
-    return found + found
-
-
-@mutant("what went round is not restored", WRONG, shape="cycle", luck=CYCLES)
-@in_place_of(in_flight, "restored")
-def _not_restored(real: Any, *_: Any) -> Any:
-    return []
-
-
-@mutant("every subtask takes what went round", LOST_OR_TWICE, shape="cycle", luck="rescaled cycles")
-@in_place_of(in_flight, "restored")
-def _dealt_to_all(real: Any, manifest: Manifest, graph: Any, subtask: int, parallelism: int, *arguments: Any) -> Any:
-    logs = manifest.channel_logs
-    if parallelism == manifest.parallelism:
-        return real(manifest, graph, subtask, parallelism, *arguments)
-    anew = tuple(msgspec.structs.replace(each, subtask=subtask) for each in logs)
-    return real(msgspec.structs.replace(manifest, channel_logs=anew), graph, subtask, parallelism, *arguments)
-
-
-@mutant("a snapshot waits for feedback", STUCK, shape="cycle", luck=CYCLES)
-@in_place_of(Alignment, "__init__")
-def _awaited(real: Any, self: Alignment, inputs: Any, *, feedback: Any = (), exactly_once: bool = True) -> None:
-    real(self, [*inputs, *feedback], exactly_once=exactly_once)
-
-
 @mutant("feedback ahead of the snapshot is not held back", WRONG, shape="mutual", luck=CYCLES, first=20)
 @in_place_of(Alignment, "is_held")
 def _ahead(real: Any, self: Alignment, source: Any) -> Any:
@@ -287,16 +175,6 @@ def _early_end(real: Any, self: Coordinator, *arguments: Any, **options: Any) ->
     real(self, *arguments, **options | {"loops": False})
 
 
-@mutant(
-    "a round that found records in a loop counts as the last", "ends while records go round", shape="cycle",
-    luck=CYCLES, first=15,
-)  # fmt: skip
-@in_place_of(Coordinator, "_completed")
-def _any_round(real: Any, self: Coordinator, plan: Any, manifest: Manifest, now_ms: int) -> None:
-    real(self, plan, msgspec.structs.replace(manifest, channel_logs=()), now_ms)
-    self.manifest = manifest
-
-
 @mutant("loops go on behind the last barrier", OPEN, shape="cycle", luck=CYCLES)
 @in_place_of(Subtask, "triggered")
 def _after_the_last(real: Any, self: Subtask, frame: Any, overtakes_s: float | None, *, final: bool = False) -> None:
@@ -307,9 +185,3 @@ def _after_the_last(real: Any, self: Subtask, frame: Any, overtakes_s: float | N
 @in_place_of(LoopChannel, "send_signal")
 def _no_barrier(real: Any, self: LoopChannel, barrier: Any) -> None:
     pass
-
-
-@mutant("the manifest leaves out what went round", WRONG, shape="nested", luck=CYCLES)
-@in_place_of(leader, "Manifest")
-def _left_out(real: Any, *arguments: Any, channel_logs: Sequence[Any] = (), **fields: Any) -> Manifest:
-    return Manifest(*arguments, channel_logs=tuple(channel_logs)[1:], **fields)

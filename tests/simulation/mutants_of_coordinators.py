@@ -16,47 +16,36 @@ from planting import (
     OPEN,
     RETAKEN,
     STATE,
-    STUCK,
     SWEPT,
-    TOMBSTONED,
     TWICE,
     UNCOMMITTED,
     UNNAMED,
     in_place_of,
     mutant,
-    replaced,
     unchecked,
 )
 
-from exactlyonce.checkpoint import decision, decision_log, leader, orphans, requests, retention
+from exactlyonce.checkpoint import decision_log, leader, orphans, requests, retention
 from exactlyonce.checkpoint.commits import of_transactions
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import Tick
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records import history
-from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
-from exactlyonce.checkpoint.records.encoding import ManifestPart
-from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
-from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.transactions import commit
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
-from exactlyonce.checkpoint.transactions.resolution import Resolution
-from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.pipeline.errors import StorageUnavailable
-from exactlyonce.state.hash_map import KeyedTable
 
 # --- the decision ---------------------------------------------------------------------------------------------------
 
@@ -70,67 +59,16 @@ def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any
     return (yield from real(plan, protocols, *more, **named))
 
 
-@mutant("abort after an unknown answer", ABORTED, luck="network", first=7)
-@in_place_of(commit, "end")
-def _abort_after_unknown(real: Any, endings: Any, *, commit: bool) -> Any:
-    asked = tuple(endings)
-    answers = dict(zip(asked, (yield requests.EndTransactions(asked, commit)), strict=True))
-    unsure = tuple(each for each in asked if answers[each] is EndAnswer.BUSY)
-    if unsure and commit:
-        yield requests.EndTransactions(unsure, False)
-        answers.update(dict.fromkeys(unsure, EndAnswer.REFUSED))
-    return {each.transactional_id: answer for each, answer in answers.items()}
-
-
-@mutant(
-    "an unknown manifest counts as not written", ABORTED + r"|is decided before the one before it is finalized",
-    luck="unanswered", first=224,
-)  # fmt: skip
-@in_place_of(
-    TransactionalWriter, "commit",
-    patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written")),
-)  # fmt: skip
-def _unknown_is_not_written(real: Any, self: TransactionalWriter, deadline_ms: int) -> Any:
-    outcome = yield from real(self, deadline_ms)
-    if outcome is Outcome.UNKNOWN:
-        self._ended, self._begun, self._produced = None, False, False
-        self._producer = self._producer._replace(epoch=self._producer.epoch + 1)
-        outcome = Outcome.NOT_WRITTEN
-    return outcome
-
-
-mutant(
-    "the broker's count is not checked", COUNT,
-    patch.object(of_transactions, "_is_whole", lambda committable, precommit: True), luck="deliveries", first=1,
-)  # fmt: skip
 mutant(
     "a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE,
     patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set())), luck="markers", first=6,
 )  # fmt: skip
-mutant(
-    "what a lost marker holds back is not released", STUCK + "|" + OPEN,
-    patch.object(commit, "release", lambda names, partitions: _nothing(None)), luck="markers",
-)  # fmt: skip
-mutant(
-    "what is lost in one partition counts as lost in all", TWICE,
-    patch.object(Committable, "within", lambda self, other: self), luck="markers", first=8,
-)  # fmt: skip
-
-
-@mutant("finalized with unknown fates", UNCOMMITTED, luck="naps", first=2)
-def _finalized_anyway() -> Iterable[Any]:
-    def finalize(real: Any, manifest: Any, fates: Any, *more: Any) -> Any:
-        return real(manifest, {c.transactional_id: "committed" for c in manifest.committables} | dict(fates), *more)
-
-    yield patch.object(Decided, "finalized", True)
-    yield replaced(decision, "finalize", finalize)
-    yield replaced(leader, "finalize", finalize)
 
 
 @mutant(
     "zombie coordinators are not fenced",
-    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn", luck="zombies",
-    first=3,
+    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn|which is tombstoned",
+    luck="zombies", first=3,
 )  # fmt: skip
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
@@ -156,48 +94,11 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("empty ids are not swept", SWEPT + "|" + OPEN, luck="zombies", first=3)
-@in_place_of(of_transactions, "sweep")
-def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
-    procedure = real(*arguments, **options)
-    request = next(procedure)
-    try:
-        while True:
-            answer = yield request
-            if isinstance(request, requests.ListTransactions):
-                answer = [each for each in answer if each.state != "Empty"]
-            request = procedure.send(answer)
-    except StopIteration as end:
-        return end.value
-
-
 @mutant("older transactions are swept before the decided ones are committed", ABORTED, first=6)
 @in_place_of(Leader, "finish")
 def _sweep_first(real: Any, self: Leader, manifest: Any, expire: Any) -> Any:
     yield from self.transactions.sweep()
     return (yield from real(self, manifest, expire))
-
-
-@mutant("a repair is committed before it is recorded", UNNAMED, first=5)
-@in_place_of(of_transactions, "_record")
-def _commit_unrecorded(real: Any, manifest: Any, repairs: Any) -> Any:
-    yield from commit.commit([each.committable for each in repairs])
-    yield from real(manifest, repairs)
-
-
-@mutant("recovery does not follow repairs", ABORTED + "|" + TWICE, luck="replays", first=9)
-@in_place_of(Resolution, "__init__")
-def _forget_repairs(real: Any, self: Any, manifest: Any, repairs: Any, **options: Any) -> None:
-    real(self, manifest, repairs, **options)
-    for each in self._all.values():
-        each.current = each.original
-
-
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=213)
-@in_place_of(commit, "await_markers")
-def _believed_markers(real: Any, committables: Any, *, commit: bool) -> Any:
-    yield from real(committables, commit=commit)
-    return set()
 
 
 # --- first runs -----------------------------------------------------------------------------------------------------
@@ -210,12 +111,6 @@ def _starts_anew(real: Any, self: Leader) -> Any:
     if latest is not None and latest.checkpoint == 0:
         yield from self._first_manifest()
     return (yield from real(self))
-
-
-@mutant("a run that finds no checkpoint aborts nothing of the run before", SWEPT + "|" + OPEN, luck="beginnings")
-@in_place_of(of_transactions, "sweep")
-def _no_first_sweep(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
-    return (yield from real(pipeline, incarnation, attempt, **options)) if attempt else 0
 
 
 # --- the job ------------------------------------------------------------------------------------------------------
@@ -240,14 +135,6 @@ def _drop_carried(real: Any, self: Coordinator, tick: Tick, now_ms: int) -> Any:
     return effects
 
 
-@mutant("late output of aborted checkpoints is not carried", COUNT, luck="carried")
-@in_place_of(Coordinator, "_acknowledged")
-def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
-    if all(plan.checkpoint != ack.checkpoint for plan in self.attempt.in_flight):
-        ack = msgspec.structs.replace(ack, precommits=())
-    return real(self, ack, now_ms)
-
-
 @mutant(
     "a restart does not finish what is decided", r"is decided before the one before it is finalized|" + ABORTED,
     luck="naps", first=131,
@@ -262,31 +149,7 @@ def _nothing(result: Any) -> Any:
     yield
 
 
-@mutant("blocks of the chain are forgotten", TOMBSTONED)
-@in_place_of(Ledger, "completed", unchecked(decision_log, "A block that a manifest names"))
-def _short_memory(real: Any, self: Any, checkpoint: int, blocks: Any, **options: Any) -> None:
-    newest = {
-        storage: sorted(refs, key=lambda each: (each.partition, each.offset))[-2:] for storage, refs in blocks.items()
-    }
-    real(self, checkpoint, newest, **options)
-
-
 # --- cleaning ---------------------------------------------------------------------------------------------------------
-
-
-@mutant("a restart does not look for the blocks of the attempt before", LEFT, first=162)
-@in_place_of(KnownBlocks, "begin_attempt")
-def _no_scan(real: Any, self: Any, newest: Any, incarnation: int, attempt: int, **options: Any) -> Any:
-    written = self.ledger.written
-    self.ledger.written = lambda *_: None
-    yield from real(self, newest, incarnation, attempt, **options)
-    self.ledger.written = written
-
-
-@mutant("what a killed worker had sent and arrives late is not looked for", LEFT, luck="late requests")
-@in_place_of(KnownBlocks, "_begin")
-def _no_second_scan(real: Any, self: Any, newest: Any, start: Any, attempt: Any, *, late: bool) -> Any:
-    yield from real(self, newest, start, attempt, late=False)
 
 
 mutant(
@@ -310,22 +173,17 @@ def _finish_drops_nothing(real: Any, *known: Any, **options: Any) -> Any:
 # --- cancelled runs ---------------------------------------------------------------------------------------------------
 
 
-mutant(
-    "a cancelled run takes a last checkpoint", "that was cancelled takes another checkpoint",
-    patch.object(Coordinator, "_cancel", lambda self, _: self._stop(0)), luck="cancelled",
-)  # fmt: skip
-
-
 @mutant("a cancelled run leaves its transactions open", r"is left Ongoing", luck="cancelled")
 @in_place_of(Coordinator, "_cancel")
-def _left_open(real: Any, self: Any, request: str) -> Any:
-    effects = real(self, request)
+def _left_open(real: Any, self: Any, request: str, now_ms: int) -> Any:
+    effects = real(self, request, now_ms)
     return self._end(None) if effects else []
 
 
 @mutant(
     "a cancelled run does not finish what is decided",
-    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=86,
+    r"checkpoint \d+ is condemned before it is known to be committed|a clean end leaves nothing unfinalized",
+    luck="cancelled and deleted", first=135,
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:
@@ -357,22 +215,10 @@ DROPPED = r"savepoint \d+ is dropped though nobody has deleted it"
 SERVED_TWICE = r"request-\d+ is served twice"
 
 
-@mutant("a savepoint expires", DROPPED, luck="savepoints")
-@in_place_of(Ledger, "completed")
-def _expiring(real: Any, self: Any, checkpoint: int, blocks: Any, **_: Any) -> None:
-    real(self, checkpoint, blocks)
-
-
 @mutant("recovery does not know savepoints", DROPPED, luck="savepoints")
 @in_place_of(KnownBlocks, "recover")
 def _forgotten(real: Any, self: Any, history: Any, incarnation: int) -> Any:
     return _without_savepoints(real(self, history, incarnation))
-
-
-@mutant("a savepoint is an increment", r"savepoint \d+ stands on a block of checkpoint \d+", luck="savepoints")
-@in_place_of(KeyedTable, "freeze")
-def _increment(real: Any, self: Any, checkpoint: int, base: int, **_: Any) -> Any:
-    return real(self, checkpoint, base)
 
 
 WHOLE = r"checkpoint \d+ stands on a block of checkpoint \d+"
@@ -389,18 +235,6 @@ mutant(
     "a request that is served is not taken off the list", SERVED_TWICE,
     patch.object(SavepointRequests, "serve", lambda *_: False), luck="savepoints",
 )  # fmt: skip
-
-
-@mutant("a savepoint is tried again before a checkpoint", r"is triggered before a checkpoint", luck="late savepoints")
-@in_place_of(SavepointRequests, "fail")
-def _at_once(real: Any, self: Any, requests: Any, first: int) -> None:
-    real(self, requests, 0)
-
-
-@mutant("workers stay behind a savepoint that is too late", r"while workers may still write", luck="late savepoints")
-@in_place_of(Coordinator, "_failed")
-def _still_writing(real: Any, self: Any, failure: Any, now_ms: int) -> Any:
-    return real(self, failure, now_ms) if failure.counts else []
 
 
 mutant(
@@ -453,22 +287,8 @@ def _not_removed(real: Any, self: Any) -> Any:
     return requests.relayed(real(self), answer)
 
 
-@mutant("the parts of a manifest stay when it goes", "the parts of a manifest go with it", luck="parts")
-@in_place_of(History, "keys_of")
-def _parts_stay(real: Any, self: Any, checkpoint: int) -> Any:
-    return [key for key in real(self, checkpoint) if key.kind is not ManifestPart]
-
-
-mutant(
-    "files are told apart by partition and offset", LEFT,
-    patch.object(retention, "_key", lambda ref: (ref.partition, ref.offset)), luck="outside",
-)  # fmt: skip
 mutant(
     "nothing is held for a checkpoint that cannot be looked at", REMOVED,
     patch.object(retention, "may_need", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
     luck="references not known",
-)  # fmt: skip
-mutant(
-    "everything is held for a checkpoint that cannot be looked at", LEFT,
-    patch.object(retention, "may_need", lambda *_: True), luck="references not known",
 )  # fmt: skip

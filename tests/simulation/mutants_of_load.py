@@ -11,7 +11,6 @@ from planting import CROWDED, LATE, OVERLOADED, in_place_of, mutant
 from exactlyonce.engines.local.inputs import ChannelInput, Input
 from exactlyonce.engines.local.pace import Outlet
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.pipeline.departures import Departures
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 
 LOAD = "constant load"
@@ -45,10 +44,6 @@ mutant(
 mutant(
     "a subtask does not ask what is behind it for room", OVERLOADED, patch.object(Outlet, "room", MANY),
     shape="two-shuffles", luck=LOAD,
-)  # fmt: skip
-mutant(
-    "what has left once counts permanently", OVERLOADED,
-    patch.object(Departures, "lately", lambda self, now_s: self._records), shape="two-shuffles", luck=LOAD,
 )  # fmt: skip
 mutant(
     "the head of a crowded loop leaves its channels open", CROWDED,

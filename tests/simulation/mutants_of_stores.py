@@ -13,20 +13,16 @@ from planting import COUNT, LEFT, TOMBSTONED, in_place_of, replaced, unchecked
 from topologies import ANY_STORE
 
 from exactlyonce.checkpoint import decision, decision_log, leader, orphans
-from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.protocol import Fates
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks import ledger
 from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
-from exactlyonce.testing.store import StoreModel
 
-APPLIED_TWICE = r"is applied twice"
 UNDECIDED = r"is applied though no durable manifest names it"
 FENCED = r"is applied by who was fenced"
 NOT_THERE = r"is finalized though it is not in the store"
@@ -35,23 +31,11 @@ OTHER_ROWS = r"is applied with other rows than were set aside"
 SET_ASIDE = r"rows set aside, not"
 FORGOTTEN = r"says that the ledgers have"
 UNNOTICED = r"goes on to a clean end though the store was put back"
-ANEW = r"is taken over by a topic that was made anew"
 
 
 mutant = partial(planting.mutant, shape=ANY_STORE)
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
-
-
-@mutant("a store applies what its ledger has", APPLIED_TWICE, luck="stores")
-@in_place_of(StoreModel, "apply")
-def _ledger_ignored(real: Any, self: StoreModel, rows: Any, entry: Any) -> Any:
-    target = entry.pipeline, entry.sink
-    if target in self.contents.ledgers:
-        checkpoints = {**self.contents.ledgers[target].checkpoints}
-        checkpoints.pop(entry.subtask, None)
-        self.contents.ledgers[target] = msgspec.structs.replace(self.contents.ledgers[target], checkpoints=checkpoints)
-    return real(self, rows, msgspec.structs.replace(entry, previous=0))
 
 
 @mutant("a store does not look at the checkpoint before", DISORDERED, luck="restored while away", first=6)
@@ -74,21 +58,6 @@ def _fence_ignored(real: Any, *writer: Any, newest: int, begun_for: str) -> None
 def _topic_ignored(real: Any, *writer: Any, newest: int, begun_for: str) -> None:
     *_, origin = writer
     real(*writer, newest=newest, begun_for=origin)
-
-
-@mutant("the checkpoint before is not named", DISORDERED, luck="restored while away", first=6)
-@in_place_of(of_stores, "in_order")
-def _previous_unnamed(real: Any, committables: Any, *known: Any) -> Any:
-    return tuple(msgspec.structs.replace(each, previous=0) for each in real(committables, *known))
-
-
-@mutant("a store is fenced by whatever topic asks", ANEW, luck="topic made anew", first=4)
-@in_place_of(StoreModel, "fence")
-def _taken_over(real: Any, self: StoreModel, pipeline: str, sink: str, incarnation: int, origin: str) -> Any:
-    found = self.contents.ledgers.get((pipeline, sink))
-    if found is not None:
-        self.contents.ledgers[pipeline, sink] = msgspec.structs.replace(found, origin=origin)
-    return real(self, pipeline, sink, incarnation, origin)
 
 
 @mutant("a ledger that is behind is fenced, and not looked at", UNNOTICED, luck="restored while down", first=4)
@@ -144,45 +113,11 @@ def _finalized_first() -> Iterable[Any]:
     yield replaced(leader, "decide", decide)
 
 
-@mutant("a store that does not answer is taken to have applied", NOT_THERE, luck="stores", first=1)
-@in_place_of(StagedCommits, "_persistently")
-def _unknown_is_applied(real: Any, self: Any, request: Any, sink: str) -> Any:
-    try:
-        return (yield request)
-    except StoreUnavailable:
-        return {}
-
-
 @mutant("recovery does not apply what was decided", NOT_THERE, luck="stores")
 @in_place_of(StagedCommits, "finish")
 def _recovery_applies_nothing(real: Any, self: Any, manifest: Manifest, *known: Any, **options: Any) -> Any:
     yield from ()
     return dict.fromkeys((each.name for each in manifest.staged), "committed")
-
-
-@mutant("rows of aborted checkpoints are not carried", COUNT, luck="carried")
-@in_place_of(Coordinator, "_decide")
-def _not_carried(real: Any, self: Coordinator, now_ms: int) -> Any:
-    effects: Any = real(self, now_ms)
-    for effect in effects:
-        plan = effect.plan
-        plan.staged = [each for each in plan.staged if each.committable.checkpoint == plan.checkpoint]
-    return effects
-
-
-@mutant("carried rows are applied behind newer ones", DISORDERED, luck="carried")
-def _carried_last() -> Iterable[Any]:
-    def in_order(real: Any, committables: Any, before: Any, sinks: Any) -> Any:
-        return tuple(
-            msgspec.structs.replace(each, previous=before.get(each.writer, 0), description=sinks[each.sink].digest)
-            for each in sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
-        )
-
-    def ledger_after(real: Any, committables: Any, before: Any) -> Any:
-        return real(reversed(committables), before)
-
-    yield replaced(of_stores, "in_order", in_order)
-    yield replaced(of_stores, "ledger_after", ledger_after)
 
 
 @mutant("a restart carries rows of the attempt before", COUNT)
@@ -207,12 +142,6 @@ def _not_ahead(real: Any, self: Any, settings: Any, *, staging: bool = False) ->
 @in_place_of(leader, "references_of", unchecked(decision_log, "A block that a manifest names must not be dropped"))
 def _not_stood_on(real: Any, plan: PendingCheckpoint, manifest: Manifest) -> Any:
     return real(dataclasses.replace(plan, staged=[]), msgspec.structs.replace(manifest, staged=()))
-
-
-@mutant("no manifest stands on rows that only an index lists", TOMBSTONED)
-@in_place_of(leader, "references_of")
-def _listed_not_stood_on(real: Any, plan: PendingCheckpoint, manifest: Manifest) -> Any:
-    return real(dataclasses.replace(plan, staged=[]), manifest)
 
 
 @mutant("rows are applied in another order than they were set aside", OTHER_ROWS)

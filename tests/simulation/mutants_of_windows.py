@@ -8,12 +8,16 @@ from typing import Any
 from planting import WRONG, in_place_of, mutant, replaced, unfitting
 
 from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import SourceInput
+from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.expiry import Latest
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_times import SourceTimes
 from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.state.slots import TableTimes
 
 ELSEWHERE = rf"does not come to|{WRONG}"
 """A late record is on time, or the other way round."""
@@ -36,7 +40,7 @@ def _unregistered(real: Any, self: SourceTimes, now_s: float) -> Any:
 
 @mutant("a partition is idle while its records are unread", ELSEWHERE, luck="windows", shape="windows-idle")
 @in_place_of(SourceTimes, "rest")
-def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, now_s: float, *, behind: bool) -> None:
+def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, now_s: float, **_: Any) -> None:
     real(self, positions, [position.partition for position in positions], now_s, behind=False)
 
 
@@ -76,6 +80,45 @@ def _overtaking() -> Iterable[Any]:
     yield replaced(SocketChannel, "send_signal", over_socket)
 
 
+@mutant("restored records wait for others", ELSEWHERE, luck="unaligned windows", shape="windows-of-two", first=3)
+@in_place_of(Subtask, "step")
+def _fires_before_captured(real: Any, self: Subtask, **hurried: bool) -> bool:
+    restored, self.restored = self.restored, None
+    moved: bool = real(self, **hurried)
+    self.restored = restored
+    return moved or real(self, **hurried)
+
+
+@mutant("an older block counts below the floor", ELSEWHERE, luck="windows", shape="windows", first=2)
+@in_place_of(TableTimes, "first_place")
+def _no_floor(real: Any, self: TableTimes, group: int) -> bytes:
+    return b""
+
+
+@mutant("the end of a run is the end of time", ELSEWHERE, luck="windows", shape="windows", first=4)
+@in_place_of(SourceInput, "next")
+def _always_drains(real: Any, self: SourceInput, room: int, **hurried: bool) -> Any:
+    if self.triggers and self.triggers[0].final:
+        self.triggers[0] = self.triggers[0]._replace(drains=True)
+    return real(self, room, **hurried)
+
+
+@mutant(
+    "what a record has refreshed goes with its old slot",
+    r"has \(\d+,\) in \w+, not",
+    luck="windows",
+    shape="expiring",
+    first=46,
+)
+@in_place_of(Latest, "settle")
+def _old_slots(real: Any, self: Latest[Any]) -> None:
+    for key, entry in [*self._entries.items()]:
+        if entry is not None and (slots := self._table.slots_of(key)):
+            self._table.put(slots[0], key, entry)
+            del self._entries[key]
+    real(self)
+
+
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 OTHERWISE = "Nor can it be made again by a replay: a replay gives"
@@ -94,10 +137,22 @@ def _no_clock(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> No
         real(self, name, watermark)
 
 
-@mutant("a replay takes watermarks first", OTHERWISE, luck="window replays", shape="windows-twice", first=2)
+@mutant(
+    "a replay takes watermarks first",
+    rf"{ELSEWHERE}|{OTHERWISE}",
+    luck="window replays",
+    shape="windows-twice",
+    first=2,
+)
 @in_place_of(OrderRuns, "cut", unfitting())
-def _sooner(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
+def _sooner(real: Any, self: OrderRuns, **given: Any) -> Any:
     kinds = [each.kind for each in self.inputs]
     pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True), key=lambda pair: kinds[pair[0]] == RECORDS)
     self.runs = [each for pair in pairs for each in pair]
-    return real(self, exact=exact)
+    return real(self, **given)
+
+
+@mutant("the order log has no clock", OTHERWISE, luck="window replays", shape="clocked")
+@in_place_of(OrderRuns, "clock", unfitting())
+def _no_times(real: Any, self: OrderRuns, now_ms: int) -> None:
+    pass

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import count, repeat
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -13,27 +12,20 @@ import msgspec
 from planting import (
     COUNT,
     DISORDER,
-    LEFT,
     OPEN,
     REPEATED,
     RETAKEN,
-    STATE,
     STUCK,
-    TOMBSTONED,
     WRONG,
     in_place_of,
     mutant,
     replaced,
-    unchecked,
     unfitting,
 )
 from repair import ReplayEnds
 
-from exactlyonce.checkpoint import block_storage as storage
-from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
@@ -41,20 +33,15 @@ from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import Assembler
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.state.chain import Chain
-from exactlyonce.state.hash_map import KeyedTable
-from exactlyonce.state.interval import Interval
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.tiered import files
 from exactlyonce.state.tiered.files import Marker
-from exactlyonce.state.tiered.groups import TableGroups
-from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 
 # --- barriers -------------------------------------------------------------------------------------------------------
@@ -64,16 +51,6 @@ mutant(
     "no alignment", WRONG, patch.object(Alignment, "is_held", lambda self, source: False),
     patch.object(Alignment, "take", lambda self, source: None), first=5,
 )  # fmt: skip
-
-
-@mutant("of several inputs the first alone is aligned", WRONG, shape="shuffles")
-@in_place_of(Alignment, "barrier", patch.object(Alignment, "owing", lambda self, checkpoint: frozenset()))
-def _first_input(real: Any, self: Alignment, source: Any, checkpoint: int, *, aligned: bool = False) -> Any:
-    self._delivered[source] = checkpoint
-    if checkpoint <= self.checkpoint_latest:
-        return False
-    self.checkpoint_latest = checkpoint
-    return True
 
 
 @mutant("the snapshot is taken after the next batch", WRONG)
@@ -101,14 +78,6 @@ def _overtaking() -> Iterable[Any]:
 
     yield replaced(LocalChannel, "send_signal", in_memory)
     yield replaced(SocketChannel, "send_signal", over_socket)
-
-
-@mutant("a channel drops the frame before a barrier", WRONG, first=7)
-@in_place_of(SocketChannel, "send_signal")
-def _dropped_frame(real: Any, self: SocketChannel, barrier: Barrier) -> None:
-    if len(self._outbox) > 1:
-        self._outbox_bytes -= len(self._outbox.pop())
-    real(self, barrier)
 
 
 @mutant("the rest of a frame is forgotten", WRONG, first=13)
@@ -150,19 +119,6 @@ def _late_partition(real: Any, self: KafkaReader, start: SourceOffset) -> None:
     real(self, msgspec.structs.replace(start, offset=start.offset + 1))
 
 
-@mutant("a restored partition is read from its beginning", WRONG + "|goes back")
-@in_place_of(KafkaReader, "open")
-def _from_the_beginning(real: Any, self: KafkaReader) -> None:
-    self.offsets.update(dict.fromkeys(self.offsets, 0))
-    real(self)
-
-
-@mutant("offsets count what was fetched", WRONG)
-@in_place_of(KafkaReader, "poll")
-def _fetched_offsets(real: Any, self: KafkaReader, records_max: int, timeout_s: float) -> Any:
-    return real(self, records_max + 1, timeout_s)[:records_max]
-
-
 mutant(
     "every worker reads every partition", WRONG,
     patch.object(building, "share_of", lambda offsets, parallelism, subtask: dict(offsets)), first=1,
@@ -170,33 +126,6 @@ mutant(
 
 
 # --- state ----------------------------------------------------------------------------------------------------------
-
-
-@mutant("increments are relative to the checkpoint before, completed or not", STATE, luck="carried")
-@in_place_of(KeyedTable, "freeze")
-def _wrong_base(real: Any, self: Any, checkpoint: int, base: int, *, whole: bool) -> Any:
-    self._history.intervals = []
-    return real(self, checkpoint, base, whole=whole)
-
-
-@mutant("a deleted key is not written", STATE, first=4)
-@in_place_of(Interval, "_delete")
-def _undeleted(real: Any, self: Any, keys: Any, deleted: Any) -> None:
-    real(self, keys, defaultdict(list))
-
-
-@mutant("a state that is changed in place is not cloned for the snapshot", STATE)
-@in_place_of(KeyedTable, "_keep")
-def _uncloned(real: Any, self: Any, keys: Any) -> None:
-    self._interval.before.update(zip(keys, map(self._states.get, keys), strict=True))
-
-
-mutant(
-    "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
-    patch.object(WorkerBlocks, "write", lambda self, block, place: self.attempt.write(block, place, 1)),
-    unchecked(storage, "A block is written once"),
-    unchecked(decision_log, "A block that a manifest names"), first=88,
-)  # fmt: skip
 
 
 # --- sinks ----------------------------------------------------------------------------------------------------------
@@ -225,37 +154,6 @@ def _unordered_transactions(real: Any, self: KafkaWriter) -> Any:
         self.pool.move(self._current.transactional_id, SlotState.WRITING)
         self._current.opened_ms = self.clock.monotonic_ms()
     return self._current is not None
-
-
-@mutant("a flush that does not wait, and counts what was sent", COUNT, first=12)
-@in_place_of(KafkaWriter, "_drain")
-def _early_flush(real: Any, self: KafkaWriter, wait_s: float) -> Any:
-    transaction, flushing = self._draining, self._flushing
-    if transaction is not None and flushing is not None and flushing.result():
-        transaction.records -= flushing.result()
-        self._flushing = _Flushed()
-    return real(self, wait_s)
-
-
-mutant(
-    "a barrier does not wait for the backlog", COUNT,
-    patch.object(KafkaWriter, "barrier", lambda self, checkpoint: self._cut(checkpoint)), first=11,
-)  # fmt: skip
-
-
-@mutant("a full queue lets a batch begin anew", COUNT, first=18)
-@in_place_of(KafkaWriter, "_produce")
-def _begin_anew(real: Any, self: KafkaWriter, outputs: Any) -> Any:
-    assert self._current is not None
-    keys = repeat(None) if outputs.keys is None else outputs.keys
-    for value, key in zip(outputs.values, keys):  # noqa: B905 - keys may be endless
-        try:
-            self._current.producer.produce(self.topic, value, key, ANY_PARTITION)
-        except BufferError:
-            return False
-        self._current.records += 1
-    outputs.done = len(outputs.values)
-    return True
 
 
 @mutant("an acknowledgement does not wait for the flush", COUNT)
@@ -306,14 +204,6 @@ def _lost_batch() -> Iterable[Any]:
     yield unfitting()
 
 
-@mutant("the order log tells how much was taken, not in which order", REPEATED, shape="sinks", luck="replays", first=14)
-@in_place_of(OrderRuns, "cut", unfitting())
-def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
-    pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True))
-    self.runs = [each for pair in pairs for each in pair]
-    return real(self, exact=exact)
-
-
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
@@ -325,22 +215,13 @@ def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made:
     real(self, task, ends, made)
 
 
-@mutant(
-    "a replay takes its inputs by time, not along the order logs", REPEATED, shape="sinks", luck="replays", first=14
-)
+@mutant("a replay takes its inputs by time, not along the order logs", REPEATED, shape="stores", luck="replays")
 @in_place_of(ordering, "take_along")
 def _replay_by_time(real: Any, lanes: Any, sources: Any, logs: Any, operators: Any, left: Any = None) -> None:
     ordering.take_by_time(lanes, sources, operators, ordering.BatchTime())
 
 
 # --- local files ------------------------------------------------------------------------------------------------------
-
-
-mutant(
-    "a key group that was not read is taken for empty", WRONG + "|" + DISORDER,
-    patch.object(TableGroups, "read", lambda self, groups: self.unread.difference_update([*groups])),
-    luck="local files", first=2,
-)  # fmt: skip
 
 
 @mutant("a snapshot leaves out what was not read", WRONG + "|" + DISORDER, luck="local files", first=5)
@@ -357,13 +238,3 @@ mutant(
     patch.object(files, "_name", lambda digest: "saved-state"), patch.object(Marker, "same", lambda self, other: True),
     shape="union", luck="local files", first=3,
 )  # fmt: skip
-mutant(
-    "changes that outgrew memory are in no increment", WRONG + "|" + DISORDER,
-    patch.object(LocalStore, "changes", lambda self, *_: iter(())), luck="local files", first=11,
-)  # fmt: skip
-
-
-@mutant("what leaves memory is forgotten", WRONG + "|" + DISORDER, luck="local files")
-@in_place_of(LocalStore, "write")
-def _forgotten(real: Any, self: LocalStore, entries: Any, interval: Any) -> None:
-    real(self, [(group, key, b"" if interval is None else packed) for group, key, packed in entries], interval)

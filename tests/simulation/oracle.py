@@ -16,7 +16,7 @@ from ledgers import Ledgers, WatchedStore
 from outside import Left, Outside
 from readers import Place, Readers, all_ways
 from savepoints import Savepoints
-from topologies import CYCLE, MAX_PARALLELISM, Input, Tally, Topology
+from topologies import CYCLE, KEEPING, MAX_PARALLELISM, Input, Tally, Topology
 from watched import TOPIC, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
@@ -258,7 +258,7 @@ class Oracle:
             self._state(manifest, operator)
         if n:
             have = {operator.operator for operator in manifest.operators}
-            kept = {step.id for step in self.topology.of("count", "tally", "window")}
+            kept = {step.id for step in self.topology.of(*KEEPING)}
             demand(have == kept, f"checkpoint {n} has state of {sorted(have)}")
         for sink in self.sinks:
             self._judge_records(n, sink, sum(c.records for c in manifest.committables if c.sink == sink), before[sink])
@@ -299,7 +299,7 @@ class Oracle:
 
     def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
         step = next(each for each in self.topology.steps if each.id == operator.operator)
-        if step.kind == "window":
+        if step.kind not in ("count", "tally"):
             return
         n, tally = manifest.checkpoint, step.kind == "tally"
         try:

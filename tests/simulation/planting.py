@@ -28,7 +28,6 @@ CROWDED = r"\d+ records wait before \w+, and \d+ at most leave it in \d+ ms"
 RETAKEN = r"is used again before its checkpoint is finalized"
 
 WRONG = f"{STATE}|{COUNT}"
-LOST_OR_TWICE = f"{WRONG}|{TWICE_ON_ITS_WAY}"
 REPEATED = f"{DISORDER}|{TWICE}"
 OVERLOADED = f"{LATE}|{CROWDED}"
 

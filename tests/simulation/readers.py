@@ -7,7 +7,22 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from topologies import CYCLE, PERIOD, ROUND, Event, Input, Step, Topology, is_late, marked
+from topologies import (
+    CYCLE,
+    HOLDING,
+    PERIOD,
+    ROUND,
+    TTL_MS,
+    Event,
+    Input,
+    Step,
+    Topology,
+    floor_at,
+    is_late,
+    marked,
+    time_at,
+    time_of,
+)
 from watched import Broken, demand
 
 Place = tuple[str, int]
@@ -26,7 +41,8 @@ def ways_of(topology: Topology, origin: str, offset: int, begin: str = "") -> di
 
 def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: int, begin: str) -> None:
     for step in topology.steps:
-        come = [way for each in step.inputs for way in ways[each]]
+        inputs = step.inputs[:1] if step.kind == "as_of" else step.inputs
+        come = [way for each in inputs for way in ways[each]]
         come += [begin] if step.id == origin else []
         match step.kind:
             case "branch":
@@ -42,7 +58,7 @@ def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: i
                 mark = marked(step.id)
                 ways[step.id] = [way for way in come if way.count(mark) >= offset % 4]
                 ways[f"{step.id}~"] = [f"{way}{mark}" for way in come if way.count(mark) < offset % 4]
-            case "window":
+            case "window" | "timer" | "as_of":
                 ways[step.id] = [] if is_late(offset) else come
                 ways[f"{step.id}~"] = come if is_late(offset) else []
             case "called":
@@ -83,6 +99,11 @@ class Readers:
         """Whether there were more or fewer subtasks before: what went round then comes in any order."""
         self._retried = bool(topology.of("called"))
         """Whether records wait for a service, and others pass them."""
+        steps = {step.id: step for step in topology.steps}
+        self._step_before = {step.id: steps.get(step.inputs[0]) for step in topology.of("sink", "store")}
+        """The step of which each sink gets the main output."""
+        self._lasts: dict[tuple[str, str], tuple[int, int]] = {}
+        """The time of the last record and the total of each key, by sink."""
         self._held = {step.id for step in topology.of("sink") if step.inputs[0] in _held(topology)}
         """Sinks that records come to window by window."""
         self._count_before = {
@@ -133,6 +154,7 @@ class Readers:
         count = self._count_before[sink]
         if count is not None:
             self._judge_totals(sink, count, event, name)
+        self._judge_times(sink, event)
         self._shown[sink].add(name)
         self._newest[stream] = offset
         self.seen[sink] += 1
@@ -151,6 +173,31 @@ class Readers:
         if self._updates.setdefault((count.id, key, number), name) != name:
             raise Broken(f"update {number} of {key} stems from another record in {sink}")
 
+    def _judge_times(self, sink: str, event: Event) -> None:
+        """What `totals` must be, by definition: a function of the input's times and floors."""
+        step = self._step_before[sink]
+        if step is not None and step.kind == "expiring":
+            now = max(time_of(event), floor_at(event.offset))
+            last, total = self._lasts.get((sink, event.first), (now, 0))
+            total = 1 if now >= last + TTL_MS else total + 1
+            self._lasts[sink, event.first] = max(last, now), total
+            wanted: tuple[int, ...] = (total,)
+        elif step is not None and step.kind == "as_of":
+            wanted = self._version(step.inputs[1], event.first, time_of(event))
+        else:
+            return
+        demand(event.totals == wanted, f"{_it(event)} has {event.totals} in {sink}, not {wanted}")
+
+    def _version(self, source: str, key: str, time: int) -> tuple[int, ...]:
+        """The partition and offset of the newest record of *source* with *key* at *time*."""
+        versions = [
+            (time_at(offset), partition, offset)
+            for partition, records in enumerate(self._inputs[source].partitions)
+            for offset, (first, _) in enumerate(records)
+            if first == key and time_at(offset) <= time and not is_late(offset)
+        ]
+        return max(versions, default=(0,))[1:]
+
     def alike(self) -> None:
         shown: dict[tuple[str, ...], tuple[str, set[tuple[str, int, int, str]]]] = {}
         for sink, inputs in self._inputs_of.items():
@@ -162,7 +209,7 @@ def _held(topology: Topology) -> set[str]:
     """The steps after a window."""
     held: set[str] = set()
     for step in topology.steps:
-        if step.kind == "window" or held & {*step.inputs}:
+        if step.kind in HOLDING or held & {*step.inputs}:
             held.add(step.id)
     return held
 

@@ -7,9 +7,10 @@ lanes and their order are shipped code; only the files between two stages and th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from confluent_kafka import Message
@@ -137,6 +138,16 @@ class _Range:
         return taken
 
 
+class _Sent(NamedTuple):
+    """The file of a channel."""
+
+    items: list[bytes | Watermark]
+
+    def timed(self) -> Iterator[tuple[int, Watermark | Callable[[], bytes]]]:
+        for item in self.items:
+            yield 0, item if isinstance(item, Watermark) else partial(bytes, item)
+
+
 @dataclass
 class _Collected:
     records: Records
@@ -210,13 +221,14 @@ class ReplayEnds:
             name = f"{edge.name}:{sender}"
             sent = self.replay.frames[edge.name, sender, self.subtask]
             port = ports[sender] if ports else None
-            self.channels[name] = ordering.ChannelLane(name, [], codec, push, [*sent], port)
+            files: Any = _Sent(sent)
+            self.channels[name] = ordering.ChannelLane(name, [files], codec, push, port=port)
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
-        for frame in reversed(frames):
+        for frame in frames:
             edge = edges[frame.edge]
             lane = ordering.ChannelLane(frame.channel, [], edge.codec, edge.push)
-            self.channels.setdefault(frame.channel, lane).before.insert(0, frame.frame)
+            self.channels.setdefault(frame.channel, lane).before.append(frame.frame)
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> ops.Shuffle:
         def send(receiver: int, batch: Batch) -> None:

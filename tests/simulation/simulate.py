@@ -38,7 +38,7 @@ def shapes_of(luck: str) -> list[str | None]:
     """The topologies with which it means something; None: as drawn."""
     if "cycles" in luck:
         return [*LOOP_SHAPES]
-    if luck.startswith("window"):
+    if "windows" in luck:
         return [*WINDOW_SHAPES]
     if LUCK[luck].load:
         return [ANY_LOAD]

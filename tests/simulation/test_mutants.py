@@ -20,16 +20,16 @@ class Found(NamedTuple):
 
 
 def found(name: str) -> Found | None:
-    """None: no seed finds it. Seeds with which shipped code itself notices do not count; other errors are raised."""
+    """None: no seed finds it. Seeds with which shipped code itself notices do not count, unless the mutant expects
+    that; other errors are raised."""
     mutant = MUTANTS[name]
     with planted(name):
         for seed in range(mutant.first, mutant.first + MUTANT_SEEDS):
             try:
                 simulate(seed, mutant.shape, mutant.luck)
-            except Asserted:
-                continue
             except Broken as broken:
-                return Found(seed, broken)
+                if not isinstance(broken, Asserted) or re.search(mutant.expected, str(broken)):
+                    return Found(seed, broken)
     return None
 
 
@@ -41,7 +41,3 @@ def test_a_planted_defect_is_found(name: str) -> None:
     assert first is not None, f"{MUTANT_SEEDS} seeds did not find it"
     assert re.search(MUTANTS[name].expected, str(first.broken)), "it was found for another reason"
     simulate(first.seed, MUTANTS[name].shape, MUTANTS[name].luck)
-
-
-def test_there_are_fifty_planted_defects_and_more() -> None:
-    assert len(MUTANTS) >= 50

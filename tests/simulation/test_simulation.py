@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from luck import HARMS, LUCK
 from mutants import MUTANTS, SAMPLE
-from simulate import ANY, KINDS, kind, main, shapes_of
-from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, SHAPES, WINDOW_SHAPES
+from simulate import main, shapes_of
+from topologies import ANY_STORE, LOOP_SHAPES, SHAPES, WINDOW_SHAPES
 from world import lived, replay_command, simulate
 
 FAULTS = {
@@ -72,19 +73,17 @@ def test_no_fault_breaks_an_invariant(seeds: int, met: set[str]) -> None:
     assert [each for each in sorted(met) if not seen[each]] == []
 
 
-@pytest.mark.exhaustive(but=[f"{luck}-0" for luck in LUCK if luck not in ELSEWHERE])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.exhaustive(but=[luck for luck in LUCK if luck not in ELSEWHERE])
 @pytest.mark.parametrize("luck", LUCK)
-def test_no_luck_breaks_an_invariant(luck: str, seed: int) -> None:
-    simulate(seed, SHAPES_OF.get(luck, shapes_of(luck)[0]), luck)
+def test_no_luck_breaks_an_invariant(luck: str) -> None:
+    simulate(0, SHAPES_OF.get(luck, shapes_of(luck)[0]), luck)
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("luck", SHAPES_OF)
-@pytest.mark.parametrize("shape", LOOP_SHAPES)
-def test_what_goes_round_breaks_no_invariant(shape: str, luck: str) -> None:
-    seen = lived(range(8), shape, luck)
+def test_what_goes_round_breaks_no_invariant(luck: str) -> None:
+    seen = sum((lived(range(4), shape, luck) for shape in LOOP_SHAPES), Counter())
     assert seen["record on its way"] or luck == "cycles at least once"
     assert seen["savepoint restored with records on their way"] or luck != "cycles from savepoint"
 
@@ -92,9 +91,14 @@ def test_what_goes_round_breaks_no_invariant(shape: str, luck: str) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", WINDOW_SHAPES)
-def test_windows_take_each_record_once_whatever_happens(shape: str) -> None:
-    seen = lived(range(40), shape, "windows")
-    wanted = ("worker crashed", "rescaled", "clean end", "stop asked for", "record in a window")
+@pytest.mark.parametrize(
+    ("luck", "met"), [("windows", ["stop asked for"]), ("unaligned windows", ["restored records on their way"])]
+)
+def test_windows_take_each_record_once_whatever_happens(shape: str, luck: str, met: list[str]) -> None:
+    seen = lived(range(40), shape, luck)
+    wanted = ("worker crashed", "rescaled", "clean end", *met)
+    if shape != "expiring":
+        wanted += ("record in a window",)
     assert [each for each in wanted if not seen[each]] == []
 
 
@@ -123,20 +127,17 @@ def test_what_barriers_overtake_counts_once() -> None:
     assert [each for each in wanted if not seen[each]] == []
 
 
-@pytest.mark.exhaustive(but=["cancelled and deleted-3"])
-@pytest.mark.parametrize("seeds", [3, 8])
+@pytest.mark.exhaustive(but=["cancelled and deleted"])
 @pytest.mark.parametrize("luck", ["cancelled", "cancelled and deleted"])
-def test_checkpoints_go_where_the_retention_says_so(luck: str, seeds: int) -> None:
-    seen = lived(range(seeds), luck=luck)
+def test_checkpoints_go_where_the_retention_says_so(luck: str) -> None:
+    seen = lived(range(3), luck=luck)
     assert seen["cancelled"] > 0
     assert bool(seen["condemned"]) == (luck == "cancelled and deleted")
 
 
-@pytest.mark.exhaustive(but=[f"{shape}-0" for shape in SHAPES])
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_topology_comes_to_its_end(shape: str, seed: int) -> None:
-    simulate(seed, shape)
+def test_every_topology_comes_to_its_end(shape: str) -> None:
+    simulate(0, shape)
 
 
 def test_a_seed_gives_the_same_history_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,42 +162,3 @@ def test_a_failure_is_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert broken in shown
     assert main(seeds) == 0
     assert "1 seeds, all invariants hold" in capsys.readouterr().out
-
-
-def test_an_error_of_the_simulator_is_not_a_broken_invariant(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nothing: dict[str, None] = {}
-    monkeypatch.setattr("oracle.Oracle.look", lambda self: nothing["no such key"])
-    with pytest.raises(KeyError):
-        simulate(0)
-    assert main(["--seeds", "1"]) == 1
-    assert "KeyError: 'no such key'\nseed 0: no invariant, but an error of the simulator" in capsys.readouterr().out
-
-
-@pytest.mark.exhaustive
-def test_the_pace_and_what_was_met_are_told() -> None:
-    """In a process of its own: a fork of this one hangs where an earlier test has opened RocksDB, for want of its
-    threads."""
-    command = [sys.executable, str(Path(__file__).with_name("simulate.py")), "--seeds", "2", "--jobs", "2"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "incarnations of 2 seeds" in shown
-    assert "a minute of one core" in shown
-    assert "topology" in shown
-    assert "2 seeds, all invariants hold" in shown
-
-
-@pytest.mark.exhaustive
-def test_one_command_soaks_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [kind(seed, None, ANY) for seed in range(100, 100 + len(KINDS))]
-    assert {luck for _, luck in found} == {*LUCK, None}
-    assert {*LOOP_SHAPES, *WINDOW_SHAPES, ANY_STORE, ANY_LOAD, "stateless", None} == {shape for shape, _ in found}
-    loops = [(shape, luck) for shape, luck in found if luck is not None and "cycles" in luck]
-    assert all(shape in LOOP_SHAPES for shape, _ in loops)
-    unaligned = next(seed for seed in range(100, 200) if kind(seed, None, ANY) == (None, "unaligned"))
-    assert main(["--seeds", "2", "--start", str(unaligned), "--luck", ANY]) == 0
-    assert "unaligned checkpoint" in capsys.readouterr().out
-    assert main(["--seed", str(unaligned), "--luck", ANY]) == 0
-    again = capsys.readouterr().out
-    assert main(["--seed", str(unaligned), "--luck", "unaligned"]) == 0
-    assert capsys.readouterr().out == again

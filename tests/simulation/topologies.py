@@ -9,14 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
 import msgspec
 
-from exactlyonce import Pipeline, Tumbling, Windowed
+from exactlyonce import Emit, Joined, Pipeline, Timers, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.output import Output
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
@@ -62,7 +64,12 @@ class Step:
     - loop: passes on what its input gives, which comes after it: a back edge. That of id "back" rests a while.
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
+    - expiring: appends to `totals` how many records its key has had without a pause of `TTL_MS`.
     - window: holds records until their window is over, then passes them on; late ones to its side output, "<id>~".
+    - timer: likewise, until a timer of event time.
+    - clocked: likewise, until a timer by the clock; none is late.
+    - as_of: likewise, until their time; `totals` are then the partition and offset of the newest record of its second
+      input with the same key, at that time or before.
     - sink: writes every record, keyed.
     - store: writes every record, to a store that keeps a ledger.
     """
@@ -71,7 +78,13 @@ class Step:
     id: str
     inputs: tuple[str, ...] = ()
     key: str = "first"
-    """The key field of a count, a tally or a sink: the field that is the key."""
+    """The key field of an operator by key or a sink: the field that is the key."""
+
+
+HOLDING = ("window", "timer", "clocked", "as_of")
+"""The kinds that hold records."""
+KEEPING = ("count", "tally", "expiring", *HOLDING)
+"""The kinds with state."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,10 @@ class Topology:
     def is_stateless(self) -> bool:
         """Whether it is made of chains without state: no subtask has a second input."""
         return not self.of("count", "tally", "union")
+
+    @property
+    def has_times(self) -> bool:
+        return bool(self.of("window", "timer", "as_of", "expiring"))
 
     @property
     def loops(self) -> list[str]:
@@ -113,22 +130,33 @@ def topic_of(source: str) -> str:
     return f"topic-{source}"
 
 
-DISORDER_MS, WINDOW_MS = 100, 50
+DISORDER_MS, WINDOW_MS, TTL_MS = 100, 50, 100
 
 
 def time_of(event: Event) -> int:
+    return time_at(event.offset)
+
+
+def time_at(offset: int) -> int:
     """A record is late or in disorder by its offset alone, whatever the partition; see `is_late`."""
-    delay_ms = {LATE_OFFSET: 200, LATE_OFFSET + 2: 60}.get(event.offset % PERIOD, 0)
-    return 1_000 + 10 * event.offset - delay_ms
+    delay_ms = {LATE_OFFSET: 200, LATE_OFFSET + 2: 60}.get(offset % PERIOD, 0)
+    return 1_000 + 10 * offset - delay_ms
 
 
+def floor_at(offset: int) -> int:
+    """The time of the latest record before it, less the disorder."""
+    return max(map(time_at, range(max(0, offset - PERIOD), offset)), default=0) - DISORDER_MS
+
+
+CLOCK_MS = 30
+"""How long records wait by the clock."""
 PERIOD = 12
 """The modulus of the offset on which the steps depend."""
 LATE_OFFSET = 5
 
 
 def is_late(offset: int) -> bool:
-    """Whether the last millisecond of its window is not above the time of the record before it, less the disorder."""
+    """Whether its time, and the last millisecond of its window, are not above its floor."""
     return offset % PERIOD == LATE_OFFSET
 
 
@@ -212,6 +240,54 @@ def _tally(tally: Tally | None, event: Event) -> tuple[Tally | None, Event]:
     return (None if tally.total == CYCLE else tally), _counted(event, tally.total)
 
 
+def _expiring(total: int | None, event: Event) -> tuple[int, Event]:
+    return (total or 0) + 1, _counted(event, (total or 0) + 1)
+
+
+class Holds:
+    """Gives each record when a timer of event time goes off."""
+
+    def on_record(
+        self, key: str, held: list[Event] | None, event: Event, timers: Timers, emit: Emit[Event]
+    ) -> list[Event] | None:
+        timers.event.set(time_of(event) + WINDOW_MS)
+        return [*(held or []), event]
+
+    def on_time(
+        self, key: str, held: list[Event] | None, at: datetime, timers: Timers, emit: Emit[Event]
+    ) -> list[Event] | None:
+        rest = []
+        for event in held or []:
+            if time_of(event) + WINDOW_MS > ms_of(at):
+                rest.append(event)
+            else:
+                emit(event)
+        return rest or None
+
+
+class HoldsByClock:
+    """Gives the records of a key some ms after the first of them."""
+
+    def on_record(
+        self, key: str, held: list[Event] | None, event: Event, timers: Timers, emit: Emit[Event]
+    ) -> list[Event] | None:
+        if held is None:
+            timers.clock.set(timers.clock.now + timedelta(milliseconds=CLOCK_MS))
+        return [*(held or []), event]
+
+    def on_clock(
+        self, key: str, held: list[Event] | None, at: datetime, timers: Timers, emit: Emit[Event]
+    ) -> list[Event] | None:
+        for event in held or []:
+            emit(event)
+        return None
+
+
+def _with_version(joined: Joined[str, Event, Event | None]) -> Event:
+    left, right = joined.left, joined.right
+    return left if right is None else _counted(_counted(left, right.partition), right.offset)
+
+
 def _appended(events: list[Event], event: Event) -> list[Event]:
     return [*events, event]
 
@@ -261,7 +337,7 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
         match step.kind:
             case "source":
                 timed: dict[str, Any] = {}
-                if topology.of("window"):
+                if topology.has_times:
                     timed = {"time": time_of, "disorder": f"{DISORDER_MS}ms", "idle": topology.idle, "ahead": None}
                 streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event, **timed))
             case "branch":
@@ -283,14 +359,27 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, told(step.id, _count))
             case "tally":
                 streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, told(step.id, _tally))
-            case "window":
-                late = Output("late", Event)
-                keyed = inputs[0].key_by(_key(step.key)).window(Tumbling(f"{WINDOW_MS}ms"))
+            case "expiring":
+                keyed = inputs[0].key_by(_key(step.key))
+                streams[step.id] = keyed.stateful_map(step.id, _expiring, ttl=f"{TTL_MS}ms")
+            case "clocked":
+                streams[step.id] = inputs[0].key_by(_key(step.key)).process(step.id, HoldsByClock, order="arrival")
+            case "window" | "timer" | "as_of":
+                output = Output("late", Event)
                 shown = any(f"{step.id}~" in each.inputs for each in topology.steps)
-                held = keyed.fold(step.id, list[Event], _appended, state=list[Event], late=late if shown else None)
-                streams[step.id] = held.flat_map(_value, id=f"{step.id}-records", output=Event)
+                late = output if shown else None
+                keyed = inputs[0].key_by(_key(step.key))
+                if step.kind == "window":
+                    windows = keyed.window(Tumbling(f"{WINDOW_MS}ms"))
+                    held = windows.fold(step.id, list[Event], _appended, state=list[Event], late=late)
+                    streams[step.id] = held.flat_map(_value, id=f"{step.id}-records", output=Event)
+                elif step.kind == "timer":
+                    streams[step.id] = held = keyed.process(step.id, Holds, late=late)
+                else:
+                    held = keyed.as_of(step.id, inputs[1].key_by(_key(step.key)), late=late)
+                    streams[step.id] = held.map(_with_version, id=f"{step.id}-records")
                 if shown:
-                    streams[f"{step.id}~"] = held.side(late)
+                    streams[f"{step.id}~"] = held.side(output)
             case "sink":
                 inputs[0].sink(step.id, KafkaSink(step.id, key=_key(step.key)))
             case "store":
@@ -366,8 +455,12 @@ WINDOW_SHAPES = {
         out: sink totals""",
     "windows-idle": """
         in: source, more: source, both: union in more, held: window both, out: sink held, late: sink held~""",
+    "timers": "in: source, held: timer in, out: sink held, late: sink held~",
+    "clocked": "in: source, held: clocked in, out: sink held",
+    "expiring": "in: source, totals: expiring in, out: sink totals",
+    "as-of": "in: source, more: source, joined: as_of in more, out: sink joined, late: sink joined~",
 }
-"""Windows of event time: no record of an earlier window is late for a later one."""
+"""State by time: no record of an earlier window is late for a later one."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
 NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
@@ -430,7 +523,7 @@ def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
             [(rng.choice(keys), rng.choice(keys)) for _ in range(rng.randint(12, most))]
             for _ in range(rng.randint(1, 3))
         ]
-        added = len(partitions) > 1 and rng.random() < 0.25 and not topology.of("window")
+        added = len(partitions) > 1 and rng.random() < 0.25 and not topology.of(*HOLDING, "expiring")
         at_first = len(partitions) - added
         found[source] = Input(partitions, at_first)
     return found

@@ -16,7 +16,7 @@ import msgspec
 from bounds import bounds
 from coordinator import SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
-from judges import OracleAtLeastOnce, OracleUnaligned, OracleWindows
+from judges import OracleAlignedWindows, OracleAtLeastOnce, OracleUnaligned, OracleWindows
 from load import Load
 from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
@@ -24,7 +24,7 @@ from oracle import Oracle
 from outside import Outside
 from remembered import remembered
 from stores import Stores
-from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
+from topologies import HOLDING, PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
 from watched import TOPIC, Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
@@ -64,7 +64,6 @@ LOOK_STEPS = 20
 """How often the readers of the output look."""
 FEED_STEPS = 8
 """How often the input grows."""
-RETRY_PAUSE_MS = 10
 PART_BYTES_SMALL = 40
 """So that a manifest has several parts."""
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
@@ -113,7 +112,7 @@ class World(SimulatedWorld):
         if self.stores:
             self.stores.tilt(self.luck.stores)
         self.load = Load(self, seed) if self.luck.load else None
-        self.drains = bool(self.topology.of("window"))
+        self.drains = self.topology.has_times
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
@@ -129,8 +128,8 @@ class World(SimulatedWorld):
         judge = Oracle if self.settings.mode == EXACTLY_ONCE or self.topology.is_stateless else OracleAtLeastOnce
         if self.settings.unaligned or (self.topology.loops and self.settings.mode == EXACTLY_ONCE):
             judge = OracleUnaligned
-        if self.topology.of("window"):
-            judge = OracleWindows
+        if self.topology.of(*HOLDING, "expiring"):
+            judge = OracleWindows if self.settings.unaligned else OracleAlignedWindows
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,

@@ -29,8 +29,13 @@ def double(number: int) -> int:
     return 2 * number
 
 
-pipeline = Pipeline("{name}")
-pipeline.source("in", KafkaSource("{name}-in", value=int)).map(double).sink("out", KafkaSink("{name}-out"))
+def make(name: str) -> Pipeline:
+    pipeline = Pipeline(name)
+    pipeline.source("in", KafkaSource(f"{{name}}-in", value=int)).map(double).sink("out", KafkaSink(f"{{name}}-out"))
+    return pipeline
+
+
+pipeline = make("{name}")
 """
 
 
@@ -73,7 +78,9 @@ def test_a_notebook_does_what_the_commands_do(
     for options, problem in REFUSED:
         with pytest.raises(ConfigError, match=problem):
             pipeline.run("spark", **options, **given)
-    more = catch_up(spark, "doubling:pipeline", parallelism=1, **given)
+    with pytest.raises(ConfigError, match="params= are for a function that is named as 'module:function'"):
+        catch_up(spark, pipeline, params={"name": topic_name}, **given)
+    more = catch_up(spark, "doubling:make", params={"name": topic_name}, parallelism=1, **given)
     assert (more.records, more.parallelism) == (5, 1)
     values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
     assert values == [2 * number for number in range(15)]

@@ -69,6 +69,7 @@ def backfill(
     kafka.produce(f"{name}-numbers", [(str(number), str(number)) for number in range(1000)])
     environment = {**os.environ, "SPARK_HOME": str(spark_home), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment.pop("PYSPARK_PYTHON", None)
+    environment["SPARK_CONNECT_MODE_ENABLED"] = "1"  # left behind by a session of Connect in the parent
     command = [sys.executable, "-m", "exactlyonce.cli.main", "backfill", "sums:make", "--param", f"name={name}"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers, "--master", f"local-cluster[{executors},1,1024]"]
     command += [word for setting in (*settings, "spark.ui.enabled=false") for word in ("--spark-conf", setting)]

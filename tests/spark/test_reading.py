@@ -17,8 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import contents_of, resolve, subscribed
-from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
+from exactlyonce.engines.spark.source.read_options import parse_read_options
 from exactlyonce.engines.spark.source.reading import StreamReader
 from exactlyonce.engines.spark.source.record_columns import RecordColumns
 from exactlyonce.engines.system_clock import SystemClock
@@ -63,18 +62,6 @@ def test_times_out_of_order(kafka: Any, topic_name: str) -> None:
     assert producer.flush(LIMIT_S) == 0
     assert places(direct(kafka, topic, startingTimestamp=4_000)) == [(0, 1), (0, 2), (0, 3), (0, 4)]
     assert places(direct(kafka, topic, endingTimestamp=4_000)) == [(0, 0)]
-
-
-def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
-    topic = kafka.create_topic(topic_name)
-    kafka.produce(topic, ["before"])
-    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
-    then = contents_of(topics, [topic])[topic]
-    kafka.produce(topic, ["meanwhile"])
-    for time_ms in (0, 4_000_000_000_000):
-        offset = resolve(Bound("startingTimestamp", time_ms, timestamps=True), topics, then)[0]
-        assert offset == (1 if time_ms else 0)
-    topics.close()
 
 
 def test_an_open_transaction(kafka: Any, topic_name: str) -> None:
@@ -193,22 +180,6 @@ class TestOffsets:
         assert sizes(again, start, planned) == []
         assert sizes(again, planned, again.latestOffset(planned, ALL)) == [(0, 0, 20)]
 
-    def test_a_topic_that_is_subscribed_to_again(self, kafka: Any, topic: str, topic_name: str) -> None:
-        """It goes on where it was; and nothing is left out of a batch that was planned while it still was there."""
-        other = kafka.create_topic(f"{topic_name}-other", partitions=1)
-        both = stream(kafka, topic, other)
-        start = both.initialOffset()
-        kafka.produce(other, ["b"], partition=0)
-        done = both.latestOffset(start, ALL)
-        kafka.produce(other, ["c"], partition=0)
-        planned = both.latestOffset(done, ALL)
-        with pytest.raises(RangeGone, match=f"'{other}' is not subscribed to any more"):
-            stream(kafka, topic).partitions(done, planned)
-        assert sizes(stream(kafka, topic, failOnDataLoss="false"), done, planned) == []
-        without = stream(kafka, topic).latestOffset(done, ALL)
-        assert sizes(stream(kafka, topic), done, without) == []
-        assert sizes(both, without, both.latestOffset(without, ALL)) == [(0, 1, 2)]
-
     def test_batches(self, kafka: Any, topic: str) -> None:
         reader = stream(kafka, topic, maxOffsetsPerTrigger="12")
         start = reader.initialOffset()
@@ -287,18 +258,6 @@ class TestOffsets:
         kafka.produce(later, ["new"])
         assert sizes(lax, again, lax.latestOffset(again, ALL)) == [(0, 0, 1)]
 
-    def test_a_topic_that_is_deleted_after_topics_were_listed(
-        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        kept, gone = (kafka.create_topic(f"{topic_name}-{number}") for number in (1, 2))
-        options = parse_read_options(given(kafka, "", subscribePattern=f"{topic_name}-."))
-        topics = Topics(options.client())
-        listed = topics.all()
-        delete(kafka, gone)
-        monkeypatch.setattr(topics, "all", lambda: listed)
-        assert list(subscribed(options, topics)) == [kept]
-        topics.close()
-
     def test_no_topic_of_a_pattern(self, kafka: Any, topic_name: str) -> None:
         """A stream waits for one; a batch is refused."""
         waiting = stream(kafka, subscribePattern=f"{topic_name}-.*")
@@ -352,15 +311,6 @@ class TestOffsets:
         now.prepareForTriggerAvailableNow()
         first = now.latestOffset(now.initialOffset(), ReadMaxRows(30))
         assert sum(end - start for _, start, end in sizes(now, first, now.latestOffset(first, ReadMaxRows(30)))) == 8
-
-    def test_reported_ends(self, kafka: Any, topic: str) -> None:
-        """They are those of the topics, not of the batch."""
-        reader = stream(kafka, topic, maxOffsetsPerTrigger="12")
-        assert reader.reportLatestOffset() is None
-        reader.latestOffset(reader.initialOffset(), ReadMaxRows(12))
-        reported = reader.reportLatestOffset()
-        assert reported is not None
-        assert numbers(reported, topic) == {"0": 20, "1": 10}
 
     def test_offsets_of_another_source(self, kafka: Any, topic: str) -> None:
         with pytest.raises(ConfigError, match="offsets that this source did not write"):

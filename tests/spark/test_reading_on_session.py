@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
-from pyspark.sql.types import StructType
 from reads import given, make_anew, transaction
 from settled import await_readable
 from waiting import until
 
-from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
@@ -66,73 +62,6 @@ def test_faults(spark: Any, kafka: Any) -> None:
         with pytest.raises(PySparkException, match=message) as caught:
             load(spark, kafka, "no-such-topic", **options).count()
         assert CANARY not in str(caught.value)
-
-
-class Places(DataSource):
-    """Rows 0 to 3, which takes over the filter of a row's place, as `DataSourceReader.pushFilters` describes."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "places"
-
-    def schema(self) -> str:
-        return "place int"
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return PlacesReader()
-
-
-class PlacesReader(DataSourceReader):
-    def __init__(self) -> None:
-        self._places = list(range(4))
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        for each in filters:
-            if isinstance(each, EqualTo):
-                self._places = [each.value]
-            else:
-                yield each
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(place) for place in self._places]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (partition.value,)
-
-
-@pytest.mark.exhaustive
-def test_why_filters_are_not_pushed_down(spark: Any, kafka: Any, mixed: str) -> None:
-    """Spark keeps one plan of a read for each loaded frame, so that two filters of it get the rows of the last one, and
-    the frame itself gets only these. Once this fails, `RangesReader` can have `pushFilters`."""
-    spark.dataSource.register(Places)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        frame = spark.read.format("places").load()
-        both = frame.where("place = 0").union(frame.where("place = 1"))
-        assert [row.place for row in both.collect()] == [1, 1]
-        assert [row.place for row in frame.collect()] == [1]
-        ours = load(spark, kafka, mixed)
-        parts = [ours.where(f"partition = 0 and offset {half}") for half in ("< 30", ">= 30")]
-        assert parts[0].union(parts[1]).count() == ours.count() == 43
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_no_broker(spark: Any) -> None:
-    servers = f"127.0.0.1:{free_port()}"
-    security = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
-    settings = {"bootstrap.servers": servers, **security, "sasl.password": CANARY}
-    kafka = {f"kafka.{name}": value for name, value in settings.items()}
-    frame = spark.read.format("exactlyonce").options(subscribe="orders", **kafka).load()
-    frame.createOrReplaceTempView("unreachable")
-    plans = "".join(row.plan for row in spark.sql("EXPLAIN EXTENDED SELECT * FROM unreachable").collect())
-    assert "exactlyonce" in plans
-    said = f"no broker answers at {servers} .* Check that the brokers run"
-    with pytest.raises(PySparkException, match=said) as caught:
-        frame.count()
-    assert CANARY not in plans + str(caught.value)
 
 
 @pytest.mark.exhaustive

@@ -14,16 +14,18 @@ from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import FailpointRaised
 
-EACH_TARGET = pytest.mark.parametrize("target", TARGETS, indirect=True)
-BEGIN, END = ("coordinator-checked", "coordinator-decided"), "coordinator-finalized"
+OF_KAFKA = ("coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized")
+OF_POSTGRES = ("coordinator-checked", "coordinator-decided", "store-committing", "coordinator-finalized")
 DEATHS = [
-    *(("kafka", step) for step in (*BEGIN, "coordinator-committed", END)),
-    *((store, step) for store in STORES for step in (*BEGIN, "store-committing", "store-committed", END)),
+    *(("kafka", step, False) for step in OF_KAFKA),
+    ("kafka", "coordinator-decided", True),
+    *(("postgres", step, True) for step in OF_POSTGRES),
+    *((store, "store-committed", False) for store in STORES),
 ]
 
 
 @pytest.mark.exhaustive(but=["kafka", "postgres"])
-@EACH_TARGET
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_batches(world: World) -> None:
     planner, committer = world.pair("a")
     decided: list[Row] = []
@@ -45,8 +47,7 @@ def test_batches(world: World) -> None:
 
 
 @pytest.mark.exhaustive(but=["kafka-coordinator-decided-True", "kafka-coordinator-decided-False"])
-@pytest.mark.parametrize("aborted", [True, False])
-@pytest.mark.parametrize(("target", "step"), DEATHS, indirect=["target"])
+@pytest.mark.parametrize(("target", "step", "aborted"), DEATHS, indirect=["target"])
 def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, failing: Callable[[str], None]) -> None:
     """A decided batch becomes visible, even if Spark aborts it. An undecided one is written once, later."""
     planner, committer = world.pair("a")
@@ -68,7 +69,7 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
 
 
 @pytest.mark.exhaustive(but=["kafka"])
-@EACH_TARGET
+@pytest.mark.parametrize("target", ["kafka", "postgres", "files"], indirect=True)
 def test_a_task_that_is_tried_again(world: World) -> None:
     """The attempt that Spark reports is there. Output of other attempts and of failed jobs is dropped."""
     planner, committer = world.pair("a")
@@ -85,7 +86,7 @@ def test_a_task_that_is_tried_again(world: World) -> None:
 
 
 @pytest.mark.exhaustive(but=["kafka"])
-@EACH_TARGET
+@pytest.mark.parametrize("target", ["kafka", "postgres"], indirect=True)
 def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
     planner, committer = world.pair("a")
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from auditing import audited, order_at, run_flawed
-from bounded import HERE, Fed, Silent, catch_up, load_pipeline
+from bounded import Fed, Silent, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 from golden import compute_again, states_of
 from losing import QUICK_ABORTS, Lossy
-from settled import await_readable
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -23,7 +21,6 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
 from exactlyonce.engines.spark.submit import TASKS_PER_CORE, StageFailed, submit_to
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -81,24 +78,6 @@ def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> 
     assert fed.history().checkpoint_latest == 0
     with pytest.raises(StageFailed, match="Spark could not finish nonsense"):
         submit_to(spark)("nonsense", [b"no work at all"])
-
-
-@pytest.mark.exhaustive
-def test_partitions_that_a_sink_chooses(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """Tasks write to them, and an audit on Spark finds them as they are to be."""
-    fed.feed(60)
-    reference: dict[str, object] = {
-        "module": "timed_pipelines", "attribute": "placed", "params": {"name": fed.name}, "path": str(HERE)
-    }  # fmt: skip
-    loaded = Loaded(load_reference(reference), reference)
-    catch_up(fed, loaded, 2, tmp_path, submit=submit_to(spark))
-    for topic in (f"{fed.name}-out", f"{fed.name}-loose"):
-        await_readable(fed.kafka, topic)
-        records = fed.kafka.read_committed(topic)
-        seen = sorted((json.loads(record.value or b"")["id"], record.partition) for record in records)
-        assert seen == [(number, number % 3) for number in range(60)]
-    report = audited(loaded, fed.config, tmp_path, submit=submit_to(spark))
-    assert (report.findings, report.unjudged) == ([], [])
 
 
 @pytest.mark.slow

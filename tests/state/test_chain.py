@@ -41,25 +41,3 @@ def test_a_group_needs_its_newest_image_and_what_came_later() -> None:
     assert _needed(chain, 1) == [(2, 2), (3, 2)]
     assert _needed(chain, 2, 0) == [(0, 5), (1, 1), (3, 4)]
     assert _needed(chain) == []
-
-
-def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
-    shared = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE}))])
-    zero, one = (Chain.of(shared.blocks, mask_of([group])) for group in range(2))
-    assert (_needed(zero, 0, 1), _needed(one, 0, 1)) == ([(0, 1)], [(0, 2)])
-    one = one.extended([(_ref(1), _header(2, {1: IMAGE}))])
-    assert _offsets(one) == [1]
-    both = Chain.of((*one.blocks, *zero.blocks), mask_of(range(2)))
-    assert _needed(both, 0, 1) == [(0, 1), (1, 2)]
-    assert [block.groups for block in both.blocks] == [1, 2]
-
-
-def test_a_chain_that_an_increment_extends_is_the_one_that_all_its_blocks_make() -> None:
-    chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE})), (_ref(1), _header(1, {2: IMAGE}))])
-    chain = chain.extended([(_ref(2), _header(2, {0: IMAGE, 2: INCREMENT}))])
-    before = _needed(chain, 0, 1, 2)
-    added = [(_ref(3), _header(3, {0: INCREMENT, 2: INCREMENT})), (_ref(4), _header(3, {1: INCREMENT}))]
-    longer = chain.extended(added)
-    assert _needed(longer, 0, 1, 2) == _needed(Chain(longer.blocks), 0, 1, 2) == [*before, (3, 5), (4, 2)]
-    assert _needed(chain, 0, 1, 2) == before
-    assert _offsets(longer.extended([(_ref(5), _header(4, {0: IMAGE, 1: IMAGE}))])) == [1, 2, 3, 5]

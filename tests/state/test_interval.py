@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
-from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
+from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.state import interval
-from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
+from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import StateUnstorable
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.merging import Merging
@@ -24,61 +24,11 @@ def _put(table: KeyedTable[Any], states: dict[bytes, Any]) -> None:
     table.apply(lambda _, state: (state, None), list(states), list(states.values()))
 
 
-def _sections(blocks: list[EncodedBlock]) -> dict[int, list[Section]]:
-    by_group: dict[int, list[Section]] = {}
-    for block in blocks:
-        for section in block.header.sections:
-            by_group.setdefault(section.group, []).append(section)
-    return by_group
-
-
 def _seal(table: KeyedTable[Any], topic: Any, checkpoint: int, base: int) -> list[EncodedBlock]:
     snapshot = table.freeze(checkpoint, base)
     blocks = [block for block in snapshot.encode() if block is not None]
     snapshot.seal([topic.put(block) for block in blocks])
     return blocks
-
-
-class Counting(dict[bytes, None]):
-    """Keys of a group, counted when they are taken in."""
-
-    entries = 0
-
-    def update(self, items: Any) -> None:
-        Counting.entries += len(items)
-        super().update(items)
-
-
-@pytest.mark.parametrize("groups", [1, 128])
-def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    table: KeyedTable[int] = KeyedTable(
-        StoredState(operator="totals", type=int, groups=range(groups), max_parallelism=groups)
-    )
-    for group in range(groups):
-        table._keys[group] = Counting()
-    handled = 0
-
-    def counting(function: Any) -> Any:
-        def counted(entries: Any, *others: Any, **options: Any) -> Any:
-            nonlocal handled
-            handled += len(entries)
-            return function(entries, *others, **options)
-
-        return counted
-
-    monkeypatch.setattr(table.state_type, "encode", counting(table.state_type.encode))
-    monkeypatch.setattr("exactlyonce.state.slots.key_groups", counting(key_groups))
-    keys = [canonical_key(number) for number in range(30_000)]
-    for checkpoint in range(1, 12):
-        changed = keys if checkpoint == 1 else keys[checkpoint :: 5 + checkpoint]
-        _put(table, dict.fromkeys(changed, checkpoint))
-        snapshot = table.freeze(checkpoint, 0)
-        slices = handled = Counting.entries = 0
-        for _ in snapshot.encode():
-            assert Counting.entries + handled <= interval.SLICE_ENTRIES
-            slices += Counting.entries + handled > 0
-            handled = Counting.entries = 0
-        assert slices > len(changed) / interval.SLICE_ENTRIES
 
 
 class Counter(msgspec.Struct):
@@ -166,46 +116,6 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
         assert dict(topic.restored(snapshot.seal(refs), 2, range(4), type_=type_).items()) == expected
         assert dict(table.items()) == newest
         assert not next(table._history.intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
-
-
-def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(4), max_parallelism=4))
-    keys = [canonical_key(number) for number in range(200)]
-    _put(table, dict.fromkeys(keys, 1))
-    first = _sections(_seal(table, topic, 1, 0))
-    assert {section.kind for sections in first.values() for section in sections} == {IMAGE}
-    assert sum(section.entries for sections in first.values() for section in sections) == 200
-    two = [key for key in keys if key_group(key, 4) == 2]
-    three = next(key for key in keys if key_group(key, 4) == 3)
-    _put(table, dict.fromkeys([*two, three], 2))
-    second = _sections(_seal(table, topic, 2, 1))
-    assert [(section.kind, section.entries) for section in second[2]] == [(IMAGE, len(two))]
-    assert [(section.kind, section.entries) for section in second[3]] == [(INCREMENT, 1)]
-    assert second.keys() == {2, 3}
-
-
-def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
-    _put(table, {canonical_key(1): 1, canonical_key(2): 2})
-    _seal(table, topic, 1, 0)
-    _put(table, {canonical_key(3): 3})
-    _put(table, {canonical_key(3): None})
-    assert _seal(table, topic, 2, 1) == []
-    assert canonical_key(3) not in table._keys[0]
-    _put(table, {canonical_key(2): None})
-    (block,) = _seal(table, topic, 3, 2)
-    assert [(section.kind, section.entries) for section in block.header.sections] == [(INCREMENT, 1)]
-
-
-def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
-    _put(table, {canonical_key(1): 1})
-    _seal(table, topic, 1, 0)
-    _put(table, {canonical_key(1): None})
-    snapshot = table.freeze(2, 1)
-    index = topic.write(snapshot)
-    assert len(snapshot.chain.blocks) == 1
-    assert dict(topic.restored(index, 2, range(1)).items()) == {}
 
 
 def test_values_of_all_sizes_fit(topic: Any) -> None:

@@ -41,18 +41,11 @@ def _table(count: int, groups: int = 128) -> Table[int]:
     return table
 
 
-@pytest.mark.exhaustive(but=["names-150000"])
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("customer-{:07}".format, 150_000), ("customer-{:07}".format, 1_000_000), (str, 1_000_000)],
-    ids=["names-150000", "names-1000000", "numbers-1000000"],
-)
-def test_a_reader_of_one_group_reads_its_share(
-    name: Callable[[int], str], count: int, topic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_one_group_reads_its_share(topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 150_000
     monkeypatch.setattr(blocks, "RAW_TARGET", blocks.RAW_TARGET * count // 1_000_000)
     table: Table[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(128), max_parallelism=128))
-    table.apply(_add, [canonical_key(name(number)) for number in range(count)], list(range(count)))
+    table.apply(_add, [canonical_key(f"customer-{number:07}") for number in range(count)], list(range(count)))
     index = topic.write(table.freeze(1, 0))
     table = topic.restored(index, touched=[77])
     assert sum(1 for _ in table.items()) > count / 200
@@ -95,7 +88,7 @@ def test_what_was_not_restored_is_not_touched(use: Callable[[Table[int], bytes],
     index = topic.write(_table(1_000).freeze(1, 0))
     table = topic.restored(index, 1, range(64), 128, touched={7, 9})
     use(table, _key_of(7))
-    with pytest.raises(InvariantViolation, match=r"all keys are of the key groups \[7, 9\]"):
+    with pytest.raises(InvariantViolation, match=r"the key groups \{8\} are"):
         use(table, _key_of(8))
     with pytest.raises(InvariantViolation, match="among them"):
         topic.restored(index, 1, range(64), 128, touched={64})

@@ -13,7 +13,10 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
+from exactlyonce import Emit, Pipeline, Session, Timers, Tumbling
+from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.state_type import StateType
 
@@ -108,6 +111,45 @@ def test_values_of_another_type_are_refused(type_: Any, state: Any) -> None:
         StateType[Any]("totals", type_).encode([state])
 
 
+class Handler:
+    def on_record(self, key: str, state: Flat | None, record: str, timers: Timers, emit: Emit[str]) -> Flat | None:
+        return state
+
+
+WRONG: Any = Frozen("1")  # type: ignore[arg-type]  # on purpose
+
+
+def mapped(state: Flat | None, record: str) -> tuple[Flat, str]:
+    return Flat(1), record
+
+
+def added(state: Flat, record: str) -> Flat:
+    return state
+
+
+def merged(state: Flat, other: Flat) -> Flat:
+    return state
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (lambda keyed: keyed.process("totals", Handler, order="arrival"), (WRONG, False)),
+        (lambda keyed: keyed.stateful_map("totals", mapped, ttl="1h"), (7, WRONG)),
+        (lambda keyed: keyed.window(Session("1m")).fold("totals", lambda: Flat(0), added, merged), (7, 8, WRONG)),
+        (lambda keyed: keyed.window(Tumbling("1m")).fold("totals", lambda: Flat(0), added, merged, early="9s"),
+         (None, {7: WRONG})),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_users_type_where_more_is_kept(keep: Any, kept: Any) -> None:
+    pipeline = Pipeline("p")
+    texts = pipeline.source("in", KafkaSource("in", value=str, time=int))
+    keep(texts.key_by(lambda text: text)).sink("out", KafkaSink("out", value=str))
+    node = pipeline.build().node("totals")
+    with pytest.raises(StateUnstorable, match=r"not a valid (Optional\[)?Flat\]?: .* state: return (Optional\[)?Flat"):
+        StateType[Any]("totals", node.kept).encode([kept])
+
+
 class Base(msgspec.Struct):
     sum: int
 
@@ -170,36 +212,26 @@ class Odd:
     ("type_", "state", "why"),
     [
         (Base, Derived(1, "a"), "note"),
-        (list[Base], [Base(1), Derived(1, "a")], "note"),
         (Data2, {"sum": 1, "more": 2}, "more"),
         (float, 2**53 + 1, "9007199254740992.0"),
         (Odd, Odd(1), "half"),
         (dict, {"pair": (1, 2)}, r"\(1, 2\), and is read as \[1, 2\]"),
-        (dict, {"seen": {1}}, r"\{1\}, and is read as \[1\]"),
-        (dict, {"total": Flat(1)}, "Flat"),
         (Any, datetime.date(2026, 1, 1), "2026-01-01"),
         (dict[str, Any], {"a": [{"on": datetime.datetime(2026, 1, 1)}]}, "2026-01-01"),
         (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=EAST), "2025, 12, 31, 22, .*keep it in UTC"),
-        (dict, {"on": [datetime.datetime(2026, 1, 1, tzinfo=EAST)]}, "keep it in UTC"),
-        (Seen | None, Seen({"a": datetime.datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/London"))}), "keep it in UTC"),
         (Seen, Seen({}, (Seen({"a": datetime.datetime(2026, 1, 1, tzinfo=EAST)}),)), "keep it in UTC"),
-        (tuple[int, datetime.datetime], (1, datetime.datetime(2026, 1, 1, tzinfo=EAST)), "keep it in UTC"),
         (Linked, {"next": {"next": {"at": datetime.datetime(2026, 1, 1, tzinfo=EAST)}}}, "keep it in UTC"),
         (dict, {"state": Word.OPEN}, "OPEN.* is read as 'open'"),
-        (dict, {Word.OPEN: 1}, "OPEN.* is read as 'open'"),
         (dict[str, int], collections.Counter("aab"), "Counter.* is read as a dict"),
         (dict[str, list[int]], {"a": Numbers([1])}, "is read as a list"),
         (tuple[int, str], Pair(1, "a"), "Pair.* is read as a tuple"),
         (list[int], {1}, "is read as a list"),
-        (bytes, bytearray(b"ab"), "is read as a bytes"),
         (bytes | None, bytearray(b"ab"), "is read as a bytes"),
         (tuple[int, int], [1, 2], "is read as a tuple"),
-        (tuple[int, ...], [1, 2], "is read as a tuple"),
         (frozenset[int], {1}, "is read as a frozenset"),
         (set[int], frozenset((1,)), "is read as a set"),
         (datetime.datetime, datetime.datetime(2026, 10, 25, 2, 30, fold=1), "keep it in UTC"),
         (datetime.time | None, datetime.time(2, 30, fold=1), "keep it in UTC"),
-        (Base, Silent(1), "Silent.* is read as a Base"),
         (Base | int, Silent(1), "Silent.* is read as a Base"),
         (Noted, Noted(1, (1, 2)), r"is read as \[1, 2\]"),
     ],
@@ -217,20 +249,15 @@ def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: An
         (float, 1),
         (float, math.nan),
         (set[str], set("abcdefghij")),
-        (dict[str, set[str]], {"a": set("abcdefghij")}),
         (tuple[datetime.datetime, set[str]], (datetime.datetime(2026, 1, 1, tzinfo=UTC), set("abcdefghij"))),
         (dict[str, datetime.datetime], {"a": datetime.datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))}),
         (Any, [datetime.datetime(2026, 1, 1, tzinfo=UTC)]),
         (datetime.datetime | int, datetime.datetime(2026, 1, 1)),
-        (Seen, Seen({}, (Seen({}),))),
-        (Linked, {"next": {"next": {}}}),
         (ByItself, ByItself({})),
         (Unset, Unset()),
         (Unset, Unset(None)),
-        (Silent | int, Silent(1)),
         (Word, Word.OPEN),
         (dict[Word, frozenset[float]], {Word.OPEN: frozenset((0.5, 1.0))}),
-        (dict[Frozen, set[str]], {}),
         (dict, {"a": [1, 2.5, None, {"b": b"c", 3: math.nan}]}),
         (dict, {("a", 1): "b"}),
         (dict[tuple[str, Any], Any], {("a", (1, 2)): "b"}),

@@ -101,15 +101,3 @@ def test_on_spark(job: Job, tmp_path: Path) -> None:
     command = Command(job, tmp_path, "audit")
     assert command.code == 0, command.said
     assert all(f"sink '{sink}'" in json.dumps(command.summary) for sink in SINKS), command.summary
-
-
-@pytest.mark.spark
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize(("step", "nth"), [("coordinator-decided", 1), ("store-committing", 3), ("store-committed", 9)])
-def test_the_driver_is_killed_on_spark(step: str, nth: int, job: Job, tmp_path: Path) -> None:
-    job.feed(2000)
-    command = Command(job, tmp_path, "backfill", "--parallelism", "2", failpoints=f"{step}=kill@{nth}")
-    assert command.code == -9, command.said
-    job.feed(300)
-    job.finish("--parallelism", "3")
-    job.assert_agreement()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
@@ -16,27 +14,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 def await_waiting(incarnation: Run, store: str) -> None:
     incarnation.await_event(lambda event: f"waiting for the store of sink '{store}-" in event.get("text", ""))
-
-
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("store", STORES)
-def test_a_server_that_is_paused(store: str, job: Job) -> None:
-    feed = Feed(job)
-    feed.start()
-    incarnation = job.start("--parallelism", "2")
-    for _ in range(3):
-        incarnation.await_checkpoint()
-        job.servers.pause(store)
-        try:
-            incarnation.await_step("decided")
-            time.sleep(4)
-        finally:
-            job.servers.go_on(store)
-    incarnation.await_checkpoint()
-    feed.end()
-    stop(incarnation)
-    job.finish("--parallelism", "3")
-    job.assert_agreement()
 
 
 @pytest.mark.exhaustive(matrix=True)
@@ -55,28 +32,6 @@ def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
     finally:
         job.servers.start(store)
     job.finish("--parallelism", "3")
-    job.assert_agreement()
-
-
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("store", STORES)
-def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None:
-    job.feed()
-    incarnation = job.start("--parallelism", "2")
-    worker = incarnation.await_step("deployed")["workers"][1]
-    incarnation.await_checkpoint()
-    job.servers.kill(store)
-    try:
-        os.kill(worker, signal.SIGKILL)
-        incarnation.await_event(lambda event: "restarting" in event.get("text", ""))
-        time.sleep(8)
-        job.feed()
-    finally:
-        job.servers.start(store)
-    incarnation.await_step("deployed")
-    incarnation.await_checkpoint()
-    incarnation.kill()
-    job.finish()
     job.assert_agreement()
 
 

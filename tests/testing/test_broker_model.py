@@ -1,4 +1,4 @@
-"""The model alone can be copied, stand still, crash between two markers, and be fast."""
+"""The model alone can stand still, and crash between two markers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from exactlyonce.testing import BrokerModel, Error, Isolation, NoAnswer, Simulat
 from exactlyonce.testing.broker.histories import (
     Add,
     CreateTopic,
-    Describe,
     End,
     Init,
-    Listed,
     Produce,
-    Producers,
     Read,
     Stage,
     play,
 )
-from exactlyonce.testing.broker.random_histories import random_history
 
 
 @pytest.fixture
@@ -102,49 +98,6 @@ def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerMod
     assert state(model) == "Ongoing"
     clock.advance(model.settings.timeout_check_interval_ms + 100)
     assert play([End("a", commit=True), Read("t", 0)], stage) == ["INVALID_TXN_STATE", ("NONE", (0, 2, 2), [])]
-
-
-def test_time_can_pass_in_one_leap_or_in_many(clock: SimulatedClock) -> None:
-    seen = []
-    for steps in (1, 24 * 3_600):
-        clock = SimulatedClock()
-        stage = Stage(BrokerModel(clock), clock.advance, "")
-        play([CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"]), End("a", commit=True)], stage)
-        play([Init("b", timeout_ms=900_000), Produce("b", "t", 0, ["y"])], stage)
-        for _ in range(steps):
-            clock.advance(24 * 3_600_000 // steps)
-            stage.broker.topic_id("t")
-        seen.append(play([Describe("a"), Describe("b"), Producers("t", 0), Read("t", 0), Listed()], stage))
-        clock.advance(8 * 24 * 3_600_000)
-        assert play([Listed(), Read("t", 0)], stage) == [[], ("NONE", (0, 4, 4), [(0, None, "x")])]
-    assert seen[0] == seen[1]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_copy_goes_its_own_way(seed: int) -> None:
-    history = random_history(seed)
-    for cut in range(0, len(history), 7):
-        clock = SimulatedClock()
-        stage = Stage(BrokerModel(clock), clock.advance, "")
-        play(history[:cut], stage)
-        assert isinstance(stage.broker, BrokerModel)
-        copied_clock = clock.copy()
-        copied = Stage(stage.broker.copy(copied_clock), copied_clock.advance, "")
-        copied.lives = {producer: list(lives) for producer, lives in stage.lives.items()}
-        copied.idempotent = set(stage.idempotent)
-        copied._aliases, copied._topic_ids = dict(stage._aliases), dict(stage._topic_ids)
-        assert play(history[cut:], stage) == play(history[cut:], copied)
-
-
-def test_a_copy_keeps_pending_markers(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    play([End("a", commit=True, settle=False)], stage)
-    copied_clock = clock.copy()
-    copy = model.copy(copied_clock)
-    copied_clock.advance(1_000)
-    assert values(copy, 1) == [b"y"]
-    assert values(model, 1) == []
-    clock.advance(1_000)
-    assert values(model, 1) == [b"y"]
 
 
 def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:

@@ -43,38 +43,12 @@ def test_a_cancelled_timer_does_not_fire(clock: SimulatedClock) -> None:
     assert fired == ["kept"]
 
 
-def test_one_can_go_from_timer_to_timer(clock: SimulatedClock) -> None:
-    fired: list[int] = []
-    clock.call_after(1_000_000, lambda: fired.append(clock.monotonic_ms()))
-    assert clock.advance_to_timer()
-    assert not clock.advance_to_timer()
-    assert fired == [1_000_000]
-
-
-def test_a_timer_may_advance_the_clock(clock: SimulatedClock) -> None:
-    """An action that itself lets time pass never makes time go back."""
-    clock.call_after(10, lambda: clock.advance(100))
-    clock.advance(20)
-    assert clock.monotonic_ms() == 110
-
-
 def test_a_jump_moves_only_the_wall_clock(clock: SimulatedClock) -> None:
     before = clock.now_ms()
     fired: list[str] = []
     clock.call_after(10, lambda: fired.append("timer"))
     clock.jump(3_600_000)
     assert (clock.now_ms() - before, clock.monotonic_ms(), fired) == (3_600_000, 0, [])
-
-
-def test_a_copied_clock_stands_at_the_same_time(clock: SimulatedClock) -> None:
-    clock.advance(5)
-    clock.jump(7)
-    clock.call_after(1, lambda: None)
-    copy = clock.copy()
-    assert (copy.now_ms(), copy.monotonic_ms()) == (clock.now_ms(), clock.monotonic_ms())
-    assert not copy.advance_to_timer()
-    clock.advance(1)
-    assert copy.monotonic_ms() == 5
 
 
 def test_the_machines_clock_grows() -> None:

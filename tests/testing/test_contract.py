@@ -225,27 +225,3 @@ def test_at_the_last_epoch_an_end_gives_a_new_producer_id(stage: Stage, commit: 
         "INVALID_PRODUCER_ID_MAPPING",
         ("INVALID_PRODUCER_ID_MAPPING", -1),
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive(but=["model"])
-def test_epochs_run_out_under_every_operation(stage: Stage) -> None:
-    """Init over an open transaction, init of an idle id and a fence all pass from epoch 32766 to a new producer id."""
-    play([CreateTopic("t", 1)], stage)
-    climb(stage, "a", EPOCH_LAST)
-    assert play([Init("a")], stage) == [("NONE", "p1", 0)]
-    climb(stage, "a", EPOCH_LAST)
-    assert play([Produce("a", "t", 0, ["x"]), Init("a"), End("a", commit=True, life=-2)], stage)[1:] == [
-        ("NONE", "p2", 1),
-        "INVALID_PRODUCER_ID_MAPPING",
-    ]
-    climb(stage, "a", EPOCH_LAST)
-    assert play([Fence("a"), Describe("a")], stage) == ["NONE", ("CompleteAbort", "p3", 0, 60_000, True, [])]
-    climb(stage, "a", EPOCH_LAST - 1)
-    ends = (End("a", commit=True), Fence("a"), Describe("a"), End("a", commit=True))
-    assert play([Produce("a", "t", 0, ["x"]), *ends], stage)[1:] == [
-        "NONE",
-        "NONE",
-        ("CompleteAbort", "p4", 0, 60_000, True, []),
-        "INVALID_PRODUCER_ID_MAPPING",
-    ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.scripted import CRASH, crash_once, fired, script_topic
+from exactlyonce.testing.scripted import CRASH, fired, script_topic
 
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster
@@ -39,18 +39,8 @@ def test_each_crash_kills_once(tmp_path: Path) -> None:
     assert fired(path) == [1, 3]
 
 
-def test_nothing_has_fired_at_first(tmp_path: Path) -> None:
-    crash = crash_once(tmp_path / "fired", dict[str, int])
-    assert crash(b'{"a": 1}') == [{"a": 1}]
-    assert fired(tmp_path / "fired") == []
-
-
-def test_a_script_lies_in_its_topic_in_order(kafka: KafkaCluster, topic_name: str) -> None:
-    topic = script_topic(kafka, topic_name, [1, CRASH, {"two": 2}, CRASH])
-    assert [record.value for record in kafka.read_committed(topic)] == [b"1", b"CRASH 1", b'{"two":2}', b"CRASH 3"]
-
-
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
     script: list[Any] = [*range(1, 50), CRASH, CRASH, *range(50, 100)]
     script_topic(kafka, f"{topic_name}-in", script)

@@ -92,8 +92,8 @@ class ListReader:
     def quiet(self, ask: Collection[int] = ()) -> list[int]:
         return [split for split, offset in self.at.items() if offset == len(self.lists.lines[split])]
 
-    def lag(self) -> int:
-        return sum(len(self.lists.lines[split]) - offset for split, offset in self.at.items())
+    def lags(self) -> dict[tuple[str, int], int]:
+        return {("", split): len(self.lists.lines[split]) - offset for split, offset in self.at.items()}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -247,7 +247,9 @@ MUTANTS = {
     "the place of a record is lost":
         Mutant(Line, "offset", lambda self: 0, "a_record_that_does_not_decode", "says where it lies"),
     "the lag is what there is":
-        Mutant(ListReader, "lag", lambda self: sum(map(len, self.lists.lines)), "lag", "More is said to be left"),
+        Mutant(
+            ListReader, "lags", lambda self: {("", 0): sum(map(len, self.lists.lines))}, "lag",
+            "More is said to be left"),
 }  # fmt: skip
 
 

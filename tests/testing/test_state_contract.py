@@ -46,25 +46,19 @@ class TestHashMapInSmallSlices(TestHashMap):
 
 
 class TestTiered(StateBackendContract):
+    """It does so where nothing stays in memory, and every interval spills; wherever its slices end."""
+
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
+    def _sizes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = tmp_path
+        monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
+        monkeypatch.setattr(TableMemory, "limit", _nothing_stays)
 
     def backend(self) -> StateBackend:
         return RocksDBBackend(self.folder, 4 << 20)
 
 
-@pytest.mark.exhaustive
-class TestTieredInNoMemory(TestTiered):
-    """It does so where nothing stays in memory, and every interval spills; wherever its slices end."""
-
-    @pytest.fixture(autouse=True)
-    def _sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
-        monkeypatch.setattr(TableMemory, "limit", _nothing_stays)
-
-
-class TieredInFoldersOfTheirOwn(TestTieredInNoMemory):
+class TieredInFoldersOfTheirOwn(TestTiered):
     """No backend finds the files of the one before it: each restores from blocks, however soon files were saved."""
 
     __test__ = False

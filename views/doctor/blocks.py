@@ -65,7 +65,7 @@ def _damage(
         if checkpoint in now.manifests:
             _report(subject, now, [checkpoint], why, findings)
     if damaged:
-        needed = needed_blocks(storages, now)
+        needed = needed_blocks(storages, now, now.retained)
         for ref, why in damaged.items():
             needing = [number for number, refs in needed.items() if not isinstance(refs, str) and ref in refs]
             if needing:

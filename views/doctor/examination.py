@@ -77,6 +77,21 @@ def examine(
     return subject, findings
 
 
+def missing_rights(config: ClientConfig, graph: LogicalGraph) -> list[str]:
+    """The rights in Kafka that a run of *graph* lacks, as far as brokers tell: each as a sentence without its end."""
+    findings = Findings()
+    with ExitStack() as stack:
+        transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
+        topics = stack.enter_context(closing(Topics(config)))
+        subject = Subject(
+            config=config, traces=traces_of(config, graph.pipeline_id, graph), graph=graph,
+            settings=CheckpointSettings(), now_ms=0, waiting=None, staged=StagedOutput(),
+        )  # fmt: skip
+        facts = topic_facts(topics, subject.topics, findings)
+        RightsCheck(subject, transactions, facts, findings).run()
+    return [diagnosis.what for diagnosis in findings.diagnoses]
+
+
 def topic_facts(topics: Topics, names: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
     """The facts of each topic; None: there is no such topic. A topic without an answer is left out."""
     facts: dict[str, TopicFacts | None] = {}

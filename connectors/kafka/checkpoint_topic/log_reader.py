@@ -74,6 +74,13 @@ class LogFollower:
                 raise
             return History(self._pipeline)
 
+    def has_news(self) -> bool:
+        """Whether the topic of the last look has more decisions. False also if that cannot be asked: a look tells."""
+        try:
+            return bool(self._topic_id) and stable_end(self._topics, self._topic) != self._end
+        except (BrokerUnavailable, TopicError):
+            return False
+
     def close(self) -> None:
         self._topics.close()
 

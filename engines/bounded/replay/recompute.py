@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_unbounded
+from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_loops
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of, count_of, flat
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
@@ -141,7 +141,7 @@ def recomputation(
 ) -> Recomputation:
     """The recomputation of *interval*, whose staged files are at *files*. See `Stage` for the others.
 
-    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops or clocks, `Halt` if state or order
+    Raises `GraphError` if the pipeline has changed, `ConfigError` if it has loops, `Halt` if state or order
     logs are gone.
     """
     manifest = interval.manifest
@@ -151,7 +151,7 @@ def recomputation(
             f"Checkpoint {manifest.checkpoint} was taken by another graph than {manifest.pipeline!r} has now: its "
             f"interval can be computed again only by the pipeline as it was then."
         )
-    refuse_unbounded(graph)
+    refuse_loops(graph)
     require_same_topics(client, graph, manifest)
     common = _common(loaded, client, interval, files, origins=origins, store_rows=store_rows)
     logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)

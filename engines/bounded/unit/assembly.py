@@ -134,6 +134,7 @@ def _take(assembly: Assembly) -> None:
         take_along(lanes, sources, unit.order or (), operators, unit.left)
     else:
         take_by_time(lanes, sources, operators, assembly.clock)
+    operators.answers.require_taken()
 
 
 def _acknowledgement(assembly: Assembly) -> Ack:
@@ -176,6 +177,8 @@ class Assembly:
         self.stage, self.unit, self.plan, self.task, self.label = stage, unit, plan, task, label
         self.blocks = blocks
         self.operators = TaskOperators(task.name, unit.subtask)
+        if unit.order is not None:
+            self.operators.answers.replay(unit.order)
         self.clock = BatchTime()
         self.partitions: list[PartitionLane] = []
         self.sources: dict[str, SourceWatermarks] = {}

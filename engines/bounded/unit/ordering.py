@@ -25,7 +25,7 @@ from exactlyonce.engines.bounded.unit.staging import Frames
 from exactlyonce.engines.runtime.assembler import FIRED_TOGETHER, TaskOperators, WatermarkInput
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.order_log import FLOOR, IDLE, INEXACT, NOT_A_SOURCE, RECORDS, OrderRuns, runs_of
+from exactlyonce.engines.runtime.order_log import CLOCK, FLOOR, IDLE, INEXACT, NOT_A_SOURCE, RECORDS, OrderRuns, runs_of
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
@@ -158,7 +158,7 @@ class ChannelLane:
     """In order: those of each split of the sender."""
     codec: BatchCodec
     push: Push
-    before: list[bytes | Watermark] = field(default_factory=list)
+    before: list[bytes] = field(default_factory=list)
     """In-flight frames of the base, which go first, without a time."""
     port: Port | None = None
     """Takes the watermarks; None: none come."""
@@ -173,8 +173,8 @@ class ChannelLane:
     _time_ms: int = 0
     _reached: int = NO_WATERMARK
     """The highest watermark so far."""
-    _follows: bool = False
-    """Whether the log has said a watermark."""
+    _frames: int = 0
+    """Frames that were taken, also in part."""
 
     def time_ms(self) -> int | None:
         return self._time_ms if self._rest or self._advance() else None
@@ -184,6 +184,7 @@ class ChannelLane:
             if not self._advance() or self._next is None or isinstance(self._next, Watermark):
                 return 0, Batch([], [])
             self._rest, self._next = self.codec.decode(self._next()), None
+            self._frames += 1
         batch, start, size = self._rest, self._taken, len(self._rest.records)
         self._taken = end = min(start + count, size)
         if end == size:
@@ -200,14 +201,14 @@ class ChannelLane:
     def follow(self, watermark: Watermark) -> bool:
         while self.watermark() is not None:  # a channel may have kept the last one alone
             pass
-        agrees = watermark.value <= self._reached or not self._follows  # the first one may be that of before
-        self._reached, self._follows = max(self._reached, watermark.value), True
+        agrees = watermark.value <= self._reached or self._frames <= len(self.before)  # it may have been in flight
+        self._reached = max(self._reached, watermark.value)
         return agrees
 
     def _advance(self) -> bool:
         if self._next is None:
             if self._items is None:
-                before = ((0, item if isinstance(item, Watermark) else partial(bytes, item)) for item in self.before)
+                before = ((0, partial(bytes, frame)) for frame in self.before)
                 self._items = chain(before, chain.from_iterable(frames.timed() for frames in self.sent))
             time_ms, self._next = next(self._items, (0, None))
             self._time_ms = max(self._time_ms, time_ms)  # a split does not know the times before it
@@ -258,6 +259,11 @@ def _advance(operators: TaskOperators, source: WatermarkInput, watermark: Waterm
     """Take *watermark* of *source*, if there is one, with all results that it makes due."""
     if watermark is not None:
         operators.advance(source, watermark)
+    _fire(operators)
+
+
+def _fire(operators: TaskOperators) -> None:
+    """Give all results that are due."""
     while operators.firings:
         operators.fire(FIRED_TOGETHER)
 
@@ -286,6 +292,10 @@ def take_along(
             sources[name].times.follow_floor(partition, count)
             if order is not None:
                 order.floor(name, partition, count)
+            continue
+        if kind == CLOCK:
+            operators.tell_time(count)
+            _fire(operators)
             continue
         if kind != RECORDS:
             watermark = Watermark(count, kind == IDLE)

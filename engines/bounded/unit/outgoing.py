@@ -20,7 +20,7 @@ from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, BatchTime
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, OutputBatch, OutputFile, SentFile
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame, coordinates_of
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
 from exactlyonce.engines.runtime.signals import Watermark, encode
 from exactlyonce.sinks.kafka.sink import Outputs
@@ -226,9 +226,7 @@ class Staging:
     def write(self, outputs: Outputs) -> None:
         origins = None
         if self._keeps_origins:
-            origins = [
-                (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self.output.origins
-            ]
+            origins = list(zip(*coordinates_of(self.output.origins), strict=True))
         batch = OutputBatch(
             _list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps)
         )

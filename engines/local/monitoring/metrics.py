@@ -5,7 +5,7 @@ Counters begin at 0 with the run, and go on over restarts of its workers. None h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.states import JobState
@@ -13,6 +13,7 @@ from exactlyonce.engines.local.messages import Progress
 from exactlyonce.engines.local.monitoring.health import STATES
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked
 from exactlyonce.engines.local.reporting import Reporter
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.extras import needing
 
 BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -50,8 +51,12 @@ METRICS = tuple(
         ("records_skipped_total", "counter", ("subtask",), "Records that sources left out"),
         ("operator_records_in_total", "counter", ("operator", "subtask"), "Records that came to an operator"),
         ("operator_busy_seconds_total", "counter", ("operator", "subtask"), "Time in an operator's function or state"),
-        ("pending_records", "gauge", ("source", "subtask"),
-         "The lag: committed records that are not read; of a source that is no topic, those at hand"),
+        ("late_records_total", "counter", ("operator", "subtask"),
+         "Records that came after their time was over, whether left out or given to a side output"),
+        ("watermark_timestamp_seconds", "gauge", ("operator", "subtask"),
+         "Event time: a source or an operator has all records up to it, in seconds since 1970"),
+        ("pending_records", "gauge", ("source", "topic", "partition", "subtask"),
+         "The lag: committed records that are not read; of other sources, those at hand of each open split"),
         ("loop_records", "gauge", ("subtask",), "Records that wait to come round a loop"),
         ("open_transactions", "gauge", ("subtask",), "Open transactions of the sinks"),
         ("unwritten_records", "gauge", ("sink", "subtask"), "Committed records that an at_most_once sink still holds"),
@@ -59,6 +64,16 @@ METRICS = tuple(
          "The longest time between two batches of a worker with input, in the interval of the newest checkpoint"),
     )
 )  # fmt: skip
+
+
+_Place = tuple[str, str, int]
+"""Source, topic and partition."""
+
+
+def _by_place(progress: Progress) -> dict[_Place, int]:
+    return {
+        (source, topic, partition): lag for source, places in progress.lags.items() for topic, partition, lag in places
+    }
 
 
 class Metrics(Reporter):
@@ -99,7 +114,8 @@ class Metrics(Reporter):
             case "step", "deployed":
                 self._of("restarts_total").inc(int(self._deployed))
                 self._deployed = True
-                self._workers.clear()
+                for subtask in [*self._workers]:
+                    self._forget_lags(subtask, _by_place(self._workers.pop(subtask)))
             case "checkpoint", _:
                 self._completed(event)
 
@@ -129,16 +145,30 @@ class Metrics(Reporter):
             took_before_s, records_before = before.operators.get(operator, (0.0, 0)) if before else (0.0, 0)
             self._of("operator_busy_seconds_total", operator, subtask).inc(max(0.0, took_s - took_before_s))
             self._of("operator_records_in_total", operator, subtask).inc(max(0, records - records_before))
-        for source, lag in progress.lags.items():
-            self._of("pending_records", source, subtask).set(lag)
+        for operator, late in progress.late.items():
+            self._of("late_records_total", operator, subtask).inc(
+                max(0, late - (before.late.get(operator, 0) if before else 0))
+            )
+        for operator, watermark in progress.watermarks.items():
+            if NO_WATERMARK < watermark.time_ms < END_OF_TIME:
+                self._of("watermark_timestamp_seconds", operator, subtask).set(watermark.time_ms / 1000)
+        lags = _by_place(progress)
+        self._forget_lags(subtask, (_by_place(before) if before else lags).keys() - lags.keys())
+        for place, lag in lags.items():
+            self._of("pending_records", *place, subtask).set(lag)
         for sink in {**(before.unwritten if before else {}), **progress.unwritten}:
             self._of("unwritten_records", sink, subtask).set(progress.unwritten.get(sink, 0))
         self._of("loop_records", subtask).set(progress.going_round)
         self._of("open_transactions", subtask).set(progress.open_transactions)
 
+    def _forget_lags(self, subtask: int, places: Iterable[_Place]) -> None:
+        """The worker does not read *places* any more."""
+        for place in places:
+            self._metrics["pending_records"].remove(self._pipeline, *map(str, place), str(subtask))
+
     def turned(self, state: str, rests_s: float = 0.0) -> None:
-        for each in STATES:
-            self._of("job_state", each).set(int(each == state))
+        for known in STATES:
+            self._of("job_state", known).set(int(known == state))
 
     def answer(self, asked: Asked) -> Answer:
         """All of them, in the form that the scraper accepts. For any thread."""

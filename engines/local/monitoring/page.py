@@ -1,14 +1,14 @@
 """A page about a run, for a browser: is it well, what is slow, what happened. It needs nothing from the network.
 
-`page.html` asks for `state.json` twice a second, and for `checkpoint.json?id=N` when a checkpoint is opened.
+`page.html` asks for `state.json?after=VERSION`, which is answered once there is another version, and for
+`checkpoint.json?id=N` when a checkpoint is opened.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,40 +16,45 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.engines.local.messages import Progress
+from exactlyonce.checkpoint.records.stats import slowest, slowest_first
+from exactlyonce.engines.local.messages import Progress, WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
+from exactlyonce.engines.local.monitoring.triggered import TriggeredCheckpoint, TriggeredCheckpoints
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 
-CHECKPOINTS, SAMPLES, NOTES = 60, 240, 100
+SAMPLES, NOTES = 240, 100
 """How many of each are kept."""
 WINDOW_S = 5.0
 """The time over which rates of operators are taken."""
 RECENT_MS = 120_000
 """A note of the last minutes may be the reason of what is wrong."""
+ANSWER_WITHIN_S = 1.0
+"""A state is given by then, changed or not: ages grow."""
 BUSY_SHARE = 0.8
 """An operator with this share of a worker's time is named."""
-_CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
 
 
-class Attempted(msgspec.Struct, omit_defaults=True):
-    """A checkpoint that was triggered in this run. Times are in milliseconds since 1970."""
+class Changes:
+    """The version of what a page shows. Any thread may say that it has changed, or wait for that."""
 
-    id: int
-    triggered_ms: int
-    outcome: str = "running"
-    """running, completed or aborted"""
-    acknowledged: list[tuple[str, int, int, float, float]] = []
-    """Task, subtask, time, and the milliseconds of the synchronous and the asynchronous part, by subtask."""
-    visible_ms: int = 0
-    finalized_ms: int = 0
-    event: Mapping[str, Any] = {}
-    """Its event, once it is completed."""
-    notes: list[str] = []
-    """What was said about it."""
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.version = 0
+
+    def add(self) -> None:
+        with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    def wait(self, after: int, timeout_s: float) -> None:
+        """Wait until the version is another than *after*."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != after, timeout_s)
 
 
 class WorkerFigures:
@@ -79,17 +84,23 @@ class WorkerFigures:
 class Page(Reporter):
     """Gathers what the page shows. One thread reports, any thread asks."""
 
-    def __init__(self, plan: Plan, health: Health, clock: Clock) -> None:
+    def __init__(
+        self, plan: Plan, health: Health, clock: Clock, waiting: Callable[[], list[dict[str, Any]]] = list
+    ) -> None:
+        """*waiting* gives its waiting output; see `WaitingOutput.figures`."""
+        self._waiting = waiting
         self._pipeline, self._parallelism = plan.graph.pipeline_id, plan.parallelism
         self._health, self._clock = health, clock
         self._graph = list(drawn(plan))
+        self._subtasks = [(task.name, subtask) for task in plan.tasks for subtask in range(plan.parallelism)]
         self._lock = threading.Lock()
         self._state = ""
         self._incarnation = self._restarts = self._deployments = 0
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
         """The wall clock in milliseconds, records a second, lag."""
-        self._checkpoints: dict[int, Attempted] = {}
+        self._changes = Changes()
+        self._checkpoints = TriggeredCheckpoints()
         self._workers: dict[int, WorkerFigures] = {}
         self._notes = deque[tuple[int, str]](maxlen=NOTES)
 
@@ -97,53 +108,22 @@ class Page(Reporter):
 
     def event(self, event: Mapping[str, Any]) -> None:
         with self._lock:
+            self._checkpoints.event(event)
             match event["event"], event.get("step"):
                 case "started", _:
                     self._incarnation = event["incarnation"]
                 case (("note" | "standby"), _):
-                    self._noted(event["at_ms"], event["text"])
-                case "checkpoint", _:
-                    self._completed(event)
+                    self._notes.append((event["at_ms"], event["text"]))
                 case "step", "deployed":
                     self._workers.clear()
-                    self._abort()
                     self._deployments += 1
-                case "step", "triggered":
-                    self._triggered(event["checkpoint"], event["at_ms"])
-                case "step", "acknowledged" if known := self._checkpoints.get(event["checkpoint"]):
-                    row = (event["task"], event["worker"], event["at_ms"], event["sync_ms"], event["async_ms"])
-                    known.acknowledged.append(row)
-                case "step", "requests until visible" if known := self._checkpoints.get(event["checkpoint"]):
-                    known.visible_ms = event["at_ms"]
-
-    def _noted(self, at_ms: int, text: str) -> None:
-        self._notes.append((at_ms, text))
-        for number in {int(match) for match in _CHECKPOINT.findall(text)}:
-            if (known := self._checkpoints.get(number)) is not None:
-                known.notes.append(text)
-                if "aborted" in text and known.outcome == "running":
-                    known.outcome = "aborted"
-
-    def _triggered(self, number: int, at_ms: int) -> None:
-        self._checkpoints[number] = Attempted(number, at_ms)
-        while len(self._checkpoints) > CHECKPOINTS:
-            del self._checkpoints[min(self._checkpoints)]
-
-    def _completed(self, event: Mapping[str, Any]) -> None:
-        known = self._checkpoints.get(event["checkpoint"])
-        if known is not None:
-            known.outcome, known.finalized_ms, known.event = "completed", event["at_ms"], dict(event)
-
-    def _abort(self) -> None:
-        """What the last workers were at will never be complete."""
-        for known in self._checkpoints.values():
-            if known.outcome == "running":
-                known.outcome = "aborted"
+        self._changes.add()
 
     def live(self, figures: Mapping[str, Any]) -> None:
         with self._lock:
             self._figures = figures
             self._samples.append((self._clock.now_ms(), figures["records_per_s"], figures["lag"]))
+        self._changes.add()
 
     def progress(self, progress: Progress) -> None:
         with self._lock:
@@ -156,15 +136,26 @@ class Page(Reporter):
 
     @property
     def paths(self) -> Paths:
-        return paths_of(self.state, self._checkpoint)
+        return paths_of(self.state, self._checkpoint, self._changes)
 
-    def _checkpoint(self, number: int) -> Attempted | None:
+    def _checkpoint(self, number: int) -> dict[str, Any] | None:
         with self._lock:
-            return copy.copy(self._checkpoints.get(number))
+            known = copy.copy(self._checkpoints.by_number.get(number))
+            subtasks = list(known.subtasks) if known is not None else []
+        if known is None:
+            return None
+        acknowledged = {(stats.task, stats.subtask) for stats in subtasks}
+        missing = [f"{task}[{subtask}]" for task, subtask in self._subtasks if (task, subtask) not in acknowledged]
+        return {
+            **_bar(known), "decided_at_ms": known.event.get("decided_at_ms"),
+            "committed_at_ms": known.event.get("committed_at_ms"),
+            "slowest": slowest(subtasks), "subtasks": [stats.figures for stats in slowest_first(subtasks)],
+            "missing": missing if known.outcome != "completed" else [], "notes": list(known.notes),
+        }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """All but the details of checkpoints, for JSON."""
-        verdict = self._health.wellness
+        verdict, waiting = self._health.wellness, self._waiting()
         with self._lock:
             operators = self._operators()
             return {
@@ -174,8 +165,9 @@ class Page(Reporter):
                 "restarts": max(0, self._deployments - 1), "figures": self._figures, "samples": list(self._samples),
                 "graph": [node | operators.get(node["id"], {}) for node in self._graph],
                 "workers": [_worker(figures.newest) for _, figures in sorted(self._workers.items())],
-                "checkpoints": [_bar(known) for _, known in sorted(self._checkpoints.items())],
-                "notes": list(reversed(self._notes)),
+                "partitions": [*self._partitions()], "watermarks": [*self._watermarks()],
+                "checkpoints": [_bar(known) for _, known in sorted(self._checkpoints.by_number.items())],
+                "transactions": waiting, "notes": list(reversed(self._notes)),
             }  # fmt: skip
 
     def _operators(self) -> dict[str, dict[str, Any]]:
@@ -186,10 +178,28 @@ class Page(Reporter):
                 of = shown.setdefault(operator, {"rate": 0.0, "busy": 0.0})
                 of["rate"] += rate
                 of["busy"] = max(of["busy"], share)
-            for source, lag in figures.newest.lags.items():
+            for source, lag in figures.newest.lag_by_source.items():
                 of = shown.setdefault(source, {})
                 of["lag"] = of.get("lag", 0) + lag
         return shown
+
+    def _watermarks(self) -> Iterator[dict[str, Any]]:
+        """By source and operator, the lowest of its subtasks that expect records."""
+        lowest: dict[str, WatermarkOf] = {}
+        late = Counter[str]()
+        for figures in self._workers.values():
+            late.update(figures.newest.late)
+            for id, watermark in figures.newest.watermarks.items():
+                lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda known: (known.idle, known.time_ms))
+        for id, watermark in lowest.items():
+            at_ms = watermark.time_ms if NO_WATERMARK < watermark.time_ms < END_OF_TIME else None
+            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id]}
+
+    def _partitions(self) -> Iterator[dict[str, Any]]:
+        for figures in self._workers.values():
+            for source, places in figures.newest.lags.items():
+                for topic, partition, lag in places:
+                    yield {"source": source, "topic": topic, "partition": partition, "lag": lag}
 
     def _cause(self, operators: Mapping[str, Mapping[str, Any]], *, well: bool) -> str:
         """What to look at first; empty if there is nothing."""
@@ -208,9 +218,25 @@ class Page(Reporter):
         return self._notes[-1][1] if self._notes and self._notes[-1][0] >= self._clock.now_ms() - RECENT_MS else ""
 
 
-def paths_of(state: Callable[[], Any], checkpoint: Callable[[int], Any], below: str = "/") -> Paths:
-    """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown."""
+def paths_of(
+    state: Callable[[], dict[str, Any]],
+    checkpoint: Callable[[int], Any],
+    changes: Changes | None = None,
+    below: str = "/",
+) -> Paths:
+    """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown.
+
+    *changes* are those of the state; None: it is asked for now and then.
+    """
     html = (Path(__file__).parent / "page.html").read_bytes()
+
+    def answer_state(asked: Asked) -> Answer:
+        if changes is None:
+            return Answer(msgspec.json.encode(state()), "application/json")
+        if (after := asked.query.get("after", "")).isdecimal():
+            changes.wait(int(after), ANSWER_WITHIN_S)
+        version = changes.version  # the state may already be a later one
+        return Answer(msgspec.json.encode({**state(), "version": version}), "application/json")
 
     def answer_checkpoint(asked: Asked) -> Answer:
         number = asked.query.get("id", "")
@@ -219,7 +245,7 @@ def paths_of(state: Callable[[], Any], checkpoint: Callable[[int], Any], below: 
 
     return {
         below: lambda _: Answer(html, "text/html; charset=utf-8"),
-        f"{below}state.json": lambda _: Answer(msgspec.json.encode(state()), "application/json"),
+        f"{below}state.json": answer_state,
         f"{below}checkpoint.json": answer_checkpoint,
     }
 
@@ -239,11 +265,14 @@ def drawn(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _about(graph: LogicalGraph, node: Node) -> str:
-    """What it reads, writes or keeps."""
+    """What it reads or writes, which records it brings together, or what it keeps."""
     if node.source is not None:
         return f"{type(node.source).__name__} {node.source.place}"
     if node.sink is not None:
         return f"{type(node.sink).__name__} {node.sink.shown}"
+    for told in (node.timed, node.lookup, node.calls):
+        if told is not None:
+            return str(told)
     return f"state {node.kept.name}" if node.state_type is not None else schema.type_name(node.type)
 
 
@@ -260,10 +289,12 @@ def _waits(progress: Progress) -> list[str]:
 
 def _worker(progress: Progress) -> dict[str, Any]:
     figures = {name: getattr(progress, name) for name in _OF_WORKER}
-    return {**figures, "lag": sum(progress.lags.values()), "waits": _waits(progress), "unwritten": progress.unwritten}
+    return {**figures, "lag": progress.lag, "waits": _waits(progress), "unwritten": progress.unwritten}
 
 
-def _bar(known: Attempted) -> dict[str, Any]:
+def _bar(known: TriggeredCheckpoint) -> dict[str, Any]:
     names = ("kind", "duration_ms", "bytes", "state_bytes", "records_committed", "sync_ms", "async_ms")
     figures = {name: known.event[name] for name in names if name in known.event}
+    if known.aborted_ms:
+        figures["duration_ms"] = known.aborted_ms - known.triggered_ms
     return {"id": known.id, "triggered_ms": known.triggered_ms, "outcome": known.outcome, **figures}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from running import Run, assert_copies, assert_totals, orders
+from running import Run, assert_copies, assert_totals, orders, run_here
 from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.history import History
@@ -239,19 +239,28 @@ def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE, code: int
     return out.getvalue()
 
 
+def parameters(fed: Fed, params: Mapping[str, str]) -> list[str]:
+    return [f"--param={key}={value}" for key, value in {"name": fed.name, **params}.items()]
+
+
 def start(fed: Fed, target: str, *arguments: str, env: Mapping[str, str] | None = None, **params: str) -> Run:
-    options = [f"--param={key}={value}" for key, value in {"name": fed.name, **params}.items()]
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    return Run(fed.kafka.bootstrap_servers, target, *options, *arguments, env={"PYTHONPATH": path, **(env or {})})
+    options = (*parameters(fed, params), *arguments)
+    return Run(fed.kafka.bootstrap_servers, target, *options, env={"PYTHONPATH": path, **(env or {})})
 
 
 def run_local(
     fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", *arguments: str,
     interval: str = "200ms", env: Mapping[str, str] | None = None, **params: str,
 ) -> None:  # fmt: skip
+    """A run to the end of its input: within this process, where it needs no other and no environment."""
     options = ["--parallelism", str(parallelism), "--until", "latest", "--checkpoint-interval", interval]
-    options += ["--checkpoint-storage", fed.storage or "topic"]
-    run = start(fed, target, *options, *arguments, env=env, **params)
+    options += ["--checkpoint-storage", fed.storage or "topic", *arguments]
+    if parallelism == 1 and env is None:
+        ended = run_here(fed.kafka.bootstrap_servers, target, "--inline", *parameters(fed, params), *options)
+        assert ended.code == 0, ended.said
+        return
+    run = start(fed, target, *options, env=env, **params)
     assert run.wait() == 0, run.said
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import Manifest
 
-
-def manifest(**fields: Any) -> Manifest:
-    """Checkpoint 7 of the pipeline `p`."""
-    filled: dict[str, Any] = {
-        "pipeline": "p", "checkpoint": 7, "incarnation": 3, "attempt": 0, "kind": "checkpoint", "base": 6,
-        "previous": 6, "triggered_at_ms": 0, "completed_at_ms": 99, "fingerprint": "f", "max_parallelism": 128,
-        "parallelism": 2, "block_partitions": 4, "block_end_offsets": (), "written_bytes": 0, "offsets": (),
-        "operators": (), "order_logs": (), "committables": (), "sinks": (),
-    }  # fmt: skip
-    return Manifest(**filled | fields)
+manifest = partial(
+    blank_manifest, incarnation=3, completed_at_ms=99, fingerprint="f", parallelism=2, block_partitions=4,
+    block_end_offsets=(),
+)  # fmt: skip
+"""Checkpoint 7 of the pipeline `p`."""
 
 
 def committable(name: str, producer_id: int = 0, checkpoint: int = 7, **written: tuple[int, int]) -> Committable:

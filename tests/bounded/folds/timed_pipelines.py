@@ -1,4 +1,4 @@
-"""Pipelines whose sinks give the times, or the partitions, of their records."""
+"""A pipeline whose sinks give the times and the partitions of their records."""
 
 from pipelines import Order
 
@@ -10,18 +10,9 @@ from exactlyonce.sinks import KafkaSink
 FIRST_MS = 1_600_000_000_000
 
 
-def timed(name: str, later_ms: int = 0) -> Pipeline:
-    pipeline = Pipeline(name)
-    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-    by_id: KafkaSink[Order] = KafkaSink(
-        f"{name}-out", key=lambda order: str(order.id), timestamp=lambda order: FIRST_MS + order.id + later_ms
-    )
-    orders.sink("out", by_id)
-    orders.sink("loose", KafkaSink(f"{name}-loose", timestamp=lambda order: FIRST_MS + order.id + later_ms))
-    return pipeline
-
-
-def placed(name: str, shift: int = 0, wrong: int = -1, delivery: Delivery = "exactly_once") -> Pipeline:
+def placed(
+    name: str, shift: int = 0, wrong: int = -1, later_ms: int = 0, delivery: Delivery = "exactly_once"
+) -> Pipeline:
     """Each order goes to partition id % 3 of three; with *shift* to one further on, and order *wrong* to none."""
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
@@ -29,9 +20,16 @@ def placed(name: str, shift: int = 0, wrong: int = -1, delivery: Delivery = "exa
     def partition(order: Order) -> int:
         return (order.id + shift) % 3 if order.id != wrong else 3
 
+    def timestamp(order: Order) -> int:
+        return FIRST_MS + order.id + later_ms
+
     keyed: KafkaSink[Order] = KafkaSink(
-        f"{name}-out", key=lambda order: str(order.id % 2), partition=partition, create_partitions=3, delivery=delivery
-    )
+        f"{name}-out", key=lambda order: str(order.id % 2), partition=partition, timestamp=timestamp,
+        create_partitions=3, delivery=delivery,
+    )  # fmt: skip
     orders.sink("out", keyed)
-    orders.sink("loose", KafkaSink(f"{name}-loose", partition=partition, create_partitions=3, delivery=delivery))
+    loose: KafkaSink[Order] = KafkaSink(
+        f"{name}-loose", partition=partition, timestamp=timestamp, create_partitions=3, delivery=delivery
+    )
+    orders.sink("loose", loose)
     return pipeline

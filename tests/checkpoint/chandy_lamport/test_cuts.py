@@ -9,7 +9,6 @@ from network import Graph, Link
 from schedules import any_graph
 
 from exactlyonce.checkpoint.chandy_lamport.cuts import CausalHistory, Cut, Flaw, Violation
-from exactlyonce.pipeline.errors import InvariantViolation
 
 CHANNELS = {"pq": ("p", "q"), "qp": ("q", "p")}
 
@@ -56,26 +55,6 @@ def test_a_violation_is_a_sentence(history: CausalHistory) -> None:
         "message 4 of channel qp was on its way at the cut and is not recorded",
     ]
     assert [str(each) for each in history.violations(Cut({"q": 3}))] == ["process p has no recorded state"]
-
-
-@pytest.mark.parametrize("message", [2, 1, 9], ids=["before its turn", "again", "never sent"])
-def test_a_history_of_other_channels_is_refused(message: int) -> None:
-    history = CausalHistory("pq", CHANNELS)
-    for each in (1, 3, 2):
-        history.sent("pq", each)
-    history.received("pq", 1)
-    with pytest.raises(InvariantViolation, match="in the order in which they were sent"):
-        history.received("pq", message)
-
-
-def test_messages_that_are_equal_are_refused(history: CausalHistory) -> None:
-    with pytest.raises(InvariantViolation, match="differ"):
-        history.sent("pq", 1)
-
-
-def test_a_cut_of_another_graph_is_refused(history: CausalHistory) -> None:
-    with pytest.raises(InvariantViolation, match="channels of its graph"):
-        history.violations(Cut({"p": 0, "q": 0}, {"pr": (1,)}))
 
 
 Event = tuple[int, int]

@@ -7,10 +7,8 @@ shipped `Alignment` decides in the shipped modes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
-from defects import DEFECTS
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -47,7 +45,7 @@ def test_a_marker_may_overtake_what_it_names(schedule: Schedule) -> None:
 # --- the barrier modes ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(), by_sources=True))
 def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule) -> None:
     network = lived_through(schedule, under(Aligned))
@@ -55,20 +53,19 @@ def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule
     assert recorded(schedule, network) == 0
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(), by_sources=True, overtaking=True))
 def test_unaligned_barriers_are_markers_that_overtake_and_sources_that_initiate(schedule: Schedule) -> None:
     demand_right(schedule, lived_through(schedule, under(AtOnce)))
 
 
-@settings(max_examples=100)
 @given(st.booleans().flatmap(lambda cyclic: schedules(pipeline(cyclic=cyclic), by_all=True)))
 def test_shipped_unaligned_barriers_are_markers_that_everybody_initiates(schedule: Schedule) -> None:
     """Each process is told of a snapshot at a moment of its own, in cycles, too."""
     demand_right(schedule, lived_through(schedule, under(Overtaking)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(cyclic=True), by_sources=True))
 def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Schedule) -> None:
     network = lived_through(schedule, under(Aligned))
@@ -77,7 +74,7 @@ def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Sched
     assert holding <= schedule.graph.feedback
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(pipeline(), by_sources=True))
 def test_without_holding_back_a_cut_has_one_flaw_at_most(schedule: Schedule) -> None:
     """A message may be received before the cut and sent after it, at a process with several inputs: no more."""
@@ -115,11 +112,6 @@ def told() -> list[Schedule]:
     return drawn(schedules(pipeline(), by_all=True), 60)
 
 
-@pytest.fixture(scope="module")
-def anything() -> list[Schedule]:
-    return drawn(schedules(any_graph(), overtaking=True), 200)
-
-
 def flaws(histories: list[Schedule], make: Make) -> set[Flaw]:
     return {each.flaw for schedule in histories for each in violations(schedule, lived_through(schedule, make))}
 
@@ -138,30 +130,3 @@ def test_shipped_unaligned_barriers_find_something_in_the_channels_too(told: lis
     """Some schedules have something on its way; in others every barrier has come in time, and nothing is recorded."""
     networks = [(schedule, lived_through(schedule, under(Overtaking))) for schedule in told]
     assert {recorded(*each) > 0 for each in networks} == {True, False}
-
-
-class Hasty(Overtaking):
-    """It takes the markers of inputs that owe them for come once it is told."""
-
-    def _come(self, snapshot: int) -> list[Link]:
-        return [*self._ordinary, *self._feedback]
-
-    def marker(self, link: Link, snapshot: int) -> Iterable[Link]:
-        assert self._alignment is not None
-        return self._come(snapshot) if self._alignment.barrier(link, snapshot) else []
-
-
-def test_what_comes_on_inputs_that_owe_the_barrier_must_be_recorded(told: list[Schedule]) -> None:
-    assert flaws(told, under(Hasty)) == {Flaw.LOST}
-    assert flaws(told, under(Overtaking)) == set()
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_defect_is_found(anything: list[Schedule], name: str) -> None:
-    assert flaws(anything, DEFECTS[name].make) == DEFECTS[name].flaws
-
-
-def test_without_a_planted_defect_nothing_is_found(anything: list[Schedule]) -> None:
-    assert flaws(anything, Network) == set()
-    for schedule in anything:
-        demand_right(schedule, lived_through(schedule))

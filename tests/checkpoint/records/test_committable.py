@@ -50,16 +50,6 @@ def test_the_coordinators_id_is_listed_with_its_pipeline_but_is_no_sinks_id() ->
     assert TransactionalId.parse(coordinator_id("a")) is None
 
 
-def test_a_committable_counts_its_records_over_all_partitions() -> None:
-    written = (Written("t", 0, 10, 3), Written("t", 1, 20, 4))
-    committable = Committable(
-        transactional_id=str(OURS), producer_id=1, epoch=0, transaction_version=2, cluster_id="cluster", sink="out",
-        subtask=3, checkpoint=5, written=written,
-    )  # fmt: skip
-    assert committable.records == 7
-    assert committable.writer == ("out", 3)
-
-
 def test_a_committable_within_another_is_what_both_have_partitions_of() -> None:
     """Only the partitions count: first offsets and counts are one's own."""
     whole = Committable(

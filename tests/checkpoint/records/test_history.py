@@ -33,7 +33,6 @@ def incarnation(number: int) -> Incarnation:
 
 
 REPAIR = Repair(1, 1, 1, "lost", MANIFEST.committables[0])
-NO_RECORDS = msgspec.structs.replace(MANIFEST.committables[0], written=())
 
 
 def read(*records: Read) -> History:
@@ -46,11 +45,6 @@ def read(*records: Read) -> History:
 
 
 class TestReading:
-    def test_an_empty_log(self) -> None:
-        history = read()
-        assert (history.latest, history.unfinalized, history.newest_incarnation) == (None, None, None)
-        assert (history.incarnation_latest, history.checkpoint_latest, history.damaged) == (0, -1, {})
-
     def test_the_newest_manifest_is_unfinalized_until_its_mark(self) -> None:
         assert read(manifest(1), mark(1), manifest(2)).unfinalized == manifest(2)
         history = read(manifest(1), mark(1), manifest(2), mark(2))
@@ -222,20 +216,6 @@ class TestWriting:
     def test_what_breaks_a_rule_is_not_written(self, log: Sequence[Read], record: Decision, why: str) -> None:
         with pytest.raises(InvariantViolation, match=why):
             read(*log).admit(record)
-
-    @pytest.mark.parametrize(
-        ("log", "record"),
-        [
-            ([manifest(2), mark(2)], manifest(3)),
-            ([("manifest/2", None)], manifest(3)),
-            ([("manifest/2", b"garbage")], manifest(3)),
-            ([manifest(1)], mark(1, MANIFEST.committables[0].transactional_id)),
-            ([manifest(1, committables=(NO_RECORDS,))], mark(1)),
-            ([manifest(1)], REPAIR),
-        ],
-    )
-    def test_what_keeps_the_rules_is_written(self, log: Sequence[Read], record: Decision) -> None:
-        read(*log).admit(record)
 
     def test_what_belongs_together_is_dropped_together(self) -> None:
         history = read(manifest(1), REPAIR, mark(1), manifest(2))

@@ -181,19 +181,19 @@ class World:
 def finished(
     world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
 ) -> dict[str, str]:
-    return ask.drive(finish(made, repairs, [transactions()], 3, 99, accept_loss=accept_loss), world)
+    return ask.drive(finish(made, repairs, [transactions()], 3, lambda: 99, accept_loss=accept_loss), world)
 
 
 def finished_after_a_crash(stop: int, made: Manifest, **script: Any) -> dict[str, str]:
     """Run the finish up to its request number *stop*, then again by one that knows what was recorded."""
     crashed, world = World(**script), World(**script)
-    procedure = finish(made, [], [transactions()], 3, 99)
+    procedure = finish(made, [], [transactions()], 3, lambda: 99)
     request = next(procedure)
     for _ in range(stop - 1):
         request = procedure.send(crashed(request))
     procedure.close()
     repairs = [each for each in crashed.appended if isinstance(each, Repair)]
-    fates = ask.drive(finish(made, repairs, [transactions(incarnation=4, attempt=0)], 4, 99), world)
+    fates = ask.drive(finish(made, repairs, [transactions(incarnation=4, attempt=0)], 4, lambda: 99), world)
     repairs += [each for each in world.appended if isinstance(each, Repair)]
     known = {each.transactional_id for each in (*made.committables, *(repair.committable for repair in repairs))}
     assert {*crashed.asked_for(commit=True), *world.asked_for(commit=True)} <= known

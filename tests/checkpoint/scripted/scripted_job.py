@@ -34,12 +34,6 @@ from exactlyonce.pipeline import errors
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
 PRODUCERS = 9
 """How many each sink subtask has when a job runs, unless a script says it."""
-RESTARTS: dict[str, dict[str, int]] = {
-    "none": {},
-    "failure_rate": {"failures": 1, "window_ms": 1_000, "delay_ms": 70},
-    "exponential_delay": {"initial_ms": 100, "max_ms": 300},
-}
-"""Restart strategies by name; a number is the attempts of a fixed delay."""
 
 
 def manifest(checkpoint: int = 0, **changes: Any) -> Manifest:
@@ -61,11 +55,10 @@ class ScriptedJob:
         self, *, sinks: int = 0, restart: str = "", loops: bool = False, staging: bool = False, **settings: Any
     ) -> None:
         asked = CheckpointSettings(**{"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings})
-        strategy = (
-            restart_strategy(restart, **RESTARTS[restart])
-            if restart in RESTARTS
-            else restart_strategy("fixed_delay", attempts=int(restart or 10), delay_ms=70)
-        )
+        if restart == "none":
+            strategy = restart_strategy("none")
+        else:
+            strategy = restart_strategy("fixed_delay", attempts=int(restart or 10), delay_ms=70)
         self.sinks = range(sinks)
         writers = {("out", subtask) for subtask in self.sinks}
         self.core = Coordinator(asked, strategy, {("task", 0), ("task", 1)}, writers, loops=loops, staging=staging)

@@ -218,16 +218,6 @@ def test_a_sweep_touches_only_older_ids_of_its_own_pipeline(state: str) -> None:
     assert broker.states == before
 
 
-def test_a_foreign_id_that_a_listing_gives_all_the_same_is_not_touched() -> None:
-    broker = Broker({"eo:a-b:out:0:1.0:0": "Ongoing"})
-
-    def careless(request: Request) -> Any:
-        return broker(ListTransactions("eo:a") if isinstance(request, ListTransactions) else request)
-
-    assert drive(sweep("a", 9, 0), careless) == 0
-    assert broker.ended == []
-
-
 @pytest.mark.parametrize("state", ANY_STATE)
 def test_a_protected_id_is_not_touched(state: str) -> None:
     broker = Broker({"eo:p:out:0:1.0:0": state, "eo:p:out:0:1.0:1": "Ongoing"})

@@ -290,6 +290,6 @@ def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
         pipeline="p", incarnation=3, attempt=0, cluster_id="cluster", transaction_version=2,
         transaction_timeout_ms=60_000,
     )  # fmt: skip
-    assert drive(finish(manifest, [], [protocol], 3, 9), broker) == {decided.transactional_id: "repaired"}
+    assert drive(finish(manifest, [], [protocol], 3, lambda: 9), broker) == {decided.transactional_id: "repaired"}
     part = msgspec.structs.replace(decided, written=decided.written[1:])
     assert broker.of(CopyTransaction) == [CopyTransaction(part, "eo:p:out:0:3.0:repair-1-1")]

@@ -57,16 +57,24 @@ def test_a_bucket_that_is_missing(s3: Any) -> None:
         S3Folder("missing-one", "prod/x").check()
 
 
-def test_credentials_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from exactlyonce.testing.servers.s3 import S3Server
-
-    server = S3Server(knows_nobody=True)
-    for name, value in server.env.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="refuses the credentials") as caught:
+def test_credentials_that_are_wrong(s3: Any) -> None:
+    said = r"s3://checkpoints/prod/x refuses the credentials \(InvalidAccessKeyId\): correct AWS_ACCESS_KEY_ID"
+    with s3.granting("s3:PutObject"), pytest.raises(ConfigError, match=said) as caught:
         S3Folder(BUCKET, "prod/x").check()
-    server.close()
     assert "canary" not in str(caught.value)
+
+
+RIGHTS = {"s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket"}
+
+
+@pytest.mark.parametrize("right", sorted(RIGHTS))
+def test_a_right_that_is_missing(right: str, s3_user: Any) -> None:
+    """The check asks for each of the four, and names it."""
+    said = rf"{BUCKET}/prod/x refuses \(.*\): give the user the right {right} there"
+    with s3_user(*RIGHTS - {right}), pytest.raises(ConfigError, match=said):
+        S3Folder(BUCKET, "prod/x").check()
+    with s3_user(*RIGHTS):
+        S3Folder(BUCKET, "prod/x").check()
 
 
 def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

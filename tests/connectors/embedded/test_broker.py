@@ -10,7 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from exactlyonce.connectors.embedded.progress import Passing
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +80,6 @@ class TestLife:
             starter.kill()
         until(lambda: not broker.status().running)
 
-    @pytest.mark.exhaustive
-    def test_data_and_address_stay_through_restart_and_kill(
-        self, own_broker: Callable[[], OwnCluster], topic_name: str
-    ) -> None:
-        cluster = own_broker()
-        address = cluster.broker.bootstrap_servers
-        topic = cluster.create_topic(topic_name)
-        cluster.produce(topic, ["first"])
-        cluster.broker.restart()
-        cluster.produce(topic, ["second"])
-        cluster.broker.kill()
-        cluster.broker.start()
-        assert cluster.broker.bootstrap_servers == address
-        assert [record.value for record in cluster.read_committed(topic)] == [b"first", b"second"]
-
     def test_death_while_starting_shows_the_end_of_the_log(self, tmp_path: Path) -> None:
         (tmp_path / "topics").mkdir()
         (tmp_path / "topics" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
@@ -104,8 +89,8 @@ class TestLife:
         assert not broker.status().running
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize(("setting", "value"), [("log.cleaner.threads", "none"), ("num.io.threads", "0")])
-    def test_a_wrong_setting(self, tmp_path: Path, setting: str, value: str) -> None:
+    def test_a_wrong_setting(self, tmp_path: Path) -> None:
+        setting, value = "num.io.threads", "0"
         broker = EmbeddedBroker(tmp_path, port=0, settings={setting: value})
         with pytest.raises(ConfigError, match=f"Invalid value {value} for configuration {setting}"):
             broker.start()
@@ -114,10 +99,6 @@ class TestLife:
         with pytest.raises(ConfigError, match=f"Invalid value {value} for configuration {setting}"):
             broker.start()
         assert not broker.status().running
-
-    def test_a_misspelt_topic_is_no_topic(self, stoppable: OwnCluster, topic_name: str) -> None:
-        with pytest.raises(AssertionError, match="UNKNOWN_TOPIC_OR_PART"):
-            stoppable.produce(topic_name, ["lost"])
 
 
 class TestRefusals:
@@ -253,18 +234,11 @@ class TestJars:
                 jars.kafka_jars(tell)
         assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
-    @pytest.mark.parametrize(
-        "change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar", "printf 'content' > $out/b-1.jar"]
-    )
+    @pytest.mark.parametrize("change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar"])
     def test_a_wrong_download_is_not_kept(self, tmp_path: Path, change: str) -> None:
         with pytest.raises(BrokerUnavailable, match=r"lacks b-1\.jar, or they differ"):
             self.download(tmp_path, self.WHOLE + change)
         assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
-
-    def test_a_failed_download_shows_why(self, tmp_path: Path) -> None:
-        with pytest.raises(BrokerUnavailable, match=r"(?s)mvn ended with 1.*Unknown host"):
-            self.download(tmp_path, "echo Unknown host; exit 1")
-        assert not self.folder.exists()
 
     def test_a_killed_download_leaves_nothing_half(self, tmp_path: Path) -> None:
         program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")

@@ -14,12 +14,20 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from contract_part import only
 
 from exactlyonce.connectors import FileSource
 from exactlyonce.testing.source_contract import SourceContract
 from exactlyonce.testing.source_contract.sources import SOURCE, SPLITS
 
 DAMAGED = "damaged"
+COMPRESSED = (
+    "test_records_come_in_order",
+    "test_positions_are_exact",
+    "test_every_position_can_be_gone_to",
+    "test_ranges",
+)
+"""Lines are lines, however they are compressed."""
 
 
 class Row(msgspec.Struct):
@@ -123,11 +131,13 @@ class TestLines(FileContract):
     write = staticmethod(write_lines)
 
 
+@only(*COMPRESSED)
 class TestGzip(FileContract):
     value, suffix = str, ".gz"
     write = staticmethod(write_gzip)
 
 
+@only(*COMPRESSED)
 class TestZstd(FileContract):
     value, suffix = str, ".jsonl.zst"
     write = staticmethod(write_zstd)

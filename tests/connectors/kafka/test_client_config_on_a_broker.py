@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
-    AdminClient,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from secured_kafka import SCRAM_LOGIN, add_user, make_certificate, tls_settings
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -33,7 +27,6 @@ PLAIN_LOGIN = (
     f'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="{CANARY}" '
     f'username="alice" password="{CANARY}";'
 )
-SCRAM_LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 OAUTH_LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
 
 
@@ -68,22 +61,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     settings = listener_settings(ports, certificates)
     broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), ports["PLAINTEXT"], settings, lifetime="process")
     broker.start()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
-        user = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), CANARY.encode())
-        for future in admin.alter_user_scram_credentials([user]).values():
-            future.result(LIMIT_S)
+    add_user(broker.bootstrap_servers, "alice", CANARY)
     yield SecuredBroker(ports, certificates)
     broker.kill()
-
-
-def make_certificate(folder: Path, name: str) -> None:
-    """`<name>.pem`, its key, and both in one file as the broker wants them."""
-    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.pem -days 2 -subj /CN={name}"
-    subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1"], cwd=folder, check=True, capture_output=True
-    )
-    (folder / f"{name}.both").write_text((folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text())
 
 
 def listener_settings(ports: dict[str, int], certificates: Path) -> dict[str, str]:
@@ -95,8 +75,7 @@ def listener_settings(ports: dict[str, int], certificates: Path) -> dict[str, st
         "controller.quorum.voters": f"1@127.0.0.1:{ports['CONTROLLER']}",
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "inter.broker.listener.name": "PLAINTEXT",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(certificates / "server.both"),
+        **tls_settings(certificates),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificates / "client.pem"),
         "listener.name.tls.ssl.client.auth": "required",
@@ -126,8 +105,9 @@ def both_reach(config: ClientConfig) -> str:
         transactions.close()
 
 
-@pytest.mark.parametrize("listener", ["SASL", "SASLTLS"])
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(
+    ("listener", "mechanism"), [("SASL", "PLAIN"), ("SASL", "SCRAM-SHA-256"), ("SASLTLS", "SCRAM-SHA-512")]
+)
 def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config(listener, sasl_mechanism=mechanism, sasl_username="alice", sasl_password=CANARY)

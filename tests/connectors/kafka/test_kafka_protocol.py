@@ -109,11 +109,6 @@ class TestNobodyThere:
 
 
 class TestMemory:
-    def test_without_memory_there_is_one_attempt(self) -> None:
-        attempt = Mock(side_effect=[TopicError("gone")])
-        with pytest.raises(TopicError, match="gone"):
-            wire_at("127.0.0.1:1").remembering(attempt)
-
     @pytest.mark.parametrize("stale", [Again("it moved"), TopicError("unknown there"), BrokerRefused("no leader")])
     def test_what_fails_by_memory_is_tried_without(self, stale: Exception) -> None:
         """A remembered broker's refusal proves nothing: all is forgotten, and the second answer counts."""
@@ -129,13 +124,6 @@ class TestMemory:
             return outcome
 
         assert wire.remembering(attempt) == 7
-
-    def test_a_client_that_failed_takes_its_memory_along(self, nobody: str) -> None:
-        wire = wire_at(nobody, timeout_ms=10)
-        wire.places.nodes = frozenset({1})
-        with pytest.raises(NoAnswer):
-            wire.metadata()
-        assert not wire.places
 
 
 class TestABroker:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,9 +14,7 @@ from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.connectors.kafka import log as log_module
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.errors import Again
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
@@ -61,16 +56,6 @@ class TestFate:
         assert log.fate(committable) is fate
         assert cluster.visible(topic) == (VALUES if commit else [])
 
-    def test_it_waits_for_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        with ThreadPoolExecutor(1) as background:
-            fate = background.submit(log.fate, committable)
-            time.sleep(0.3)  # not to wait for anything: so that the question is under way
-            assert not fate.done()
-            end(cluster, committable, commit=True)
-            assert fate.result(LIMIT_S) is Fate.COMMITTED
-
     @pytest.mark.usefixtures("unhurried")
     def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
         cluster.open(f"{topic}-other", topic, VALUES)
@@ -98,13 +83,8 @@ class TestFate:
         other = msgspec.structs.replace(committable, written=(Written(f"{topic}-one", 0, len(VALUES) + 1, 1),))
         assert log.fate(other) is Fate.GONE
 
-    def test_removed_in_one_partition(self, cluster: Any, topic: str, log: Log) -> None:
-        committable = ended(cluster, topic, topic, commit=True)
-        cluster.visible(topic)
-        cluster.kafka.delete_records(topic, {0: -1})
-        assert log.fate(committable) is Fate.COMMITTED
-
     def test_the_marker_alone(self, cluster: Any, topic: str, log: Log) -> None:
+        """It tells the fate where compaction has taken the records."""
         for commit, fate in ((True, Fate.COMMITTED), (False, Fate.ABORTED)):
             name = f"{topic}-{commit}"
             cluster.topics.create(name, partitions=1)
@@ -112,11 +92,6 @@ class TestFate:
             cluster.visible(name)
             at_marker = msgspec.structs.replace(committable, written=(Written(name, 0, len(VALUES), 1),))
             assert log.fate(at_marker) is fate
-
-    def test_beyond_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        committable = ended(cluster, topic, topic, commit=True)
-        beyond = msgspec.structs.replace(committable, written=(Written(topic, 0, 10_000, 50),))
-        assert log.fate(beyond) is Fate.GONE
 
     def test_a_missing_topic(self, cluster: Any, topic: str, log: Log) -> None:
         cluster.open(topic, topic, VALUES)
@@ -167,7 +142,7 @@ class TestRecords:
         ]
         assert values == [VALUES[0::2], VALUES[1::2]]
 
-    @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+    @pytest.mark.parametrize("codec", ["none", "snappy", "lz4", "zstd"])
     def test_they_are_verbatim(self, cluster: Any, topic: str, log: Log, codec: str) -> None:
         given: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]] = [
             (None, None, [], 1),
@@ -224,11 +199,6 @@ class TestRecords:
         with pytest.raises(RecordsGone, match="shows 0"):
             next(log.records(producer_id, epoch, written))
 
-    def test_no_broker(self, nobody: str) -> None:
-        config = ClientConfig({"bootstrap.servers": nobody})
-        with pytest.raises(BrokerUnavailable, match=r"for 0\.5 s"):
-            next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
-
 
 def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log: Log) -> None:
     """Records of the second partition were deleted after those of the first were copied: they hold nobody back."""
@@ -241,56 +211,6 @@ def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log:
     why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
     assert isinstance(why, str)
     until(lambda: cluster.state(name).state == "CompleteAbort")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.broker
-@pytest.mark.slow
-def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
-    """The marker tells the fate once the records have gone, also from another segment."""
-    quickly = {"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"}
-    broker = EmbeddedBroker(tmp_path, 0, quickly, lifetime="process")
-    broker.start()
-    try:
-        cluster = cluster_at(broker.bootstrap_servers)
-        log = Log(cluster.config)
-        settings = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.0"}
-        cluster.topics.create("compacted", partitions=1, settings=settings)
-        for transactional_id, commit, apart in (
-            ("committed", True, False), ("aborted", False, False), ("c-apart", True, True), ("a-apart", False, True),
-        ):  # fmt: skip
-            producer = cluster.producer(transactional_id)
-            producer.begin_transaction()
-            for value in VALUES:
-                producer.produce("compacted", value, b"key")
-            assert producer.flush(LIMIT_S) == 0
-            committable = cluster.committable(transactional_id)
-            if apart:
-                overwrite(cluster, "compacted")
-            end(cluster, committable, commit=commit)
-            if not apart:
-                overwrite(cluster, "compacted")
-            until(partial(are_gone, log, committable))
-            assert log.fate(committable) is (Fate.COMMITTED if commit else Fate.ABORTED)
-        cluster.close()
-        log.close()
-    finally:
-        broker.kill()
-
-
-def overwrite(cluster: Any, topic: str) -> None:
-    """Write newer records of the same key, the last one old enough for the next to get a segment of its own."""
-    for _ in range(2):
-        cluster.kafka.produce(topic, [(b"key", b"newer")])
-        time.sleep(0.15)
-
-
-def are_gone(log: Log, committable: Committable) -> bool:
-    try:
-        list(log.records(committable.producer_id, committable.epoch, committable.written[0]))
-    except RecordsGone:
-        return True
-    return False
 
 
 def test_parsing_stops_at_a_cut_batch() -> None:

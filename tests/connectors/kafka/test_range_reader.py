@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -133,27 +132,3 @@ class TestWhatIsMissing:
         with pytest.raises(BrokerUnavailable, match=rf"{nobody} runs") as caught:
             RangeReader("topic", 0, 0, 20, config, timeout_s=0.3).read(100)
         assert CANARY not in str(caught.value)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_compaction_and_a_broker_that_dies(own_broker: Any) -> None:
-    kafka = own_broker({"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"})
-    quickly = {"cleanup_policy": "compact", "segment_ms": "100", "min_cleanable_dirty_ratio": "0.0"}
-    topic = kafka.create_topic("compacted", **quickly)
-    deadline = time.monotonic() + LIMIT_S
-    seen: list[tuple[int, bytes | None]] = []
-    while not any(b[0] - a[0] > 1 for a, b in pairwise(seen)):
-        assert time.monotonic() < deadline
-        kafka.produce(topic, [(b"%d" % (n * n % 7), bytes(2_000)) for n in range(40)])
-        seen = [(each.offset, each.value) for each in kafka.read_committed(topic)]
-    near = {"queued.min.messages": 1, "fetch.message.max.bytes": 3_000}  # so that it has not fetched all before
-    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, **near})
-    reader = RangeReader(topic, 0, 0, seen[-1][0] + 1, config)
-    found = [(each.offset(), each.value()) for each in reader.read(3)]
-    kafka.broker.kill()
-    kafka.broker.start()
-    found += read(reader)
-    now = {(each.offset, each.value) for each in kafka.read_committed(topic)}
-    assert now <= set(found) <= set(seen)
-    assert all((a[0] or 0) < (b[0] or 0) for a, b in pairwise(found))

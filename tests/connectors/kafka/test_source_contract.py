@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from contract_part import only
 
 from exactlyonce.checkpoint.records.manifest import TopicSplit
 from exactlyonce.connectors import KafkaSource
@@ -51,6 +52,10 @@ class TestKafkaSource(SourceContract):
         self.kafka.produce(self.name, [b"\xff"], partition=split)
 
 
+@only(
+    "test_records_come_in_order", "test_positions_are_exact", "test_nothing_is_remembered_elsewhere", "test_targets",
+    "test_a_split_is_added", "test_a_position_that_was_removed", "test_ranges",
+)  # fmt: skip
 class TestPattern(TestKafkaSource):
     """Each split is the only partition of a topic."""
 

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from waiting import until
 
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import ConfigError, TopicError
@@ -60,25 +58,6 @@ def test_spans_of_several_topics(cluster: Any, topic_name: str) -> None:
     assert cluster.topics.spans([]) == {}
 
 
-def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
-    before = cluster.topics.describe([topic])[topic]
-    admin = AdminClient(cluster.config.confluent())
-    admin.delete_topics([topic])[topic].result(LIMIT_S)
-    until(lambda: is_missing(cluster, topic))
-    assert cluster.topics.create(topic, partitions=2)
-    after = cluster.topics.describe([topic])[topic]
-    assert (after.name, after.partitions) == (before.name, before.partitions)
-    assert after.topic_id != before.topic_id
-
-
-def is_missing(cluster: Any, topic: str) -> bool:
-    try:
-        cluster.topics.describe([topic])
-    except TopicError:
-        return True
-    return False
-
-
 def test_missing(cluster: Any, topic: str) -> None:
     missing = f"{topic}-missing"
     questions: list[Callable[[], object]] = [
@@ -126,34 +105,12 @@ def test_what_each_broker_knows(cluster: Any, topic: str) -> None:
     assert found == {topic: (cluster.topics.describe([topic])[topic],), f"{topic}-missing": (None,)}
 
 
-def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
-    write(cluster, topic, [1_000, 2_000, 3_000])
-    assert cluster.topics.epoch_ends(topic, {0: 0, 1: 0}) == {0: 3, 1: 0}
-    assert cluster.topics.epoch_ends(topic, {0: 7}) == {0: -1}
-    assert cluster.topics.epoch_ends(topic, {}) == {}
-
-
 def test_first_offsets_are_those_of_the_very_topic(cluster: Any, topic: str) -> None:
     described = cluster.topics.describe([topic])[topic]
     assert cluster.topics.first_offsets(described) == cluster.topics.start_offsets(topic)
     other = msgspec.structs.replace(described, topic_id="00000000-0000-0000-0000-000000000000")
     assert cluster.topics.first_offsets(other) is None
     assert cluster.topics.first_offsets(msgspec.structs.replace(described, name=f"{topic}-missing")) is None
-
-
-def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
-    asked: list[str] = []
-    topics = Topics(cluster.config, observe=lambda name, began, ended: asked.append(name))
-    described = topics.describe([topic])[topic]
-    topics.first_offsets(described)
-    topics.seen_by_each([topic])
-    asked.clear()
-    topics.first_offsets(described)
-    assert sorted(asked) == ["ListOffsets", "Metadata"]
-    asked.clear()
-    assert topics.seen_by_each([topic]) == {topic: (described,)}
-    assert asked == ["Metadata"]
-    topics.close()
 
 
 def test_a_topic_that_was_made_anew_is_not_deleted(cluster: Any, topic: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from typing import Any
 
@@ -91,23 +90,6 @@ class TestTheTableOfAnswers:
         state = settled(cluster, topic) if how == "abort-next" else opened
         state = msgspec.structs.replace(state, transactional_id=topic)
         return end(cluster, state, commit=how == "commit")
-
-    def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
-        attempts = itertools.count()
-
-        def was_busy() -> bool:
-            """Whether the second of two commits, the one right behind the other, came in time for that."""
-            name = f"{topic}-{next(attempts)}"
-            cluster.open(name, topic, VALUES)
-            opened = cluster.state(name)
-            ending = Ending(name, opened.producer_id, opened.epoch)
-            first, again = cluster.transactions.end_all([ending, ending], commit=True)
-            assert first is EndAnswer.COMPLETED
-            assert again in (EndAnswer.BUSY, EndAnswer.COMPLETED)
-            assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-            return again is EndAnswer.BUSY
-
-        until(was_busy)
 
     @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
     def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:
@@ -230,33 +212,3 @@ def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None
             assert set(answers) <= {EndAnswer.COMPLETED, EndAnswer.BUSY}
             busy = [answer is EndAnswer.BUSY for answer in answers]
             remaining = list(itertools.compress(remaining, busy))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_memory_stays(cluster: Any, topic: str) -> None:
-    producer = cluster.producer(topic)
-
-    def cycle() -> None:
-        state = cluster.state(topic)
-        cluster.transactions.list(topic)
-        cluster.transactions.producers([(topic, 0), (topic, 1)])
-        end(cluster, state, commit=False)
-
-    for _ in range(50):
-        cycle()
-    before = footprint()
-    for round_ in range(200):
-        cycle()
-        if round_ % 20 == 0:
-            cluster.transactions.close()
-    memory_kb, threads, descriptors = (after - was for after, was in zip(footprint(), before, strict=True))
-    assert memory_kb < 12_000  # a client that stays takes more than a hundred, and there were two hundred cycles
-    assert (threads <= 0, descriptors <= 0) == (True, True)
-    del producer
-
-
-def footprint() -> tuple[int, int, int]:
-    with open("/proc/self/status") as status:
-        lines = dict(line.split(":", 1) for line in status)
-    return int(lines["VmRSS"].split()[0]), int(lines["Threads"]), len(os.listdir("/proc/self/fd"))

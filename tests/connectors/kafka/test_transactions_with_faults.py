@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
-from kafka.protocol.admin.cluster import UpdateFeaturesRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
 from waiting import until
 
 from exactlyonce.checkpoint.requests import Ending
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 pytestmark = pytest.mark.broker
@@ -49,75 +46,7 @@ def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
         zombie.commit_transaction(LIMIT_S)
 
 
-def is_committed(hasty: Transactions, topic: str, opened: TransactionState) -> bool:
-    """Whether the broker says so within the little time that *hasty* gives it."""
-    with suppress(BrokerUnavailable):
-        answer = hasty.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True)
-        assert answer is EndAnswer.COMPLETED
-        return True
-    return False
-
-
-@pytest.mark.exhaustive
-def test_a_broker_that_dies(stoppable: OwnCluster, cluster: Any, topic: str) -> None:
-    cluster.open(topic, topic, VALUES)
-    opened = cluster.state(topic)
-    hasty = Transactions(cluster.config, timeout_ms=1_000)
-    stoppable.broker.kill()
-    for ask in (
-        lambda: hasty.describe([topic]),
-        lambda: hasty.list(topic),
-        lambda: hasty.producers([(topic, 0)]),
-        lambda: hasty.end(topic, opened.producer_id, opened.epoch, commit=True),
-        lambda: hasty.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True),
-        lambda: hasty.abort_listed([ListedTransaction(topic, -1, "Ongoing")]),
-        hasty.cluster_id,
-        hasty.max_timeout_ms,
-        hasty.transaction_version,
-    ):
-        with pytest.raises(BrokerUnavailable, match=r"no broker answers at .*Check that the brokers run"):
-            ask()
-    with ThreadPoolExecutor(1) as background:
-        answer = background.submit(
-            cluster.transactions.end_until_answered, topic, opened.producer_id, opened.epoch, commit=True
-        )
-        stoppable.broker.start()
-        assert answer.result(LIMIT_S) is EndAnswer.COMPLETED
-    until(lambda: is_committed(hasty, topic, opened))
-    hasty.close()
-    assert cluster.visible(topic) == VALUES
-
-
 TOO_OLD = pytest.raises(ConfigError, match=r"upgrade --feature transaction.version=2")
-
-
-@pytest.mark.exhaustive
-def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> None:
-    cluster.open(topic, topic, VALUES)
-    opened = cluster.state(topic)
-    set_transaction_version(cluster, 1, SAFE_DOWNGRADE)
-    try:
-        assert cluster.transactions.transaction_version() == 1
-        fresh = Transactions(cluster.config)
-        with TOO_OLD:
-            fresh.end(topic, opened.producer_id, opened.epoch, commit=True)
-        with TOO_OLD:
-            fresh.abort_listed(fresh.list(topic))
-        assert fresh.describe([topic])[topic] == opened
-        fresh.close()
-    finally:
-        set_transaction_version(cluster, 2, UPGRADE)
-
-
-def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> None:
-    wire = Wire(cluster.config, timeout_ms=LIMIT_S * 1000)
-    update = UpdateFeaturesRequest.FeatureUpdateKey(
-        feature="transaction.version", max_version_level=version, upgrade_type=upgrade_type
-    )
-    answer = wire.ask(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[update], min_version=1))
-    assert answer.error_code == 0
-    wire.close()
-    until(lambda: cluster.transactions.transaction_version() == version)
 
 
 class MovingCoordinator(Wire):

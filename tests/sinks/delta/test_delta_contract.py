@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
+from contract_part import OF_COMMITS, only
+from orders_contract import InFolder, Order
 
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks import DeltaSink
@@ -24,41 +23,16 @@ from deltalake import DeltaTable, write_deltalake
 pytestmark = pytest.mark.exhaustive
 
 
-class Order(msgspec.Struct):
-    number: int
-    version: int
-
-
-class TestDeltaSink(SinkContract):
-    type = Order
+class TestDeltaSink(InFolder):
     processes = False  # delta-rs has threads, which no forked process has
     test_a_store_that_is_away: Any = None  # its check says that there is no table: test_delta_sink.py
-    test_secrets_show_nowhere: Any = None  # there are none
-
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.folder = tmp_path / "lake" / "orders"
-        self.folder.parent.mkdir()
 
     def sink(self) -> DeltaSink[Order]:
         key = ("number",) if self.keyed else ()
         return DeltaSink(self.folder, mode="upsert" if self.keyed else "append", key=key, create=True)
 
-    def record(self, number: int, version: int = 0) -> Order:
-        return Order(number, version)
-
     def read(self) -> list[Order]:
         return [Order(**row) for row in pa.table(DeltaTable(self.folder).to_pyarrow_table()).to_pylist()]
-
-    def backup(self) -> Callable[[], None]:
-        copy = self.folder.with_name("backup")
-        shutil.copytree(self.folder, copy)
-
-        def restore() -> None:
-            shutil.rmtree(self.folder)
-            shutil.copytree(copy, self.folder)
-
-        return restore
 
     def clean_up(self) -> None:
         """A second writer's commits, one of which deletes again; then the log before a checkpoint of it is removed."""
@@ -73,16 +47,17 @@ class TestDeltaSink(SinkContract):
                 entry.unlink()
 
 
+@only(*OF_COMMITS, "test_what_the_store_cleans_up")
 class TestDeltaUpsert(TestDeltaSink):
     """Rows replace those with their key."""
 
     keyed = True
 
 
+@only(*OF_COMMITS)
 class TestOnS3(TestDeltaSink):
     """A bucket, whose puts compare: a commit is a file that must not exist."""
 
-    test_a_store_that_was_restored: Any = None  # the rules are those of a folder
     secret = "secret-canary"
 
     @pytest.fixture(autouse=True)
@@ -108,13 +83,6 @@ class TestOnS3(TestDeltaSink):
 
     def read(self) -> list[Order]:
         return [Order(**row) for row in pa.table(self.table().to_pyarrow_table()).to_pylist()]
-
-    def clean_up(self) -> None:
-        table = self.table()
-        rows = pa.table({"number": [-1], "version": [-1]}).cast(pa.schema(table.schema().to_arrow()))
-        write_deltalake(table, rows, mode="append")
-        table.delete("number = -1")
-        table.create_checkpoint()
 
     def test_a_store_that_is_away(self) -> None:
         leader = self.leader(1)

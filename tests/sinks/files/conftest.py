@@ -103,8 +103,8 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     """Makes a `Target`; what it has opened is abandoned at the end."""
     made: list[Target] = []
 
-    def make(type_: Any = Total, **options: Any) -> Target:
-        made.append(Target(tmp_path / f"target-{len(made)}", type_, **options))
+    def make(type_: Any = Total, place: Path = tmp_path, **options: Any) -> Target:
+        made.append(Target(place / f"target-{len(made)}", type_, **options))
         return made[-1]
 
     yield make

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import decode_staged
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
@@ -25,14 +23,6 @@ def test_an_entry_lists_the_files_of_its_committable(target, totals) -> None:
         "pipeline": "totals", "sink": "out", "subtask": 0, "checkpoint": 3, "incarnation": 4, "rows": 2,
         "files": [{"path": path.name, "rows": 2, "size": path.stat().st_size, "sha256": sha256}],
     }  # fmt: skip
-
-
-def test_the_fence_is_one_file(target) -> None:
-    for incarnation in range(1, 20):
-        target.led(incarnation)
-    with pytest.raises(Fenced, match=r"sink 'out' of pipeline 'totals' has incarnation 19: .* over from incarnation 1"):
-        target.led(1)
-    assert os.listdir(target.root / "fence") == ["19"]
 
 
 # --- what is not as it was --------------------------------------------------------------------------------------------
@@ -61,37 +51,6 @@ def test_renaming_never_overwrites(tmp_path, content) -> None:
     with pytest.raises(FileExistsError):
         folders.rename_new(tmp_path / "old", tmp_path / "new")
     assert [(tmp_path / name).read_text() for name in ("old", "new")] == ["old", content]
-
-
-@pytest.mark.usefixtures("renaming")
-def test_a_half_published_committable_is_finished(make_target, totals, stage, monkeypatch) -> None:
-    target = make_target(roll_bytes=1 << 10)
-    target.led()
-    opened = target.open()
-    for cents in range(10):
-        opened.writer.write(opened.encoder.encode([*totals(cents), *([totals(-1)[0]] * 60)]))
-    committable = stage(opened, 1, totals(10)).staged.committable
-    renames = _dying_after(monkeypatch, 4)
-    with pytest.raises(KeyboardInterrupt):
-        target.committer().commit([committable], 1, ORIGIN)
-    assert len(target.published()) == 4
-    monkeypatch.setattr(folders, "rename_new", renames)
-    assert target.led(2).commit([committable], 2, ORIGIN) is True
-    assert [each for each in target.cents() if each >= 0] == list(range(11))
-
-
-def _dying_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[Path, Path], None]:
-    """The function that renames, which from now on dies after so many."""
-    whole, left = folders.rename_new, [count]
-
-    def rename(old: Path, new: Path) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        whole(old, new)
-
-    monkeypatch.setattr(folders, "rename_new", rename)
-    return whole
 
 
 def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals, stage) -> None:
@@ -181,21 +140,6 @@ def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals)
 
 
 # --- cleaning ---------------------------------------------------------------------------------------------------------
-
-
-def test_staged_files_do_not_grow_over_crashed_incarnations(target, totals, monkeypatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # processes end here, not machines
-    target.led()
-    decided = target.staged(1, totals(1))
-    for incarnation in range(2, 52):
-        committer = target.led(incarnation)
-        if incarnation == 30:
-            assert committer.commit([decided], incarnation, ORIGIN) is True
-        if incarnation >= 30:
-            committer.clean(incarnation, 1)
-        target.staged(2, totals(2), incarnation=incarnation)
-        assert len(target.waiting()) <= (1 if incarnation >= 30 else incarnation)
-    assert target.cents() == [1]
 
 
 def test_cleaning_keeps_what_is_of_this_attempt_and_of_newer_ones(target, totals) -> None:

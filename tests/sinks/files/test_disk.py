@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -35,30 +37,19 @@ def test_a_parent_that_is_missing_is_an_error(make_target) -> None:
         target.committer().check()
 
 
-@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("nowhere")], ids=["file", "link"])
-def test_a_target_that_is_no_folder_is_an_error(target, make: Callable[[Path], None]) -> None:
-    make(target.folder)
+def test_a_target_that_is_no_folder_is_an_error(target) -> None:
+    target.folder.symlink_to("nowhere")
     with pytest.raises(StoreError, match=rf"{target.folder} is not a folder: move it away"):
         target.committer().check()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
-@pytest.mark.parametrize("path", ["/proc/totals", "/proc", "/proc/self/totals"])
-def test_a_folder_that_can_never_be_made_is_an_error(make_target, path: str) -> None:
+def test_a_folder_that_can_never_be_made_is_an_error(make_target) -> None:
     """The check says so at once on a file system that makes no names but its own."""
     target = make_target()
-    target.sink = type(target.sink)(path, format="jsonl")
-    with pytest.raises(StoreError, match=rf"{path}.* cannot be made: .*Correct the path of the sink"):
+    target.sink = type(target.sink)("/proc/totals", format="jsonl")
+    with pytest.raises(StoreError, match=r"/proc/totals.* cannot be made: .*Correct the path of the sink"):
         target.committer().check()
-
-
-def test_a_folder_below_a_file_is_an_error(make_target) -> None:
-    target = make_target()
-    target.folder.touch()
-    for path in (target.folder / "totals", target.folder / "all" / "totals"):
-        target.sink = type(target.sink)(path, format="jsonl")
-        with pytest.raises(StoreError, match=rf"{path} cannot be made: {path.parent} is missing, or is not a folder"):
-            target.committer().check()
 
 
 def test_a_link_to_a_folder_is_a_folder(target, totals) -> None:
@@ -87,9 +78,11 @@ def as_nobody(function: Callable[[], object]) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
-def test_a_right_that_is_missing_is_named(target, totals) -> None:
-    for path in [target.folder.parent, *list(target.folder.parent.parents)[:3]]:
-        path.chmod(path.stat().st_mode | 0o055)
+def test_a_right_that_is_missing_is_named(make_target, totals, request) -> None:
+    place = Path(mkdtemp())  # pytest's own folders are closed to others whenever it starts anywhere
+    request.addfinalizer(lambda: rmtree(place))
+    place.chmod(0o755)
+    target = make_target(place=place)
     target.folder.mkdir()
     told = rf"StoreError: There is no right to write {target.folder}"
     assert as_nobody(target.committer().check).startswith(told)
@@ -164,13 +157,6 @@ def test_a_full_disk_fails_the_sink(small_disk, make_target, totals, stage) -> N
     committer.clean(1, 2)
     assert committer.commit([target.staged(1, totals(1), attempt=2)], 1, ORIGIN)
     assert target.cents() == [1]
-
-
-def test_a_disk_without_renameat2_uses_links(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(folders, "_LIBC", type("Old", (), {})())
-    (tmp_path / "old").write_text("x")
-    folders.rename_new(tmp_path / "old", tmp_path / "new")
-    assert os.listdir(tmp_path) == ["new"]
 
 
 def test_partitions_on_another_disk_are_an_error(small_disk, make_target, totals) -> None:

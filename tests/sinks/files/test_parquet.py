@@ -101,10 +101,6 @@ def test_readers_see_partitions_as_columns(make_target, stage) -> None:
     assert sorted((row["pieces"], row["article"]) for row in found) == [(0, "a/b"), (1, "ü %"), (2, "x=1"), (3, "a/b")]
 
 
-class One(msgspec.Struct):
-    it: Any
-
-
 @pytest.mark.parametrize(
     ("type_", "value", "reason"),
     [

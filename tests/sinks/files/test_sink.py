@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import Committing
@@ -106,19 +104,3 @@ def test_a_pipeline_with_it_can_be_built() -> None:
     stream.sink("again", FileSink("totals"))
     with pytest.raises(GraphError, match=r"from / on"):
         pipeline.build()
-
-
-def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *arguments: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError("No module named 'pyarrow'")
-        return real(name, *arguments)
-
-    monkeypatch.delitem(sys.modules, "exactlyonce.sinks.files.parquet", raising=False)
-    monkeypatch.setattr(builtins, "__import__", missing)
-    for use in ("committer", "open"):
-        with pytest.raises(ConfigError, match=r"pip install 'pyarrow>=18'"):
-            getattr(make_target(format="parquet"), use)()
-    make_target().open()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
-import fastavro
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 from hdfs_server import HdfsServer
 
@@ -154,45 +152,8 @@ def test_a_commit_that_is_broken_off(
     assert files.cents() == list(range(200))
 
 
-@on
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("format", ["parquet", "avro", "jsonl"])
-def test_large_files_of_each_format(format: str, files: Files, at: Callable[..., Target]) -> None:
-    """Files of several parts, read by libraries that share no code with the sink."""
-    count = 400_000
-    target = at(type_=Wide, format=format, roll_bytes=64 << 20)
-    committer = target.led()
-    opened = target.open()
-    rows = [Wide(number, uuid.uuid4().hex, None if number % 3 else "x") for number in range(count)]
-    for start in range(0, count, 5_000):
-        opened.writer.write(opened.encoder.encode(rows[start : start + 5_000]))
-        while not opened.writer.room:
-            opened.writer.poll(0.01)
-    committable = stage(opened, 1, []).staged
-    assert committable is not None
-    assert committer.commit([committable.committable], 1, ORIGIN)
-    found = [row for name in files.published() for row in _read(format, files.get(name))]
-    assert sorted(found) == [(row.number, row.text, row.note) for row in rows]
-
-
 class Crash(BaseException):
     """The process is gone: no handler of errors takes it."""
-
-
-class Wide(msgspec.Struct):
-    number: int
-    text: str
-    note: str | None
-
-
-def _read(format: str, content: bytes) -> list[tuple[int, str, str | None]]:
-    if format == "parquet":
-        rows = pq.read_table(io.BytesIO(content)).to_pylist()
-    elif format == "avro":
-        rows = cast(Any, list(fastavro.reader(io.BytesIO(content))))
-    else:
-        rows = [json.loads(line) for line in content.splitlines()]
-    return [(row["number"], row["text"], row["note"]) for row in rows]
 
 
 def uploads(files: Files) -> list[str]:
@@ -266,7 +227,7 @@ def test_a_lifecycle_rule_is_seen(files: Files, at: Callable[..., Target], monke
 
 
 @on
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(but=["s3"])
 def test_another_file_is_never_replaced(files: Files, at: Callable[..., Target]) -> None:
     target = at()
     committer = target.led()
@@ -322,6 +283,39 @@ def test_a_writer_gives_up_in_the_end(files: Files, at: Callable[..., Target], m
     opened = target.open()
     with files.server.away(), pytest.raises(SinkFailed, match=r"cannot write files: The folder s3://.*Nothing is lost"):
         stage(opened, 1, totals(1))
+
+
+RIGHTS = {
+    "s3:PutObject", "s3:GetObject", "s3:DeleteObject", "s3:ListBucket", "s3:ListMultipartUploadParts",
+    "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads",
+}  # fmt: skip
+
+
+@on_s3
+@pytest.mark.exhaustive(but=["s3:PutObject-s3"])
+@pytest.mark.parametrize("right", ["s3:PutObject", "s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"])
+def test_a_right_that_is_refused(right: str, files: Files, at: Callable[..., Target], s3_user: Any) -> None:
+    """A start names it. If it is taken away later, what a commit has not done is done once it is given back."""
+    target = at()
+    with s3_user(*RIGHTS):
+        committer = target.led()
+        committable = target.staged(1, totals(1))
+    with s3_user(*RIGHTS - {right}):
+        said = rf"The folder {files.url}.* refuses \(.*\): give the user the right {right} there"
+        with pytest.raises(StoreError, match=said):
+            target.committer().check()
+        if right == "s3:PutObject":
+            with pytest.raises(SinkFailed, match=f"cannot write files: {said}"):
+                target.staged(2, totals(2))
+            with pytest.raises(StoreError, match=said):
+                committer.commit([committable], 1, ORIGIN)
+        else:
+            with suppress(StoreError):
+                committer.commit([committable], 1, ORIGIN)
+    with s3_user(*RIGHTS):
+        committer.commit([committable], 1, ORIGIN)
+        committer.commit([target.staged(2, totals(2), previous=1)], 1, ORIGIN)
+    assert files.cents() == [1, 2]
 
 
 def flushed_of(writer: SinkWriter, checkpoint: int) -> FlushedInterval:

@@ -8,32 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import pytest
+from contract_part import OF_COMMITS, only
 from hdfs_server import HdfsServer
+from orders_contract import Order, OrdersContract
 
 from exactlyonce.sinks import FileSink
 from exactlyonce.testing.servers.s3 import S3Server
-from exactlyonce.testing.sink_contract import SinkContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
-class Order(msgspec.Struct):
-    number: int
-    version: int
-
-
-class OnStorage(SinkContract):
-    type = Order
+class OnStorage(OrdersContract):
     url: str
     test_what_the_store_cleans_up: Any = None  # a lifecycle rule of S3: test_stored.py
 
     def sink(self) -> FileSink[Order]:
         return FileSink(self.url, format="jsonl")
-
-    def record(self, number: int, version: int = 0) -> Order:
-        return Order(number, version)
 
     def contents(self) -> dict[str, bytes]:
         """All files below the target, by name."""
@@ -75,6 +66,7 @@ class TestS3(OnStorage):
         return restore
 
 
+@only(*OF_COMMITS)
 class TestHdfs(OnStorage):
     server: HdfsServer
 
@@ -99,14 +91,3 @@ class TestHdfs(OnStorage):
     def unavailable(self) -> Iterator[None]:
         with self.server.away():
             yield
-
-    def backup(self) -> Callable[[], None]:
-        kept = self.contents()
-
-        def restore() -> None:
-            self.client.delete(self.path, recursive=True)
-            for name, content in kept.items():
-                with self.client.create(f"{self.path}/{name}") as file:
-                    file.write(content)
-
-        return restore

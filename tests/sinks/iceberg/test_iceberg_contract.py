@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import msgspec
 import pyarrow as pa
 import pytest
+from contract_part import OF_COMMITS, only
 from iceberg_rest import RestCatalog
+from orders_contract import InFolder, Order
+from table_contract import killed
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import IcebergSink
@@ -25,24 +24,13 @@ pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra 
 pytestmark = pytest.mark.exhaustive
 
 
-class Order(msgspec.Struct):
-    number: int
-    version: int
-
-
-class IcebergContract(SinkContract):
+class IcebergContract(InFolder):
     """A table of a catalog, by its properties."""
 
-    type = Order
-
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.folder = tmp_path / "lake"
+    def _closing(self, _folder: None) -> Iterator[None]:
         self.folder.mkdir()
         self._catalogs: list[Any] = []
-
-    @pytest.fixture(autouse=True)
-    def _closing(self) -> Iterator[None]:
         yield
         for catalog in self._catalogs:
             catalog.close()
@@ -55,9 +43,6 @@ class IcebergContract(SinkContract):
         key = ("number",) if self.keyed else ()
         mode = "upsert" if self.keyed else "append"
         return IcebergSink("shop.orders", catalog=self.properties, mode=mode, key=key, create=True)
-
-    def record(self, number: int, version: int = 0) -> Order:
-        return Order(number, version)
 
     def table(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -81,8 +66,6 @@ class IcebergContract(SinkContract):
 
 class TestOnSQLite(IcebergContract):
     """The catalog lies beside the tables."""
-
-    test_secrets_show_nowhere: Any = None  # there are none
 
     def test_a_store_that_is_away(self) -> None:
         """A run waits for its disk; a start says that the file of the catalog cannot be opened."""
@@ -110,17 +93,8 @@ class TestOnSQLite(IcebergContract):
         finally:
             away.rename(self.folder)
 
-    def backup(self) -> Callable[[], None]:
-        copy = self.folder.with_name("backup")
-        shutil.copytree(self.folder, copy)
 
-        def restore() -> None:
-            shutil.rmtree(self.folder)
-            shutil.copytree(copy, self.folder)
-
-        return restore
-
-
+@only(*OF_COMMITS, "test_what_the_store_cleans_up")
 class TestUpsertOnSQLite(TestOnSQLite):
     """Rows replace those with their key."""
 
@@ -135,10 +109,11 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
     catalog.kill()
 
 
+@only(*OF_COMMITS)
 class TestOnREST(IcebergContract):
     """The catalog is a server."""
 
-    test_a_store_that_was_restored: Any = None  # the rules are those of the other catalog
+    test_secrets_show_nowhere = SinkContract.test_secrets_show_nowhere
     secret = "s3cret-of-the-catalog"
 
     @pytest.fixture(autouse=True)
@@ -156,19 +131,15 @@ class TestOnREST(IcebergContract):
     def properties(self) -> dict[str, str]:
         return {"type": "rest", "uri": self.rest.uri, "token": "env:CATALOG_TOKEN"}
 
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.rest.kill()
-        try:
-            yield
-        finally:
-            self.rest.start()
+    def unavailable(self) -> Any:
+        return killed(self.rest)
 
 
+@only(*OF_COMMITS)
 class TestOnS3(IcebergContract):
     """The warehouse is a bucket, and the catalog a file of SQLite."""
 
-    test_a_store_that_was_restored: Any = None  # the rules are those of a folder
+    test_secrets_show_nowhere = SinkContract.test_secrets_show_nowhere
     secret = "secret-canary"
 
     @pytest.fixture(autouse=True)
@@ -193,35 +164,3 @@ class TestOnS3(IcebergContract):
 
     def unavailable(self) -> Any:
         return self.server.away()
-
-
-class TestOnPostgres(IcebergContract):
-    """The catalog is a database of PostgreSQL."""
-
-    test_a_store_that_was_restored: Any = None  # the rules are those of the other catalog
-
-    @pytest.fixture(autouse=True)
-    def _server(self, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        from exactlyonce.testing.servers.postgres import OWNER, PASSWORD
-
-        self.server, self.secret = database_server("postgres"), quote(PASSWORD, safe="")
-        self.server.execute("DROP DATABASE IF EXISTS lake WITH (FORCE)")
-        self.server.execute("CREATE DATABASE lake")
-        self.uri = f"postgresql+psycopg://{OWNER}:{self.secret}@127.0.0.1:{self.server.port}/lake"
-        monkeypatch.setenv("CATALOG_URI", self.uri)
-
-    def sink(self) -> IcebergSink[Order]:
-        properties = {**self.properties, "uri": "env:CATALOG_URI"}
-        return IcebergSink("shop.orders", catalog=properties, create=True)
-
-    @property
-    def properties(self) -> dict[str, str]:
-        return {"type": "sql", "uri": self.uri, "warehouse": f"file://{self.folder}"}
-
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.server.kill()
-        try:
-            yield
-        finally:
-            self.server.start()

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lake_hands import MODES, TOTALS, before_a_commit, commit, files_below, totals
+from lake_hands import MODES, TOTALS, commit, totals
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError
 
@@ -123,8 +123,7 @@ def rename_and_add(table: Any) -> None:
         update.add_column("cents", LongType())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("evolve", [drop_and_add, rename_and_add])
+@pytest.mark.parametrize(("evolve", "mode"), [(drop_and_add, "append"), (rename_and_add, "upsert")])
 def test_another_column_of_the_same_name(lake: Any, evolve: Callable[[Any], None], mode: str) -> None:
     """It has the values of the field from the commit on, also of a worker that began before."""
     lake.create(pa.schema([("customer", pa.string()), ("cents", pa.int32())]))
@@ -141,35 +140,6 @@ def test_another_column_of_the_same_name(lake: Any, evolve: Callable[[Any], None
     assert {row["customer"]: row["cents"] for row in rows} == {"customer 1": None, "customer 2": 2}
     if evolve is rename_and_add:
         assert sorted(table.scan().to_arrow()["cents_before"].to_pylist(), key=str) == [1, None]
-
-
-def test_an_upsert_of_workers_that_knew_different_types(lake: Any) -> None:
-    lake.create(pa.schema([("customer", pa.string()), ("cents", pa.int32())]))
-    lake.options |= MODES["upsert"]
-    committer, before = lake.led(), lake.staged([lake.type("ann", 1)], 1)
-    with lake.table().update_schema() as update:
-        update.update_column("cents", LongType())
-    commit(committer, before, lake.staged([lake.type("bob", 2**40)], 1, subtask=1))
-    assert lake.rows() == [("ann", 1), ("bob", 2**40)]
-
-
-class Customer(msgspec.Struct):
-    nick: str = msgspec.field(name="nick name")
-
-
-class Order(msgspec.Struct):
-    customer: Customer
-    cents: int = msgspec.field(name="in cents")
-
-
-def test_names_that_are_written_otherwise_in_files(lake: Any) -> None:
-    """Files that are written again keep the values of columns whose names Avro would not take."""
-    lake.type, lake.options["create"] = Order, True
-    committer, staged = lake.led(), lake.staged([Order(Customer("ann"), 1)], 1)
-    with lake.table().update_spec() as update:
-        update.add_field("in cents", BucketTransform(4), "bucket")
-    commit(committer, staged)
-    assert lake.rows() == [({"nick name": "ann"}, 1)]
 
 
 def test_a_narrower_column_of_the_same_name_halts(lake: Any) -> None:
@@ -261,46 +231,3 @@ def test_a_table_that_does_not_fit(lake: Any, bad: Callable[[Any], object], said
     bad(lake)
     with pytest.raises(ConfigError if "variable" in said else StoreError, match=re.escape(said)):
         lake.committer().check()
-
-
-def test_a_warehouse_without_the_right_to_write(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyiceberg.io.pyarrow import PyArrowFile
-
-    lake.create(TOTALS)
-
-    def denied(file: Any, overwrite: bool = False) -> Any:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(PyArrowFile, "create", denied)
-    with pytest.raises(StoreError, match="Give this user the right to read and write the warehouse"):
-        lake.committer().check()
-
-
-def test_files_of_an_overtaken_upsert_are_removed(lake: Any) -> None:
-    """The leader has written them for a snapshot that was refused."""
-    lake.create(TOTALS)
-    lake.options |= MODES["upsert"]
-    committer = lake.led()
-    commit(committer, lake.staged(totals(1), 1))
-    staged = lake.staged(totals(2), 2, previous=1)
-    with before_a_commit(lake, lambda: lake.append(*totals(3))):
-        commit(committer, staged)
-    assert lake.rows() == [("ann", 2)]
-    written = {path for path in files_below(lake.folder) if path.suffix == ".parquet"}
-    assert len(written - lake.live()) == 2, "the two that the upsert and the other writer have replaced"
-
-
-def test_a_writer_that_does_not_fit_closes_its_catalog(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    closed, close = list[Any](), SqlCatalog.close
-    lake.create(pa.schema([pa.field("customer", pa.string())]))
-
-    def closing(catalog: Any) -> None:
-        closed.append(catalog)
-        close(catalog)
-
-    monkeypatch.setattr(SqlCatalog, "close", closing)
-    with pytest.raises(StoreError, match="it has no column 'cents'"):
-        lake.opened()
-    assert len(closed) == 1

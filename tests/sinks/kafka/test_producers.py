@@ -8,11 +8,12 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka_proxy import RefusingProxy, proxied_broker
+from kafka_proxy import RefusingProxy, proxy_before
 from waiting import until
 
 from exactlyonce.sinks.kafka import producers
@@ -53,13 +54,11 @@ def test_a_dropped_producer_is_freed_at_once(
         assert dropped() is None
 
 
-@pytest.mark.broker
-def test_a_refused_request_is_not_overtaken(tmp_path: Path, topic_name: str) -> None:
+def test_a_refused_request_is_not_overtaken(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> None:
     """A broker that becomes the leader between two requests refuses the first, and would accept the second."""
-    proxy, broker = proxied_broker(tmp_path, RefusingProxy(topic_name, wait_s=1.0))
-    try:
-        kafka, values = KafkaCluster(broker.bootstrap_servers), [b"%d" % number for number in range(10)]
-        kafka.create_topic(topic_name)
+    kafka.create_topic(topic_name)
+    values = [b"%d" % number for number in range(10)]
+    with proxy_before(kafka, tmp_path, partial(RefusingProxy, topic_name, 1.0)) as proxy:
         with ThreadPoolExecutor(1) as executor:
             settings = {"bootstrap.servers": proxy.bootstrap_servers, "linger.ms": "0"}
             producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
@@ -70,9 +69,6 @@ def test_a_refused_request_is_not_overtaken(tmp_path: Path, topic_name: str) -> 
             assert producers_of_sink.flush(producer).result() == 0
             producer.commit_transaction(LIMIT_S)
         until(lambda: [record.value for record in kafka.read_committed(topic_name)] == values)
-    finally:
-        broker.kill()
-        proxy.close()
 
 
 def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,33 +7,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are not in its stubs
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 from flushing import flushed
 from waiting import until
 
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import ConfigError, RecordError
+from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
 
@@ -109,11 +97,10 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
     assert writer.take_flushed(1) is None
 
 
-@pytest.mark.parametrize("headers", [None, [[("by", b"x")]] * 2], ids=["plain", "with headers"])
-def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make, headers: Any) -> None:
+def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {})
-    writer.write(Outputs([b"1", b"2"], None, headers, [7, FAR_MS]))
+    writer.write(Outputs([b"1", b"2"], None, [[("by", b"x")]] * 2, [7, FAR_MS]))
     writer.barrier(1)
     with pytest.raises(
         RecordError, match=rf"sink 'out': a record for {topic_name}.* message\.timestamp\.after.*"
@@ -122,9 +109,9 @@ def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make,
     assert "from 1970-01-01T00:00:00.007+00:00 to 2100-01-01T00:00:00.000+00:00." in str(error.value)
 
 
-@pytest.mark.parametrize("times_ms", [[FAR_MS] * 2, [7, FAR_MS], [7, FAR_MS, FAR_MS]], ids=["all", "one", "two"])
-def test_times_of_a_batch(kafka: KafkaCluster, topic_name: str, writer_at: Make, times_ms: list[int]) -> None:
+def test_times_of_a_batch(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
     """The client has no reason for any record of a batch of which several are refused."""
+    times_ms = [7, FAR_MS, FAR_MS]
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"1"] * len(times_ms), [b"a"] * len(times_ms), None, times_ms))
@@ -152,91 +139,8 @@ def test_a_record_without_a_key_for_a_compacted_topic(
         poll_on(writer)
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
-    """A broker that allows what nobody has denied."""
-    settings = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("guarded"), port=0, settings=settings, lifetime="process")
-    broker.start(lambda line: None)
-    yield OwnCluster(broker)
-    broker.kill()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
-def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
-    """The client may only say that it dropped records or is in a wrong state; the error names the reason."""
-    guarded.create_topic(topic_name)
-    writer = writer_at(guarded, topic_name, {"linger.ms": 0})
-    if when != "before the first record":
-        writer.write(Outputs([b"1"], None, None))
-        with closing(Topics(ClientConfig({"bootstrap.servers": guarded.bootstrap_servers}))) as topics:
-            until(lambda: topics.end_offsets(topic_name, [0], committed=False) == {0: 1})
-    deny(guarded, ResourceType.TOPIC, topic_name)
-    until(lambda: produced(guarded, topic_name) == "TOPIC_AUTHORIZATION_FAILED")
-    said = rf"sink 'out': .*Topic authorization failed.* Write on topic '{topic_name}'"
-
-    def write_on() -> None:
-        writer.write(Outputs([b"2"], None, None))
-        if when == "before another record":
-            time.sleep(1)
-            writer.write(Outputs([b"3"], None, None))
-        writer.barrier(1)
-        poll_on(writer)
-
-    with pytest.raises(ConfigError, match=said):
-        write_on()
-    assert writer.take_flushed(1) is None
-
-
-@pytest.mark.exhaustive
-def test_a_transactional_id_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make) -> None:
-    """That ends the producer, which then only says that it has ended."""
-    guarded.create_topic(topic_name)
-    writer = writer_at(guarded, topic_name, {"linger.ms": 0})
-    deny(guarded, ResourceType.TRANSACTIONAL_ID, f"{topic_name}-0")
-    until(lambda: produced(guarded, topic_name, f"{topic_name}-0") == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
-
-    def write_on() -> None:
-        while True:
-            writer.write(Outputs([b"1"], None, None))
-            writer.poll(0.01)
-
-    with pytest.raises(ConfigError, match=r"sink 'out': .*Transactional Id authorization failed.* transactional ids"):
-        write_on()
-
-
-def deny(cluster: OwnCluster, kind: ResourceType, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    everybody = ("User:*", "*", AclOperation.WRITE, AclPermissionType.DENY)
-    denied = AclBinding(kind, name, ResourcePatternType.LITERAL, *everybody)
-    for done in admin.create_acls([denied]).values():
-        done.result()
-
-
-def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str:
-    """The error of a record, or of one's transactional id; empty: it is taken."""
-    settings = {"transactional.id": transactional_id} if transactional_id else {}
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **settings})
-    said: list[str] = []
-    try:
-        if transactional_id:
-            producer.init_transactions(LIMIT_S)
-            return ""
-        producer.produce(topic, b"", on_delivery=lambda error, _: said.append(error.name() if error else ""))
-        producer.flush(LIMIT_S)
-    except KafkaException as error:
-        return str(error.args[0].name())
-    return said[0]
-
-
-@pytest.mark.exhaustive(but=["True"])
-@pytest.mark.parametrize("barrier", [False, True])
-def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
-    cluster = guarded
+def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, writer_at: Make) -> None:
+    cluster = stoppable
     cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)
     writer = writer_at(cluster, topic_name, {"message.max.bytes": 2 * MEGABYTE})
     pid = cluster.broker.status().pid
@@ -245,7 +149,7 @@ def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, write
     os.kill(pid, signal.SIGSTOP)
     try:
         while writer.room:
-            if barrier and written == 8:
+            if written == 8:
                 writer.barrier(1)
             writer.write(Outputs([os.urandom(MEGABYTE) for _ in range(4)], None, None))
             writer.poll()
@@ -253,9 +157,7 @@ def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, write
             assert resident() - before < HELD_MAX
     finally:
         os.kill(pid, signal.SIGCONT)
-    if not barrier:
-        writer.barrier(1)
-    assert records_flushed(writer, 1) == (8 if barrier else written)
+    assert records_flushed(writer, 1) == 8
 
 
 def resident() -> int:

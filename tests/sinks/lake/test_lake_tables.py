@@ -171,11 +171,9 @@ def test_an_unknown_outcome(lake: Hands, monkeypatch: pytest.MonkeyPatch) -> Non
     assert lake.rows() == [("ann", 1)]
 
 
-@each_mode
-def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its list of files cannot be removed: with --accept-loss a later sweep would take the files for left over."""
     lake.create(TOTALS)
-    lake.options |= MODES[mode]
     committer, staged = lake.led(), lake.staged(totals(1), 1)
 
     def refused(*_: Any) -> None:
@@ -192,8 +190,7 @@ def test_output_that_is_committed_is_never_given_up(lake: Hands, monkeypatch: py
 # --- staged files -----------------------------------------------------------------------------------------------------
 
 
-@each_mode
-@pytest.mark.parametrize("damage", ["removed", "cut short"])
+@pytest.mark.parametrize(("mode", "damage"), [("append", "removed"), ("upsert", "cut short")])
 def test_a_staged_file_that_is_damaged_halts(lake: Hands, mode: str, damage: str) -> None:
     """Nothing is committed, and the message names the file; put back, it is committed."""
     lake.create(TOTALS)
@@ -216,11 +213,9 @@ def test_a_staged_file_that_is_damaged_halts(lake: Hands, mode: str, damage: str
     assert lake.rows() == [("ann", 1)]
 
 
-@each_mode
-def test_a_disk_that_is_not_mounted_at_a_barrier(lake: Hands, mode: str) -> None:
+def test_a_disk_that_is_not_mounted_at_a_barrier(lake: Hands) -> None:
     """Files below the empty mount point would be gone once it is back."""
     lake.create(TOTALS)
-    lake.options |= MODES[mode]
     committer = lake.led()
     assert commit(committer, lake.staged_while_away(totals(1), 1, lake.folder))
     assert lake.rows() == [("ann", 1)]
@@ -287,12 +282,15 @@ WRONG: list[tuple[Any, str]] = [
     (iceberg("totals"), "must be a namespace and a name"),
     (iceberg(catalog={}), "catalog= must be the properties"),
     (iceberg(catalog={"warehouse": "/lake"}), 'catalog= has no "type"'),
+    (iceberg(catalog={"type": "sql", "warehouse": "lake"}), r"catalog\['warehouse'\] must be a path from / on"),
+    (iceberg(catalog={"type": "sql", "uri": "sqlite:///catalog.db"}), r"catalog\['uri'\] must name its file from / on"),
     (iceberg(catalog={**CATALOG, "echo": True}), r"catalog\['echo'\] must be text"),
     (iceberg(catalog={**CATALOG, "uri": "postgresql://a:abc@c/d"}), "a secret written out"),
     (iceberg(catalog={**CATALOG, "token": "abc"}), r"catalog\['token'\] has a secret written out"),
     (iceberg(catalog={**CATALOG, "uri": "env:"}), "names no variable"),
     (delta("s3://key:abc@lake/totals"), "its address holds a user and a password"),
     (delta("lake/totals"), "must be the table's path from / on"),
+    (delta("http://h:9000/lake"), "is a web address, .*give the address of the store, as s3://bucket/table"),
     (delta(storage_options="x"), "storage_options= must be options"),
     (delta("s3://t", storage_options={"AWS_SECRET_ACCESS_KEY": "abc"}), "has a secret written out"),
     *((sink(**options), said) for sink in (iceberg, delta) for options, said in (

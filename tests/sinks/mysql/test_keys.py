@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from exactlyonce.sinks.mysql.store import DELETED_AT_ONCE
-from exactlyonce.sinks.mysql.table import CHARSETS
 
 Stores = Callable[..., Any]
 LATIN = ["a", "é", "Ã©", "\\é", "é\f", "€", "'", "ß", "x"]
@@ -31,9 +30,10 @@ def table(charset: str, key: tuple[str, ...]) -> str:
     return f"CREATE TABLE totals ({name}, shop INT NOT NULL, cents BIGINT NOT NULL, PRIMARY KEY ({', '.join(key)}))"
 
 
-@pytest.mark.exhaustive(but=["utf8mb4-name-shop", "latin1-name", "ascii-shop-name"])
-@pytest.mark.parametrize("key", [("name",), ("name", "shop"), ("shop", "name")], ids="-".join)
-@pytest.mark.parametrize("charset", CHARSETS)
+@pytest.mark.parametrize(
+    ("charset", "key"),
+    [("utf8mb4", ("name", "shop")), ("utf8mb3", ("name",)), ("latin1", ("name",)), ("ascii", ("shop", "name"))],
+)
 def test_a_key_finds_its_row_in_every_character_set(
     mariadb: Any, stores: Stores, charset: str, key: tuple[str, ...]
 ) -> None:
@@ -53,9 +53,7 @@ def test_a_key_finds_its_row_in_every_character_set(
     assert mariadb.sql("SELECT name FROM totals") == [(texts[0],)]
 
 
-@pytest.mark.exhaustive(but=["utf8mb4-2", f"latin1-{DELETED_AT_ONCE}"])
-@pytest.mark.parametrize("count", [1, 2, DELETED_AT_ONCE])
-@pytest.mark.parametrize("charset", ["utf8mb4", "latin1"])
+@pytest.mark.parametrize(("charset", "count"), [("utf8mb4", 2), ("latin1", DELETED_AT_ONCE)])
 def test_a_delete_by_two_columns_reads_the_index(mariadb: Any, stores: Stores, charset: str, count: int) -> None:
     mariadb.sql(table(charset, ("name", "shop")))
     rows = [Total(f"é{n}", n % 7, n) for n in range(5_000)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from contract_part import OF_KEYS, only
 from table_contract import DSN, OnMySQL
 
 
@@ -24,6 +25,7 @@ class TestAppend(OnMariaDB):
 
 
 @pytest.mark.exhaustive
+@only(*OF_KEYS)
 class TestUpsert(OnMariaDB):
     mode = "upsert"
     keyed = True

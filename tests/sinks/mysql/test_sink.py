@@ -24,9 +24,8 @@ def problems(type_: Any = Total, table: Any = "totals", **arguments: Any) -> str
     return "; ".join(MySQLSink(table, **{"dsn": "env:ORDERS_DSN", **arguments}).problems(type_))
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
-def test_what_is_right_has_no_problems(mode: str) -> None:
-    assert problems(mode=mode, key=("customer",) if mode != "append" else ()) == ""
+def test_what_is_right_has_no_problems() -> None:
+    assert problems() + problems(mode="upsert", key=("customer",)) + problems(mode="delete", key=("customer",)) == ""
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from contract_part import OF_KEYS, only
 from postgres_rows import Database
 from table_contract import DSN, OnPostgres
 
@@ -37,6 +38,7 @@ class TestAppend(OnOneDatabase):
 
 
 @pytest.mark.exhaustive
+@only(*OF_KEYS)
 class TestUpsert(OnOneDatabase):
     mode = "upsert"
     keyed = True

@@ -57,8 +57,7 @@ def role(database: Database) -> str:
         *(
             (text, StoreError, ("cannot be read", "Write it as postgresql://"))
             for text in (
-                f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x",
-                "postgresql://u:x@s3cret@host/d", "postgresql://u:x?y@s3cret@host", "postgresql://u:s3cret/x@host/d",
+                f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "postgresql://u:x?y@s3cret@host",
                 "postgresql://u:12/s3cret@host/d",
             )
         ),
@@ -126,8 +125,6 @@ def refuse_logins(listener: socket.socket, code: str, said: str) -> None:
     [
         ("28P01", "Passwort-Authentifizierung für Benutzer »ann« fehlgeschlagen", StoreError, "Correct the login"),
         ("28000", "aucune entrée dans pg_hba.conf", StoreError, "or pg_hba.conf"),
-        ("3D000", "la base de datos «shop» no existe", StoreError, "Create the database"),
-        ("53300", "tut mir leid, schon zu viele Verbindungen", StoreUnavailable, "cannot be reached"),
         ("57P03", "das Datenbanksystem startet", StoreUnavailable, "cannot be reached"),
     ],
 )
@@ -175,7 +172,7 @@ def test_a_table_that_does_not_match(
 @pytest.mark.parametrize(
     "index",
     [
-        "SELECT 1", "CREATE UNIQUE INDEX ON totals (customer, cents)", "CREATE INDEX ON totals (customer)",
+        "CREATE UNIQUE INDEX ON totals (customer, cents)", "CREATE INDEX ON totals (customer)",
         "CREATE UNIQUE INDEX ON totals (customer) WHERE cents > 0", "CREATE UNIQUE INDEX ON totals (lower(customer))",
         "ALTER TABLE totals ADD UNIQUE (customer) DEFERRABLE",
     ],
@@ -190,9 +187,7 @@ def test_no_unique_index(database: Database, index: str) -> None:
     store.check()
 
 
-@pytest.mark.parametrize(
-    ("mode", "event"), [("append", "INSERT"), ("upsert", "INSERT"), ("upsert", "UPDATE"), ("delete", "DELETE")]
-)
+@pytest.mark.parametrize(("mode", "event"), [("append", "INSERT"), ("upsert", "UPDATE"), ("delete", "DELETE")])
 def test_a_rule(database: Database, mode: str, event: str) -> None:
     """A rule on what the mode does is passed by, changes it, or is refused by the server only when rows come."""
     database.execute(f"{KEYED}; CREATE TABLE log (n int)")
@@ -219,14 +214,6 @@ def test_a_unique_index_of_another_collation(database: Database, column: str, in
     assert "no unique index" not in said
     database.execute(said[said.index("DROP INDEX") :].rstrip("."))
     store.check()
-
-
-def test_a_unique_index_of_another_order(database: Database) -> None:
-    """Its collation finds the same texts equal, and may order them otherwise."""
-    database.execute(f'{TABLE}; CREATE UNIQUE INDEX ON totals (customer COLLATE "C")')
-    store = database.ready(**UPSERT)
-    assert store.apply(chunks(store, [Total("ann", 1), Total("Ann", 2), Total("ann", 3)]), entry(1))
-    assert database.totals() == [("Ann", 2), ("ann", 3)]
 
 
 def test_a_database_in_another_encoding(database: Database) -> None:
@@ -269,10 +256,9 @@ def test_one_right_after_the_other(database: Database, role: str) -> None:
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_a_weaker_delivery_needs_no_ledger(database: Database, role: str, delivery: str) -> None:
+def test_a_weaker_delivery_needs_no_ledger(database: Database, role: str) -> None:
     database.execute(f"{TABLE}; GRANT USAGE ON SCHEMA public TO clerk; GRANT INSERT ON totals TO clerk")
-    store = database.store(create=False, delivery=delivery)
+    store = database.store(create=False, delivery="at_least_once")
     store.check()
     store.write(chunks(store, [Total("ann", 1)]))
     assert database.totals() == [("ann", 1)]
@@ -296,8 +282,6 @@ CHANGES = [
     ("append", "", "DROP TABLE totals", TABLE, ('"public.totals" does not exist', "42P01", "create it")),
     ("append", "", "ALTER TABLE totals ADD CHECK (cents < 99)", "ALTER TABLE totals DROP CONSTRAINT totals_cents_check",
      ("violates check constraint", "breaks a constraint")),
-    ("append", "", "ALTER TABLE totals ADD CONSTRAINT one UNIQUE (customer)", "ALTER TABLE totals DROP CONSTRAINT one",
-     ("duplicate key value", "breaks a constraint")),
     ("append", "", "ALTER TABLE totals ADD CONSTRAINT one UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED",
      "ALTER TABLE totals DROP CONSTRAINT one", ("duplicate key value",)),
     ("upsert", "", "ALTER TABLE totals DROP CONSTRAINT totals_pkey", "ALTER TABLE totals ADD PRIMARY KEY (customer)",
@@ -306,12 +290,9 @@ CHANGES = [
      "REVOKE INSERT ON totals FROM clerk", "GRANT INSERT ON totals TO clerk",
      ("permission denied for table totals", "GRANT it")),
     ("append", AS_CLERK.replace(" PRIMARY KEY", ""), HIDDEN, *BYPASS),
-    *((mode, AS_CLERK, HIDDEN, *BYPASS) for mode in ("upsert", "delete")),
-    *(
-        (mode, UNIDENTIFIED, "CREATE PUBLICATION totals_published FOR TABLE totals", IDENTIFIED,
-         ("[55000]", "REPLICA IDENTITY USING INDEX"))
-        for mode in ("upsert", "delete")
-    ),
+    ("delete", AS_CLERK, HIDDEN, *BYPASS),
+    ("delete", UNIDENTIFIED, "CREATE PUBLICATION totals_published FOR TABLE totals", IDENTIFIED,
+     ("[55000]", "REPLICA IDENTITY USING INDEX")),
 ]  # fmt: skip
 
 
@@ -373,14 +354,6 @@ def test_a_statement_that_takes_long(database: Database) -> None:
     store = database.store(answer_timeout="500ms")
     refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "set answer_timeout= of the sink")
     assert database.ready(answer_timeout="20m").apply(waiting, entry(1))
-
-
-def test_a_session_that_is_ended(database: Database) -> None:
-    store = database.ready()
-    waiting = chunks(store, [Total("ann", 1)])
-    database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'exactlyonce'")
-    refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "asked again")
-    assert store.apply(waiting, entry(1))
 
 
 class Odd(msgspec.Struct):

@@ -11,7 +11,6 @@ import pytest
 from held_chunks import Applying
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from statement_proxy import Fate, StatementProxy
-from table_keys import key_of
 
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
@@ -53,20 +52,6 @@ def test_a_late_commit_meets_a_fence(database: Database, proxy: StatementProxy) 
     with pytest.raises(Fenced):
         old.apply(waiting, entry(1))
     assert database.totals() == [("ann", 1)]
-
-
-@pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
-def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> None:
-    zombie = database.ready(mode=mode, key=key_of(mode))
-    waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(1000)])
-    applying = Applying(zombie, waiting, entry(1))
-    new = database.store(limits=Limits(grace=0.3), mode=mode, key=key_of(mode))
-    assert new.fence("p", "s", 2, ORIGIN) == {}
-    assert new.apply(waiting, entry(1, incarnation=2))
-    assert isinstance(applying.ended(), StoreUnavailable)
-    with pytest.raises(Fenced):
-        zombie.apply(waiting, entry(1))
-    assert len(database.totals()) == (0 if mode == "delete" else 1000)
 
 
 def test_an_apply_that_is_under_way_is_waited_for(database: Database) -> None:

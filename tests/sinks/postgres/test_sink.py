@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import PostgresSink
 
@@ -56,10 +55,6 @@ def test_what_is_wrong_is_a_sentence(arguments: dict[str, Any], text: str) -> No
     assert "secret" not in problems[0]
 
 
-def test_a_type_that_is_no_row_is_a_problem() -> None:
-    assert "has no fields to be columns" in next(made().problems(int))
-
-
 def test_neither_repr_nor_description_tells_where_the_database_is() -> None:
     sink = made(dsn="postgresql://u:secret@h/d", mode="upsert", key=("customer",))
     assert "secret" not in repr(sink) + str(sink.describe(Total))
@@ -67,11 +62,3 @@ def test_neither_repr_nor_description_tells_where_the_database_is() -> None:
         "sink": "postgres", "table": "totals", "mode": "upsert", "key": ["customer"], "row": 0
     }  # fmt: skip
     assert sink.describe(Total)["row"]["fields"] == [["customer", "str"], ["cents", {"union": ["int", "null"]}]]
-
-
-def test_a_store_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DSN", raising=False)
-    store = made().store(Total)
-    store.close()
-    with pytest.raises(ConfigError, match="no variable DSN"):
-        store.check()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import msgspec
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
@@ -33,21 +31,6 @@ def test_rows_of_other_columns_are_not_mistaken(database: Database) -> None:
     assert other.apply(later, entry(1))
 
 
-class Lasting(msgspec.Struct, frozen=True):
-    customer: str
-    lasts: timedelta
-
-
-@pytest.mark.parametrize("type_", ["interval(0)", "interval hour to minute"])
-def test_an_interval_that_is_cut_while_rows_wait(database: Database, type_: str) -> None:
-    store = database.ready(Lasting)
-    waiting = chunks(store, [Lasting("ann", timedelta(seconds=1.25))])
-    database.execute(f"ALTER TABLE totals ALTER COLUMN lasts TYPE {type_}")
-    with pytest.raises(StoreError, match="encoded for other columns"):
-        store.apply(waiting, entry(1))
-    assert database.execute("SELECT count(*) FROM totals") == [(0,)]
-
-
 def test_a_table_that_leaves_its_ledger_is_not_followed(database: Database) -> None:
     """A table moved to another schema of the search_path gets no rows: its ledger is not there."""
     for schema in ("one", "two"):
@@ -62,8 +45,8 @@ def test_a_table_that_leaves_its_ledger_is_not_followed(database: Database) -> N
     assert database.execute("SELECT * FROM two.totals") == [("ann", 1)]
 
 
-@pytest.mark.parametrize("table", ['we"ird Näme; DROP TABLE x--', "select", "a%sb{c}"])
-def test_names_are_quoted(database: Database, table: str) -> None:
+def test_names_are_quoted(database: Database) -> None:
+    table = 'we"ird %s{c}; DROP TABLE x--'
     database.execute('CREATE SCHEMA "my.%s schema{}"')
     for mode in ("append", "upsert", "delete"):
         store = database.store(table=table + mode, schema="my.%s schema{}", mode=mode, key=key_of(mode))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bounded import Silent, load_pipeline, twice
 from prepared_job import PreparedJob
+from preparing import on_mariadb
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
@@ -21,6 +22,7 @@ def catch_up(job: PreparedJob, folder: Path) -> None:
     CatchUp(loaded, options, Silent()).lead(twice, folder)
 
 
+@on_mariadb
 @pytest.mark.exhaustive(matrix=True)
 def test_a_unit_that_is_tried_again(job: PreparedJob, tmp_path: Path) -> None:
     """One of its two transactions is named, and committed; the other is rolled back as soon as the interval is done."""

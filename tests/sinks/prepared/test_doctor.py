@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from prepared_job import PreparedJob
+from preparing import on_mariadb, on_postgres
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import main
@@ -21,20 +22,14 @@ SILENT_MS = 60_000
 """After so long without a heartbeat, a pipeline counts as dead."""
 
 
-WRITE_AHEAD = ("--param", "commit=write_ahead")
-
-
-def killed_at(job: PreparedJob, folder: Path, failpoint: str, *more: str) -> None:
-    """A run that dies there, over its only checkpoint, which has all that was fed."""
-    fired = folder / failpoint
-    fired.mkdir()
-    armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    ended = job.start("--until", "latest", "--checkpoint-interval", "5m", *more, env=armed)
+def killed(job: PreparedJob, armed: Mapping[str, str]) -> None:
+    """A run that dies at a failpoint, over its only checkpoint, which has all that was fed."""
+    ended = job.start("--until", "latest", "--checkpoint-interval", "5m", env=armed)
     assert ended.wait() == -9, ended.said
 
 
-def pipeline(job: PreparedJob, *more: str) -> tuple[str, ...]:
-    parameters = ("--param", f"name={job.name}", "--param", f"store={job.preparing.name}", *more)
+def pipeline(job: PreparedJob) -> tuple[str, ...]:
+    parameters = ("--param", f"name={job.name}", "--param", f"store={job.preparing.name}")
     return ("prepared_totals:totals", *parameters, "--bootstrap-servers", job.kafka.bootstrap_servers)
 
 
@@ -57,10 +52,11 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@on_postgres
 @pytest.mark.exhaustive
-def test_what_nobody_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_decided(job: PreparedJob, failpoint: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Transactions of a dead run are a problem, for they hold locks; an abort rolls them back."""
-    killed_at(job, tmp_path, "coordinator-checked")
+    killed(job, failpoint("coordinator-checked"))
     prepared = job.preparing.listed()
     assert prepared
     listed = [each for each in said(capsys, "transactions", "list", *pipeline(job)) if each["kind"] == "prepared"]
@@ -75,10 +71,11 @@ def test_what_nobody_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.Ca
     job.assert_exact()
 
 
+@on_mariadb
 @pytest.mark.exhaustive
-def test_what_is_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_decided(job: PreparedJob, failpoint: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused to an abort, and to a commit that knows the pipeline by its name alone."""
-    killed_at(job, tmp_path, "coordinator-decided")
+    killed(job, failpoint("coordinator-decided"))
     prepared = job.preparing.listed()
     listed = [each for each in said(capsys, "transactions", "list", *pipeline(job)) if each["kind"] == "prepared"]
     assert [(each["name"], each["decided_in"], each["state"]) for each in listed] == [
@@ -99,28 +96,3 @@ def test_what_is_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.Captur
     assert (job.preparing.listed(), problems(job)) == ([], [])
     job.finish()
     job.assert_exact()
-
-
-@pytest.mark.exhaustive
-def test_rows_that_wait(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Undecided rows hold nobody back, so an abort is refused; a commit brings the ledger up to decided ones."""
-    before_ms = SystemClock().now_ms()
-    killed_at(job, tmp_path, "coordinator-checked", *WRITE_AHEAD)
-    module, *options = pipeline(job, *WRITE_AHEAD)
-    (rows,) = (each for each in said(capsys, "transactions", "list", module, *options) if each["kind"] == "rows")
-    assert (rows["sink"], rows["decided_in"], "of the checkpoint topic" in rows["where"]) == ("rows", None, True)
-    assert before_ms <= rows["started_at_ms"] <= rows["started_at_ms"] + rows["open_ms"] <= SystemClock().now_ms()
-    assert main(["transactions", "abort", module, rows["name"], *options, "--take-over"]) == 2
-    assert "holds nobody back" in capsys.readouterr().err
-    killed_at(job, tmp_path, "coordinator-decided", *WRITE_AHEAD)
-    listed = [each for each in said(capsys, "transactions", "list", module, *options) if each["kind"] == "rows"]
-    assert [(each["decided_in"], each["state"], each["records"]) for each in listed] == [(1, "waits", 2000)]
-    assert "the ledger has nothing of the subtask" in listed[0]["where"]
-    servers = ("--bootstrap-servers", job.kafka.bootstrap_servers)
-    unknown = said(capsys, "transactions", "list", job.name, *servers)
-    assert [each["state"] for each in unknown if each["kind"] == "rows"] == ["unknown"]
-    assert [each["sink"] for each in unknown if each["kind"] == "not known"] == ["rows"]
-    assert said(capsys, "transactions", "commit", module, *options, "--take-over")["checkpoint"] == 1
-    assert said(capsys, "transactions", "list", module, *options) == []
-    job.finish(*WRITE_AHEAD)
-    assert job.preparing.sql("SELECT count(*), count(DISTINCT id) FROM totals")[0] == (2000, 2000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -30,15 +30,6 @@ def test_rows_become_visible_when_they_are_committed(preparing: Preparing) -> No
     assert preparing.rows() == ["ann", "bob"]
     assert preparing.ledger() == {0: 1}
     assert (preparing.listed(), preparing.left()) == ([], [])
-
-
-def test_a_commit_that_is_asked_again(preparing: Preparing) -> None:
-    committer, writer = preparing.committer(1), preparing.writer(1)
-    committable = preparing.prepare(writer, 1, "ann")
-    assert committer.commit([committable], 1, ORIGIN)
-    assert not committer.commit([committable], 1, ORIGIN)
-    assert not preparing.committer(2).commit([committable], 2, ORIGIN)
-    assert preparing.rows() == ["ann"]
 
 
 def test_several_intervals_wait_at_once(preparing: Preparing) -> None:
@@ -200,16 +191,6 @@ def test_somebody_commits_what_was_decided(preparing: Preparing) -> None:
     assert (preparing.rows(), preparing.ledger(), preparing.left()) == (["ann"], {0: 1}, [])
 
 
-def test_somebody_commits_the_next_interval_too_early(preparing: Preparing) -> None:
-    """That does not make the interval before it count as committed."""
-    committer, writer = preparing.committer(1), preparing.writer(1)
-    first, second = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
-    preparing.by_hand(second.body.decode(), commit=True)
-    assert committer.commit([first], 1, ORIGIN)
-    assert not committer.commit([second], 1, ORIGIN)
-    assert (preparing.rows(), preparing.ledger(), preparing.left()) == (["ann", "bob"], {0: 2}, [])
-
-
 def test_somebody_commits_what_was_never_decided(preparing: Preparing) -> None:
     preparing.committer(1)
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
@@ -249,21 +230,6 @@ def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -
         committer.commit([second], 1, ORIGIN)
 
 
-@pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
-def test_fifty_incarnations_that_crash(preparing: Preparing) -> None:
-    for incarnation in range(1, 51):
-        committer = preparing.committer(incarnation)
-        assert preparing.listed() == []
-        writer = preparing.writer(incarnation, attempt=incarnation % 3)
-        for checkpoint in (1, 2):
-            preparing.prepare(writer, checkpoint, f"{incarnation}-{checkpoint}")
-        preparing.write(writer, "open")
-        writer.abandon()
-        committer.close()
-    preparing.committer(51)
-    assert (preparing.listed(), preparing.rows(), preparing.left()) == ([], [], [])
-
-
 def test_rows_that_the_table_refuses(preparing: Preparing) -> None:
     preparing.committer(1)
     writer = preparing.writer(1)
@@ -273,18 +239,14 @@ def test_rows_that_the_table_refuses(preparing: Preparing) -> None:
     assert preparing.listed() == []
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
+def test_what_does_not_go_with_it(preparing: Preparing) -> None:
+    for more, said in (
         ({"mode": "upsert", "key": ("customer",)}, "needs mode='append': rows that a prepared transaction has changed"),
-        ({"mode": "delete", "key": ("customer",)}, "needs mode='append'"),
         ({"delivery": "at_least_once"}, "is for delivery='exactly_once'"),
         ({"commit": "two_phase"}, "must be 'write_ahead'"),
-    ],
-)
-def test_what_does_not_go_with_it(preparing: Preparing, more: dict[str, Any], said: str) -> None:
-    (problem,) = preparing.sink(**more).problems(Total)
-    assert said in problem
+    ):
+        (problem,) = preparing.sink(**more).problems(Total)
+        assert said in problem
 
 
 def test_connections_that_are_ended_between_two_intervals(preparing: Preparing) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total
+from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total, on_mariadb
 
 from exactlyonce.connectors.mysql.session import MySQLSession
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
@@ -46,9 +46,6 @@ def test_a_server_that_prepares_too_few(few: PreparingPostgres) -> None:
     assert committer.commit([few.prepare(few.writer(1, attempt=1), 3, "bob", previous=1)], 1, ORIGIN)
 
 
-of_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
-
-
 @pytest.fixture
 def mariadb(preparing: Preparing) -> PreparingMariaDB:
     assert isinstance(preparing, PreparingMariaDB)
@@ -61,7 +58,7 @@ def stays_connected(writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "close", lambda: None)
 
 
-@of_mariadb
+@on_mariadb
 def test_a_connection_that_holds_what_it_has_prepared(
     mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +70,7 @@ def test_a_connection_that_holds_what_it_has_prepared(
     assert mariadb.rows() == ["ann"]
 
 
-@of_mariadb
+@on_mariadb
 def test_a_zombie_that_holds_what_it_has_prepared(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
     mariadb.committer(1)
     writer = mariadb.writer(1)
@@ -83,7 +80,7 @@ def test_a_zombie_that_holds_what_it_has_prepared(mariadb: PreparingMariaDB, mon
     assert (mariadb.listed(), mariadb.rows()) == ([], [])
 
 
-@of_mariadb
+@on_mariadb
 def test_an_owner_that_cannot_be_ended(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
     committer, writer = mariadb.committer(1), mariadb.writer(1)
     stays_connected(writer, monkeypatch)
@@ -95,7 +92,7 @@ def test_an_owner_that_cannot_be_ended(mariadb: PreparingMariaDB, monkeypatch: p
     assert committer.commit([committable], 1, ORIGIN)
 
 
-@of_mariadb
+@on_mariadb
 def test_an_older_server(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that rolls back what is prepared when its connection ends is refused."""
     monkeypatch.setattr(mysql, "_VERSION_MIN", {True: (99, 0), False: (99, 0)})
@@ -103,7 +100,7 @@ def test_an_older_server(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPa
         mariadb.store().check()
 
 
-@of_mariadb
+@on_mariadb
 def test_rights(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
     mariadb.committer(1)
     user = "clerk@'%%'"

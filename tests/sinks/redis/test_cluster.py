@@ -8,9 +8,8 @@ import pytest
 from redis_rows import Total, begun, chunks_of, entry, store_of
 from waiting import until
 
-from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.redis.store import RedisStore
-from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.servers.redis import RedisServer
 
 Own = Callable[..., RedisServer]
@@ -44,13 +43,6 @@ def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
         store_of(node.url).check()
 
 
-def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServer) -> None:
-    store = store_of(node.url, hash_tag="shop")
-    store.check()
-    with pytest.raises(ValueError, match=r"key: b'total:ann' lacks the hash tag \{shop\}.*begin it with \{shop\}"):
-        store.encoder().encode([Total("ann", 1)])
-
-
 def test_rows_and_ledger_lie_in_one_slot(node: RedisServer) -> None:
     store = tagged(node)
     store.check()
@@ -71,26 +63,3 @@ def test_the_slot_is_found_on_another_server(own_server: Own) -> None:
     slot = servers[0].client.execute_command("CLUSTER", "KEYSLOT", LEDGER)
     holder = servers[slot // (SLOTS // 2)]
     assert holder.client.xlen("{shop}:ann") == 2
-
-
-def test_a_slot_on_its_way_is_waited_for(own_server: Own) -> None:
-    servers = [own_server(cluster_enabled="yes") for _ in range(2)]
-    gather(*servers)
-    slot = servers[0].client.execute_command("CLUSTER", "KEYSLOT", LEDGER)
-    source = servers[slot // (SLOTS // 2)]
-    target = servers[1 - slot // (SLOTS // 2)]
-    ids = {server.port: server.client.execute_command("CLUSTER", "MYID") for server in servers}
-    store = tagged(source)
-    assert store.apply(chunks_of(store, [Total("ann", 1)]), entry(1))
-    target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
-    source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target.port])
-    rows = chunks_of(store, [Total("ann", 2), Total("new", 2)])
-    with pytest.raises(StoreUnavailable, match="the slot of the keys is on its way"):
-        store.apply(rows, entry(2))
-    assert source.client.xlen("{shop}:ann") == 1
-    to = ("127.0.0.1", target.port, "", 0, LIMIT_S * 1000)
-    source.client.execute_command("MIGRATE", *to, "KEYS", LEDGER, "{shop}:ann")
-    for server in (target, source):
-        server.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
-    assert store.apply(rows, entry(2))
-    assert target.client.xlen("{shop}:ann") == 2

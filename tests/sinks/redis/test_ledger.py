@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
+from redis_rows import LEDGER, begun, chunks_of, entry, limit, store_of, totals
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.ledger import LedgerBehind
@@ -120,46 +119,3 @@ def test_parts_that_are_gone_are_applied_again(server: RedisServer) -> None:
         store.apply(forgetting(), entry(1))
     assert store.apply(chunks, entry(1))
     assert sums(server) == list(range(8))
-
-
-def test_a_connection_that_was_lost_is_made_again(server: RedisServer) -> None:
-    store = a_stream(server)
-    store.apply(chunks_of(store, totals(1)), entry(1))
-    server.client.client_kill_filter(_type="normal", skipme=True)
-    assert store.apply(chunks_of(store, totals(1)), entry(2))
-    server.client.script_flush()
-    assert store.apply(chunks_of(store, totals(1)), entry(3))
-    store.close()
-    assert store.apply(chunks_of(store, totals(1)), entry(4))
-    server.restart()
-    assert store.apply(chunks_of(store, totals(1)), entry(5))
-    assert len(sums(server)) == 5
-
-
-def test_an_answer_that_was_not_read_is_taken_for_no_other(server: RedisServer) -> None:
-    class Interrupted(BaseException): ...
-
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    store = a_stream(server)
-    assert store.apply(chunks_of(store, totals(1)), entry(1))
-    before = signal.signal(signal.SIGALRM, interrupt)
-    server.pause()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(Interrupted):
-            store.apply(chunks_of(store, totals(1)), entry(2))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        server.go_on()
-    assert store.fence("shop", "totals", 1, "t")[0] in (1, 2)
-    store.apply(chunks_of(store, totals(1)), entry(2))
-    assert sums(server) == [0, 0]
-
-
-def test_a_key_of_the_ledger_that_holds_something_else(server: RedisServer) -> None:
-    server.client.set(LEDGER, "mine")
-    with pytest.raises(Exception, match="WRONGTYPE"):
-        store_of(server.url).apply(chunks_of(store_of(server.url), [Total("ann", 1)]), entry(1))
-    assert server.client.keys() == [LEDGER]

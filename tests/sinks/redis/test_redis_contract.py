@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from contract_part import OF_KEYS, only
 from table_contract import Counted, OnServer
 
 from exactlyonce.sinks import RedisSink
@@ -71,6 +72,7 @@ class TestStream(OnRedis):
 
 
 @pytest.mark.exhaustive
+@only(*OF_KEYS)
 class TestStrings(OnRedis):
     keyed = True
 

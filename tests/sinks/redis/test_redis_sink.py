@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from redis_rows import Total, key_of
 
-from exactlyonce import AvroCodec, Pipeline, Record
-from exactlyonce.connectors import KafkaSource
+from exactlyonce import AvroCodec, Record
 from exactlyonce.sinks import RedisSink
 
 URL = "redis://ann:c4nary-Zr9@cache:6379/0"
@@ -91,13 +90,3 @@ def test_what_it_is() -> None:
     ]
     assert len({msgspec.json.encode(each) for each in different}) == 6
     assert RedisSink(URL, kind="hash", key=key_of).describe(Record[Total])["value"] == described["value"]["schema"]
-
-
-def test_a_pipeline_takes_it() -> None:
-    pipeline = Pipeline("shop")
-    totals = pipeline.source("orders", KafkaSource("orders", value=Total))
-    totals.sink("cache", RedisSink("env:CACHE", key=key_of, kind="hash"))
-    pipeline.build()
-    totals.sink("wrong", RedisSink("env:CACHE", key=key_of, kind="list"))  # type: ignore[arg-type]  # that is the test
-    with pytest.raises(Exception, match="kind='list'"):
-        pipeline.build()

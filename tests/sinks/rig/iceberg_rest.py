@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from waiting import until
 
 from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.testing.servers.programs import copy_jars, downloaded
 
 ICEBERG, JETTY, HADOOP = "1.10.0", "11.0.25", "3.4.1"
 ARTIFACTS = [
@@ -25,36 +25,17 @@ ARTIFACTS = [
     ("org.apache.hadoop", "hadoop-client-runtime", HADOOP, ""),
 ]
 PROGRAM = Path(__file__).with_name("CatalogOnLoopback.java")
-JARS = Path.home() / ".cache" / "exactlyonce" / f"iceberg-rest-{ICEBERG}"
 NOT_TESTED = "ICEBERG'S REST CATALOG NOT TESTED"
 
 
 def jars(folder: Path) -> Path:
-    """The folder of jars; downloads them if they are missing. Skips the test, and says so, where that fails."""
-    if not JARS.is_dir():
-        maven = shutil.which("mvn")
-        if maven is None:
-            pytest.skip(f"{NOT_TESTED}: it comes by Maven, and there is no mvn")
-        dependencies = "".join(
-            f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-            f"{f'<classifier>{classifier}</classifier>' if classifier else ''}</dependency>"
-            for group, name, version, classifier in ARTIFACTS
-        )
-        (folder / "pom.xml").write_text(
-            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-            "<groupId>tests</groupId><artifactId>rest</artifactId><version>1</version>"
-            f"<dependencies>{dependencies}</dependencies></project>"
-        )
-        part = JARS.with_name(f"{JARS.name}.part-{os.getpid()}")
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={part}"]
-        done = subprocess.run([maven, "-q", "-B", *goal], cwd=folder, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{NOT_TESTED}: Maven could not get it: {done.stdout[-500:]}")
-        try:
-            part.rename(JARS)
-        except OSError:  # another process was faster
-            shutil.rmtree(part)
-    return JARS
+    """The folder of jars; downloads them, by way of *folder*, if they are missing."""
+    dependencies = [
+        f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
+        f"{f'<classifier>{classifier}</classifier>' if classifier else ''}"
+        for group, name, version, classifier in ARTIFACTS
+    ]
+    return downloaded(f"iceberg-rest-{ICEBERG}", lambda part: copy_jars(dependencies, part, folder, NOT_TESTED))
 
 
 class RestCatalog:

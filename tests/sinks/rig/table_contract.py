@@ -29,6 +29,16 @@ class Server(Protocol):
         """Start it on its data, and wait until it answers."""
 
 
+@contextmanager
+def killed(server: Any) -> Iterator[None]:
+    """While a server is killed; it starts again."""
+    server.kill()
+    try:
+        yield
+    finally:
+        server.start()
+
+
 class Counted(msgspec.Struct):
     number: int
     version: int
@@ -42,13 +52,8 @@ class OnServer(StoreContract):
     def record(self, number: int, version: int = 0) -> Counted:
         return Counted(number, version)
 
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.server.kill()
-        try:
-            yield
-        finally:
-            self.server.start()
+    def unavailable(self) -> Any:
+        return killed(self.server)
 
 
 class OnTable(OnServer):

@@ -18,7 +18,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.schema import UnsupportedType
 from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
-from exactlyonce.sinks.sql.table import TableColumn, column_problems, description_problems, row_fields, row_problems
+from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
 
 
 class Size(Enum):
@@ -185,25 +185,8 @@ def test_the_arguments_of_a_description() -> None:
     assert "twice" in next(description_problems("upsert", ("a", "a"), False))
 
 
-def test_a_key_means_nothing_to_an_append() -> None:
-    """A user who gives a key expects an upsert; that is told, and not silently left out."""
-    (wrong,) = description_problems("append", ("a",), False)
-    assert "key=('a',): set mode='upsert'" in wrong
-    assert "or leave key= out" in wrong
-
-
 def test_a_key_is_made_of_scalars_that_are_there() -> None:
     assert list(row_problems(Wide, ("text", "anInt"))) == []
     wrong = list(row_problems(Wide, ("nothing", "perhaps", "inner", "names")))
     assert ["has bool" in wrong[0], "admits None" in wrong[1], "JSON" in wrong[2], "list" in wrong[3]] == [True] * 4
     assert [each.name for each in row_fields(Wide, "delete", ("id",))] == ["id"]
-
-
-def test_columns_that_do_not_take_the_fields() -> None:
-    def column(name: str, nullable: bool = True, has_default: bool = False, generated: bool = False) -> TableColumn:
-        return TableColumn(name=name, type="text", nullable=nullable, has_default=has_default, generated=generated)
-
-    columns = [column("a", generated=True), column("c", nullable=False), column("d", nullable=False, has_default=True)]
-    wrong = list(column_problems(fields_of(Data), {each.name: each for each in columns}))
-    assert ["'a' is generated" in wrong[0], "no column 'b'" in wrong[1], "'c' is NOT NULL" in wrong[2]] == [True] * 3
-    assert len(wrong) == 3

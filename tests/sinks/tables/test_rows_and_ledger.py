@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from threading import Event, Thread
 
 import msgspec
 import pytest
-from table_keys import key_of
 from table_stores import ORIGIN, TOTALS, Tables, Total, entry, on_mariadb
 
-from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
+from exactlyonce.pipeline.errors import StoreError
 
 
 def test_the_last_row_of_a_key_wins(tables: Tables) -> None:
@@ -52,13 +50,6 @@ def test_a_delete_removes_the_rows_of_its_keys(tables: Tables, key: tuple[str, .
         gone |= {tuple(getattr(Order(*row), name) for name in key) for row in removed}
     left = [row for row in everything if tuple(getattr(Order(*row), name) for name in key) not in gone]
     assert sorted(tables.sql("SELECT shop, customer FROM totals")) == sorted(left)
-
-
-def test_an_older_incarnation_is_told_which_has_taken_over(tables: Tables) -> None:
-    zombie, newer = tables.ready(), tables.store()
-    newer.fence("p", "s", 3, "topic-1")
-    with pytest.raises(Fenced, match=r"has incarnation 3: .*from incarnation 1"):
-        zombie.apply(tables.chunks(zombie), entry(1))
 
 
 LEDGER_OF_MYISAM = """CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT,
@@ -136,15 +127,14 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize(
     ("tables", "change"), [(name, each) for name, some in CHANGES.items() for each in some], indirect=["tables"]
 )
-def test_a_column_that_becomes_another_while_rows_wait(tables: Tables, mode: str, change: str) -> None:
+def test_a_column_that_becomes_another_while_rows_wait(tables: Tables, change: str) -> None:
     """A column that would round or shift values is refused, until it is what it was; the same, only wider, is taken."""
     columns, at = PRICED[tables.name]
     tables.sql(f"CREATE TABLE totals ({columns})")
-    store, again = (tables.of(Priced, mode=mode, key=key_of(mode)) for _ in range(2))
+    store, again = (tables.of(Priced, mode="upsert", key=("customer",)) for _ in range(2))
     store.check()
     store.fence("p", "s", 1, ORIGIN)
     row = ("ann ", Decimal("1.25"), at, 1.25)
@@ -160,51 +150,7 @@ def test_a_column_that_becomes_another_while_rows_wait(tables: Tables, mode: str
     assert tables.sql("SELECT * FROM totals") == [row]
 
 
-@pytest.mark.parametrize(
-    ("tables", "statement"),
-    [
-        ("postgres", "ALTER TABLE totals RENAME TO old; CREATE TABLE totals (LIKE old); DROP TABLE old"),
-        ("mariadb", "ALTER TABLE totals FORCE"),
-    ],
-    indirect=["tables"],
-)
-def test_a_table_that_is_just_being_altered_or_replaced_takes_rows(tables: Tables, statement: str) -> None:
-    """PostgreSQL's is never gone; MariaDB shows columns to no transaction that has locked another table before."""
-    store = tables.ready()
-    waiting, done = tables.chunks(store), Event()
-
-    def alter() -> None:
-        while not done.is_set():
-            tables.sql(statement)
-
-    (altering := Thread(target=alter)).start()
-    try:
-        for checkpoint in range(1, 101):
-            assert store.apply(waiting, entry(checkpoint))
-    finally:
-        done.set()
-        altering.join()
-    assert tables.name == "postgres" or tables.sql("SELECT count(*) FROM totals") == [(100 * len(TOTALS),)]
-
-
 # --- on MariaDB -------------------------------------------------------------------------------------------------------
-
-
-@on_mariadb
-def test_a_failure_leaves_neither_rows_nor_ledger(tables: Tables) -> None:
-    store = tables.ready("upsert")
-    good, _ = tables.chunks(store)
-    mark = good[: good.index(b"(")]
-    for bad, kind, said in (
-        (mark + b"('x',2,3),\f", StoreError, "Column count doesn't match"),
-        (good + b"('x',2),\f", StoreError, "encoded for other columns"),
-        (good + b"('x',2)", InvariantViolation, "Chunks consist of whole rows"),
-    ):
-        with pytest.raises(kind, match=said):
-            store.apply([good, bad], entry(1))
-    assert (tables.totals(), store.fence("p", "s", 1, "topic-1")) == ([], {})
-    assert store.apply([good], entry(1))
-    assert tables.totals() == TOTALS[:2]
 
 
 @on_mariadb

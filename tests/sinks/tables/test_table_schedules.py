@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from held_chunks import Applying
 from statement_proxy import Fate
-from table_stores import ORIGIN, TOTALS, Tables, entry, on_mariadb
-from waiting import until
+from table_stores import ORIGIN, TOTALS, Tables, Total, entry, on_mariadb
+from waiting import succeeds, until
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
 
 LOST = "has closed the connection, or it was cut"
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_a_commit_whose_answer_is_lost_has_been_done(tables: Tables, mode: str) -> None:
-    store = tables.ready(mode, proxied=True)
+def test_a_commit_whose_answer_is_lost_has_been_done(tables: Tables) -> None:
+    store = tables.ready(proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.ANSWER_LOST)
     with pytest.raises(StoreUnavailable, match=LOST):
@@ -119,72 +120,30 @@ def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables) -> None:
     assert tables.totals() == []
 
 
-@on_mariadb
-def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
-    store = tables.ready()
-    with tables.server.connection() as fence:
-        fence.begin()
-        fence.query("UPDATE exactlyonce_ledger SET incarnation = 2 WHERE subtask = -1")
-        zombie = aside(store.apply, tables.chunks(store), entry(1))
-        tables.until_a_lock_is_waited_for()
-        fence.commit()
-    assert isinstance(zombie.exception(), Fenced)
-    assert tables.totals() == []
-
-
-@on_mariadb
-def test_many_at_once_apply_each_checkpoint_once(tables: Tables, aside: Any) -> None:
+def test_a_paused_server_is_unavailable(tables: Any, aside: Any) -> None:
+    """No call is held for longer than its limit: neither a login, nor rows, nor a commit. Rows come once."""
     waiting = tables.chunks(tables.ready())
+    limit: dict[str, Any] = {"quick": True} if tables.name == "mariadb" else {"answer_timeout": "3s"}
+    middle, connected, new = (tables.of(Total, create=True, **limit) for _ in range(3))
+    until(lambda: succeeds(lambda: connected.apply(waiting, entry(1)), unless=StoreUnavailable))
 
-    def race() -> int:
-        store, applied = tables.store(), 0
-        for checkpoint in range(1, 11):
-            for subtask in range(3):
-                while True:
-                    try:
-                        applied += store.apply(waiting, entry(checkpoint, subtask))
-                        break
-                    except StoreUnavailable:
-                        continue
-        return applied
-
-    racing = [aside(race) for _ in range(4)]
-    assert sum(each.result() for each in racing) == 30
-    assert len(tables.totals()) == 120
-
-
-@on_mariadb
-def test_a_paused_server_is_unavailable(tables: Any) -> None:
-    waiting = tables.chunks(tables.ready())
-    middle, connected, new = (tables.store(quick=True) for _ in range(3))
-    assert connected.apply(waiting, entry(1))
+    paused = threading.Event()
 
     def pausing() -> Iterator[bytes]:
         yield waiting[0]
         tables.server.pause()
+        paused.set()
         yield waiting[1]
 
     try:
-        for store, chunks in ((middle, pausing()), (connected, waiting), (new, waiting)):
-            with pytest.raises(StoreUnavailable, match=r"has not answered for 3 s\. Nothing is lost"):
-                store.apply(chunks, entry(2))
+        applies = [aside(middle.apply, pausing(), entry(2))]
+        assert paused.wait(LIMIT_S)
+        applies += [aside(store.apply, waiting, entry(2)) for store in (connected, new)]
+        for apply in applies:
+            with pytest.raises(StoreUnavailable, match=r"has not answered for 3|cannot be reached"):
+                apply.result()
     finally:
         tables.server.go_on()
     assert tables.store().apply(waiting, entry(2))
     assert not tables.store().apply(waiting, entry(2))
     assert tables.totals() == sorted([*TOTALS, *TOTALS])
-
-
-@on_mariadb
-def test_a_connection_lost_while_idle_is_made_again(tables: Any) -> None:
-    store = tables.ready()
-    waiting = tables.chunks(store)
-    assert store.apply(waiting, entry(1))
-    tables.server.end_connections()
-    assert store.apply(waiting, entry(2))
-    idle = tables.store(quick=True)
-    assert idle.apply(waiting, entry(3))
-    ((newest,),) = tables.sql("SELECT max(id) FROM information_schema.processlist WHERE id <> connection_id()")
-    until(lambda: tables.sql(f"SELECT count(*) FROM information_schema.processlist WHERE id = {newest}") == [(0,)])
-    assert idle.apply(waiting, entry(4))
-    assert len(tables.totals()) == 16

@@ -54,31 +54,6 @@ def writer() -> tuple[RowsWriter, Topic]:
     return RowsWriter("db", 3, topic), topic
 
 
-def test_an_interval_is_its_rows_in_order() -> None:
-    made, topic = writer()
-    made.write([b"a\n", b"b\n"])
-    made.write([b"c\n"])
-    made.barrier(7)
-    made.write([b"d\n"])
-    assert (made.poll(), made.take_flushed(7)) == (False, None), "it is on its way"
-    topic.arrive()
-    assert made.poll()
-    flushed = made.take_flushed(7)
-    assert flushed is not None
-    assert flushed.staged is not None
-    committable = flushed.staged.committable
-    assert (committable.sink, committable.subtask, committable.checkpoint, committable.records) == ("db", 3, 7, 3)
-    assert b"".join(map(topic.body, committable.blocks)) == b"a\nb\nc\n"
-    assert flushed.written == flushed.staged.blocks == committable.blocks
-    made.barrier(8)
-    topic.arrive()
-    made.poll()
-    later = made.take_flushed(8)
-    assert later is not None
-    assert later.staged is not None
-    assert b"".join(map(topic.body, later.staged.committable.blocks)) == b"d\n"
-
-
 def test_an_interval_without_rows_has_nothing_to_commit() -> None:
     made, topic = writer()
     made.barrier(1)

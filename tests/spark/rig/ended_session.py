@@ -1,8 +1,7 @@
-"""A program whose session ends in its second checkpoint: `ended_session.py KIND SERVERS [URL]`.
+"""A program whose session ends in its second checkpoint: `ended_session.py KIND SERVERS`.
 
-KIND `backfill`: the program stops the session as a stage begins. `catch-up`, `follow`: it does so while a task computes
-number 7. `connect`: while a task does so somebody kills the server at URL, and starts another one there. It prints the
-error, and the checkpoint at which a second call on another session ends.
+KIND `backfill`: the program stops the session as a stage begins. `follow`: it does so while a task computes
+number 7. It prints the error, and the checkpoint at which a second call on another session ends.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ pipeline = Pipeline(name)
 pipeline.source("in", KafkaSource(f"{name}-in", value=int)).map(double).sink("out", KafkaSink(f"{name}-out"))
 
 
-def session(url: str) -> SparkSession:
+def session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder
-    return builder.remote(url).create() if url else builder.master("local[2]").getOrCreate()
+    return SparkSession.builder.master("local[2]").getOrCreate()
 
 
 @contextmanager
@@ -90,26 +88,21 @@ def failed(kind: str, spark: SparkSession, **given: Any) -> str:
             spark.stop()
 
     try:
-        if kind in ("backfill", "connect"):
-            backfill(spark, pipeline, progress=stop_in_second if kind == "backfill" else None, **given)
+        if kind == "backfill":
+            backfill(spark, pipeline, progress=stop_in_second, **given)
             return "no error"
         backfill(spark, pipeline, to=json.dumps({f"{name}-in": {"0": CHUNK}}), **given)
         with stopping(spark):
-            if kind == "follow":
-                return followed(given["bootstrap_servers"])
-            catch_up(spark, pipeline, **given)
+            return followed(given["bootstrap_servers"])
     except ExactlyOnceError as error:
         return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
-def run(kind: str, servers: str, url: str = "") -> None:
+def run(kind: str, servers: str) -> None:
     given: dict[str, Any] = {"bootstrap_servers": servers, "parallelism": 2, "chunk_records": CHUNK}
     given["staging"] = held.with_name("staging")
-    spark = session(url)
-    error = failed(kind, spark, **given)
-    spark.stop()  # else PySpark may ask the dead server at the program's end
-    spark = session(url)
+    error = failed(kind, session(), **given)
+    spark = session()
     print(json.dumps({"error": error, "checkpoint": catch_up(spark, pipeline, **given).checkpoint}))
     spark.stop()
 

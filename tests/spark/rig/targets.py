@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from hdfs_server import HdfsServer
 from lake_pipelines import iceberg_properties
 from servers import Servers
 from settled import await_readable, ended_transactions
@@ -23,8 +22,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 COLUMNS = "id bigint NOT NULL, customer varchar(20) NOT NULL, total bigint CHECK (total >= 0)"
 STORES = ("postgres", "mariadb", "redis", "files", "delta", "iceberg")
-WEAKER = STORES[:4]
-"""Those that have a weaker delivery."""
 OF_FOLDERS = STORES[3:]
 """Those without a server."""
 TARGETS = ("kafka", *STORES)
@@ -124,33 +121,6 @@ class Target:
         """No block is left that no decision names, and no file."""
         assert unreferenced_blocks(self.kafka, self.name) == set()
         assert self.hidden() == []
-
-
-class HdfsTarget(Target):
-    """Files in HDFS. There Spark's processes need nothing of the environment, unlike in S3."""
-
-    def __init__(self, server: HdfsServer, kafka: KafkaCluster, name: str, folder: Path) -> None:
-        super().__init__("files", kafka, None, name, folder)
-        self._path, self._server = f"/spark/{name}", server
-
-    @property
-    def options(self) -> dict[str, str]:
-        return {"sink": "files", "path": f"{self._server.url}{self._path}", "format": "jsonl"}
-
-    def found(self) -> list[Row]:
-        shown = (content for name, content in self._files() if not name.startswith("."))
-        return sorted(Row(**json.loads(line)) for content in shown for line in content.splitlines())
-
-    def hidden(self) -> list[Path]:
-        return [Path(name) for name, _ in self._files() if name.startswith(".") and name.endswith(".jsonl")]
-
-    def _files(self) -> Iterator[tuple[str, bytes]]:
-        import hdfs_native
-
-        client = hdfs_native.Client(self._server.url)
-        for status in client.list_status(self._path, recursive=True):
-            if not status.isdir:
-                yield status.path.removeprefix(f"{self._path}/"), client.read(status.path).read()
 
 
 class TopicTarget:

@@ -56,17 +56,6 @@ def test_files_of_the_restored_checkpoint(process: Process, blocks: StateBlocks)
     assert before.tables[0].get(key_of(5)) == 99, "the files of a process that is alive are its own"
 
 
-def test_they_are_taken_again_and_again(process: Process, blocks: StateBlocks) -> None:
-    _, indexes = run(process)
-    blocks.read.clear()
-    for _ in range(3):
-        after = process(indexes=indexes, checkpoint=1)
-        assert after.items() == EXPECTED
-        after.put(dict.fromkeys(MODEL, 5))
-        after.freeze(2, 1)
-    assert blocks.read == []
-
-
 def test_increments_before_and_after(process: Process, blocks: StateBlocks) -> None:
     subtasks, model = process(), dict.fromkeys(range(300), 0)
     subtasks.put(model)

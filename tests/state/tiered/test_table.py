@@ -80,7 +80,7 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
 
 
 @pytest.mark.exhaustive(but=["4"])
-@pytest.mark.parametrize("slices", [1, 2, 4, 8, 12, 16])
+@pytest.mark.parametrize("slices", [4, 12])
 def test_a_record_wants_what_is_being_read(
     slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,17 +179,6 @@ def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks
     expected = {key_of(number): 1 for number in range(COUNT)} | {key_of(7): 2}
     assert Subtasks(HashMapBackend(), blocks, checkpoint=2, indexes=again).items() == expected
     assert process(indexes=again, checkpoint=2).items() == expected
-
-
-def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: StateBlocks) -> None:
-    indexes = written(process)
-    after = process(indexes=indexes, checkpoint=1)
-    after.put({7: 2, 8: None, 90_000: 5})
-    after.write(after.freeze(2, 1))
-    while after.tables[0].fetch():
-        pass
-    found = after.items()
-    assert [found.get(key_of(number)) for number in (7, 8, 90_000, 9)] == [2, None, 5, 1]
 
 
 def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,24 +308,6 @@ def test_checkpoints_while_records_come(
             subtasks = process(indexes=indexes, checkpoint=base)
             model, latest, open_ = dict(at_base), base, []
     assert subtasks.items() == model
-
-
-def test_notes_of_an_older_process(process: Process, small: None, every_one_saved: None) -> None:
-    """Saved files have no notes of changes: a later process would take them for its interval of that number."""
-    subtasks, model = process(), dict.fromkeys(range(30), 1)
-    subtasks.put(model)
-    indexes = subtasks.write(subtasks.freeze(1, 0))
-    for checkpoint, changes in ((2, {5: 2}), (3, dict.fromkeys(range(10, 30), 3))):
-        subtasks.put(changes)
-        model |= changes
-        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
-    subtasks = process(indexes=indexes, checkpoint=3)
-    for checkpoint, changes in ((4, {15: 4}), (5, {16: 4}), (6, dict.fromkeys(range(40, 60), 5))):
-        subtasks.put(changes)
-        model |= changes
-        indexes = subtasks.write(subtasks.freeze(checkpoint, checkpoint - 1))
-    restored = Subtasks(HashMapBackend(), subtasks.blocks, checkpoint=6, indexes=indexes)
-    assert restored.items() == {key_of(number): state for number, state in model.items()}
 
 
 def test_an_interval_that_is_settled_before_an_older_one_is_encoded(

@@ -102,12 +102,6 @@ class Servers:
     def start(self, store: str) -> None:
         {"postgres": self.postgres.start, "mariadb": self.mariadb.start, "redis": self.redis.start}[store]()
 
-    def pause(self, store: str) -> None:
-        {"postgres": self.postgres.pause, "mariadb": self.mariadb.pause, "redis": self.redis.pause}[store]()
-
-    def go_on(self, store: str) -> None:
-        {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.go_on}[store]()
-
 
 def is_shown(path: Path) -> bool:
     """Whether a reader takes the file for one: no part of its path is hidden."""

@@ -67,11 +67,7 @@ def table_sink(store: str, target: str, **options: Any) -> Sink[Total]:
     return MySQLSink(target, dsn=f"env:{MARIADB}", **options)
 
 
-def alone(name: str, store: str, target: str, mode: str = "append", create: str = "") -> Pipeline:
+def alone(name: str, store: str, target: str) -> Pipeline:
     pipeline, sums = running_totals(name)
-    if store == "redis":
-        sums.sink("rows", RedisSink(f"env:{REDIS}", key=lambda total: target, kind="stream"))
-    else:
-        key = ("customer",) if mode == "upsert" else ()
-        sums.sink("rows", table_sink(store, target, mode=mode, key=key, create=bool(create)))
+    sums.sink("rows", table_sink(store, target))
     return pipeline

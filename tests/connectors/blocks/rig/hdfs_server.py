@@ -6,18 +6,18 @@ import getpass
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 from waiting import until
 
 from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.testing.servers.programs import copy_jars, downloaded, stopped
 
-JARS = Path.home() / ".cache" / "exactlyonce" / "minidfs-3.5.0"
+NOT_TESTED = "HDFS NOT TESTED"
 _MAIN = "org.apache.hadoop.test.MiniDFSClusterManager"
 _OF_PYSPARK = ("hadoop-client-*", "slf4j-api-*", "jcl-over-slf4j-*", "log4j-*")
 _ARTIFACTS = (
@@ -27,37 +27,19 @@ _ARTIFACTS = (
     ("org.opentest4j", "opentest4j", "1.3.0"),
 )
 _DEPENDENCY = (
-    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
-    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"
+    "<groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 )
 
 
 def jars(folder: Path) -> str:
-    """The class path; downloads what is missing. Skips the test, and says so, where that cannot be done."""
-    pyspark = pytest.importorskip("pyspark", reason="HDFS NOT TESTED: Hadoop's classes come with PySpark")
+    """The class path; downloads what is missing, by way of *folder*."""
+    pyspark = pytest.importorskip("pyspark", reason=f"{NOT_TESTED}: Hadoop's classes come with PySpark")
     if shutil.which("java") is None:
-        pytest.skip("HDFS NOT TESTED: there is no java")
-    if not JARS.is_dir():
-        maven = shutil.which("mvn")
-        if maven is None:
-            pytest.skip("HDFS NOT TESTED: its test server comes by Maven, and there is no mvn")
-        pom = folder / "pom.xml"
-        dependencies = "".join(_DEPENDENCY.format(*each) for each in _ARTIFACTS)
-        pom.write_text(
-            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
-            f"<artifactId>x</artifactId><version>1</version><dependencies>{dependencies}</dependencies></project>"
-        )
-        part = JARS.with_name(f"{JARS.name}.part-{os.getpid()}")
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={part}"]
-        done = subprocess.run([maven, "-q", "-B", "-f", str(pom), *goal], capture_output=True, text=True)
-        if done.returncode:
-            shutil.rmtree(part, ignore_errors=True)
-            pytest.skip(f"HDFS NOT TESTED: Maven could not get its test server: {done.stdout[-500:]}")
-        try:
-            part.rename(JARS)
-        except OSError:  # another process was faster
-            shutil.rmtree(part)
-    found = [f"{JARS}/*"]
+        pytest.skip(f"{NOT_TESTED}: there is no java")
+    dependencies = [_DEPENDENCY.format(*artifact) for artifact in _ARTIFACTS]
+    own = downloaded("minidfs-3.5.0", lambda part: copy_jars(dependencies, part, folder, NOT_TESTED))
+    found = [f"{own}/*"]
     for pattern in _OF_PYSPARK:
         found += map(str, sorted((Path(pyspark.__file__).parent / "jars").glob(f"{pattern}.jar")))
     return ":".join(found)
@@ -107,14 +89,9 @@ class HdfsServer:
         finally:
             self._start()
 
-    @contextmanager
-    def silent(self) -> Iterator[None]:
+    def silent(self) -> AbstractContextManager[None]:
         """It takes connections, and answers nothing."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.process.pid, signal.SIGCONT)
+        return stopped(self.process.pid)
 
     def admin(self, *words: str) -> None:
         """A command of Hadoop's administrators, as this user."""

@@ -11,6 +11,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.blocks.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.connectors.blocks.storage import FileStorage
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
 
@@ -19,13 +20,14 @@ class FileStorageContract(BlockStorageContract):
     ordered = False
     replaces = False
     """Whether a file that is put again is replaced, which can only be by the same bytes."""
+    away_timeout_s = float(LIMIT_S)
 
     def folder(self) -> Any:
         """A new `Folder` of the test's files."""
         raise NotImplementedError
 
     def storage(self) -> FileStorage:
-        return FileStorage(self.folder(), away_timeout_s=0.5)
+        return FileStorage(self.folder(), away_timeout_s=self.away_timeout_s)
 
     def names(self) -> Iterable[str]:
         raise NotImplementedError
@@ -50,6 +52,11 @@ class FileStorageContract(BlockStorageContract):
         assert name is not None
         self.delete_file(name)
         return ref
+
+    def test_reading_while_it_is_away(self) -> None:
+        """It is given up soon, where a busy server would be, too."""
+        self.away_timeout_s = 0.5
+        super().test_reading_while_it_is_away()
 
     def test_a_file_that_is_put_again(self) -> None:
         before_ms, folder = SystemClock().now_ms(), self.folder()

@@ -6,28 +6,25 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 from waiting import until
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
-from exactlyonce.checkpoint.records.encoding import PART_BYTES, Block
+from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks as store_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, OnDelivery, scan_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
-from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, read_range
+from exactlyonce.connectors.kafka.checkpoint_topic.scan import read_range
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, prepare_topic
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -48,27 +45,11 @@ def written(writer: BlockWriter, bodies: Iterable[bytes], checkpoint: int = 1) -
     return [ticket.ref for ticket in tickets if ticket.ref is not None]
 
 
-def delivered(writer: BlockWriter, body: bytes) -> BlockRef:
-    """The first of as many blocks with this body as it takes until a broker that has just come back has one in time."""
-    for part in range(LIMIT_S):
-        ticket = writer.write(block(body), 2, part)
-        writer.wait(LIMIT_S)
-        with suppress(BrokerUnavailable):
-            assert ticket.ref is not None
-            return ticket.ref
-    raise AssertionError("no block was delivered")
-
-
 def read(reader: BlockReader, refs: Iterable[BlockRef]) -> dict[str, bytes]:
     return {ref.key: found.body for ref, found in reader.fetch(refs)}
 
 
 class TestWritingAndReading:
-    def test_the_partition_of_a_key_group(self, store: Any) -> None:
-        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"body"] * 40)
-        assert {ref.partition for ref in refs} == {1, 2, 3, 4}
-        assert all(ref.partition == store.topic.partition_of(group) for group, ref in enumerate(refs))
-
     def test_sparse_references(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store_blocks, "_GAP_BYTES_MAX", 400_000)
         bodies = [bytes_of(group, 30_000) for group in range(200)]
@@ -76,37 +57,6 @@ class TestWritingAndReading:
         reader = BlockReader(store.config, store.topic)
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
-
-    def test_who_takes_long_over_a_block(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Time spent on a block before the next is asked for does not count as the broker's silence."""
-        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"x"] * 4)
-        taken: list[BlockRef] = []
-        later = SimpleNamespace(monotonic=lambda: time.monotonic() + len(taken) * 2 * IDLE_TIMEOUT_S)
-        monkeypatch.setattr(store_blocks, "time", later)
-        for ref, _ in BlockReader(store.config, store.topic).fetch(refs):
-            taken.append(ref)
-        assert set(taken) == set(refs)
-
-    def test_a_reader_that_stays_connected(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        bodies = [bytes_of(group, 50_000) for group in range(40)]
-        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
-        expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
-        made: list[Consumer] = []
-
-        def connected(*given: Any, **named: Any) -> Consumer:
-            made.append(connect(*given, **named))
-            return made[-1]
-
-        connect = store_client.consumer
-        monkeypatch.setattr(store_client, "consumer", connected)
-        reader = BlockReader(store.config, store.topic, stays_connected=True)
-        for part in (refs[30:], refs[:4], refs[3::7], refs, *([ref] for ref in reversed(refs)), refs[:1], refs[:1]):
-            assert read(reader, part) == {ref.key: expected[ref.key] for ref in part}
-        assert len(made) == 1
-        reader.close()
-        assert len(read(reader, refs)) == 40, "it connects again after it was closed"
-        reader.close()
-        assert len(made) == 2
 
     def test_what_was_not_read_to_its_end(self, store: Any) -> None:
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), map(bytes_of, range(40), [5_000] * 40))
@@ -172,60 +122,6 @@ class TestDamage:
         assert wrong.key in str(damage.value)
 
 
-class TestTrouble:
-    @pytest.mark.exhaustive
-    def test_blocks_that_cannot_be_written(
-        self, stoppable: Any, new_store: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """While the broker is away writing returns at once; in the end the ticket tells, whenever it is looked at."""
-        cluster = stoppable
-        store = new_store(cluster.bootstrap_servers, topic_name)
-        (kept,) = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"before"])
-        monkeypatch.setattr(store_blocks, "DELIVERY_TIMEOUT_MS", 2_000)
-        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
-        cluster.broker.kill()
-        ticket = writer.write(block(b"lost"), 1)
-        assert (ticket.ref, writer.pending) == (None, 1), "whoever waits for the delivery knows that it failed"
-        writer.wait(LIMIT_S)
-        for _ in range(2):
-            with pytest.raises(BrokerUnavailable, match=rf"Block {ticket.key} may not have been written"):
-                _ = ticket.ref
-        with pytest.raises(BrokerUnavailable, match=f"Block {kept.key}.*could not be read for 1 s"):
-            read(BlockReader(store.config, store.topic, idle_timeout_s=1.0), [kept])
-        cluster.broker.start()
-        after = delivered(writer, b"after")
-        assert read(BlockReader(store.config, store.topic), [kept, after]) == {kept.key: b"before", after.key: b"after"}
-
-    @pytest.mark.exhaustive
-    def test_a_broker_that_was_away(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
-        cluster = stoppable
-        store = new_store(cluster.bootstrap_servers, topic_name)
-        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
-        reader = BlockReader(store.config, store.topic, stays_connected=True)
-        assert len(read(reader, refs)) == 4
-        cluster.broker.kill()
-        cluster.broker.start()
-        assert len(read(reader, refs)) == 4
-        cluster.broker.kill()
-        second = BlockReader(store.config, store.topic, idle_timeout_s=1.0, stays_connected=True)
-        with pytest.raises(BrokerUnavailable, match="could not be read for 1 s"):
-            read(second, refs[1:])
-        cluster.broker.start()
-        for each in (reader, second):
-            assert len(read(each, refs)) == 4
-            each.close()
-
-    @pytest.mark.exhaustive
-    def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
-        cluster = stoppable
-        store = new_store(cluster.bootstrap_servers, topic_name)
-        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
-        cluster.broker.kill()
-        writer.write(block(b"body"), 1)
-        with pytest.raises(BrokerUnavailable, match="1 blocks were not written within 1 s"):
-            writer.wait(1.0)
-
-
 class UnsureProducer:
     """Takes every record for delivered, and does not know at which offset."""
 
@@ -246,22 +142,6 @@ def test_a_block_of_unknown_offset_fails_its_checkpoint() -> None:
 
 
 class TestCleaning:
-    def test_orphans(self, store: Any) -> None:
-        """A scan finds the blocks behind the given offsets that have no tombstone."""
-        before_ms = SystemClock().now_ms()
-        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
-        log = store.living()
-        written(writer, [b"old"] * 8)
-        ends = log.end_offsets
-        refs = written(writer, [b"new"] * 8, checkpoint=2)
-        store.write("somebody else's", b"x", partition=2)
-        assert log.appended(blocks_dropped=refs[:3]) is Outcome.DONE
-        scanned = scan_blocks(store.client, store.topic, ends)
-        assert scanned.end_offsets == log.end_offsets
-        assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
-        assert scanned.written_at_ms.keys() == {ref.key for ref in refs[3:]}
-        assert all(before_ms <= each <= SystemClock().now_ms() for each in scanned.written_at_ms.values())
-
     def test_a_tombstone_counts_once_it_is_committed(self, store: Any) -> None:
         """One of a transaction that is open, or was aborted, says nothing: the block is found, and dropped again."""
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"body"] * 4)
@@ -337,10 +217,10 @@ class TestCompaction:
             assert damage.value.ref == ref
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize("part_bytes", [PART_BYTES, 3_000], ids=["in one record", "in parts"])
-    def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any, part_bytes: int) -> None:
+    def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any) -> None:
+        """Its manifests are in parts, of a record each."""
         store = compacting
-        log = store.living(part_bytes=part_bytes)
+        log = store.living(part_bytes=3_000)
         refs = tuple(BlockRef(1, number, "block", 1, bytes_of(number, 32)) for number in range(600))
         wide = {"order_logs": (OrderLog("totals", 0, refs),)}
         follower = LogFollower(store.client, store.pipeline)
@@ -351,7 +231,7 @@ class TestCompaction:
             if checkpoint % 10 == 0:
                 assert follower.look().latest == store.manifest(checkpoint, **wide)
         records = 1 + len(log.history.parts.get(149, ()))
-        assert records == (1 if part_bytes == PART_BYTES else 8)
+        assert records == 8
         until(lambda: _manifests_left(store, log.end_offsets[0]) <= 75 * records, meanwhile=log.beaten)
         follower.look().halt_if_damaged()
         assert follower.look().retained == log.history.retained

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.transactions.transactional_writer import Transaction
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Places, Wire
+from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
@@ -141,27 +141,6 @@ def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
     assert place.readable() == ["first", "second"]
 
 
-def test_every_transaction_has_an_epoch_of_its_own(place: Place) -> None:
-    writer = place.writer()
-    epochs = [place.writer_of_now()[1]]
-    for key in ("a", "b"):
-        assert writer.write([record(key)], LIMIT_S) is Outcome.DONE
-        epochs.append(place.writer_of_now()[1])
-    assert writer.write([record("wide", size=3 << 20)], LIMIT_S) is Outcome.NOT_WRITTEN
-    epochs.append(place.writer_of_now()[1])
-    assert writer.write([record("c")], LIMIT_S) is Outcome.DONE
-    epochs.append(place.writer_of_now()[1])
-    assert epochs == sorted(set(epochs))
-    assert place.readable() == ["a", "b", "c"]
-
-
-def test_what_the_broker_refuses(place: Place) -> None:
-    writer = place.writer()
-    assert writer.write([record("small", partition=1), record("wide", size=3 << 20)], LIMIT_S) is Outcome.NOT_WRITTEN
-    assert "MessageSizeTooLarge" in writer.refusal
-    assert place.readable() == []
-
-
 def test_more_than_a_batch_holds(place: Place) -> None:
     writes = [Write(number % 3, f"{number:06}", None, ()) for number in range(30_000)]
     wide = [record(f"wide-{number}", size=300_000) for number in range(5)]
@@ -242,19 +221,3 @@ def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.
         assert writer.write([record(key)], LIMIT_S) is Outcome.DONE
         assert writer.lost == []
     assert place.readable() == ["first", "second"]
-
-
-def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look, in its own thread, may forget the brokers at any time, also right before a request to them."""
-    forgotten = property(lambda places: {}, lambda places, found: None)
-    for each in ("leaders", "coordinators"):
-        monkeypatch.setattr(Places, each, forgotten, raising=False)
-    assert place.writer().write([record("x")], LIMIT_S) is Outcome.DONE
-    assert place.readable() == ["x"]
-
-
-def test_an_ended_writer(place: Place) -> None:
-    writer = place.writer()
-    writer.pure.end(BrokerUnavailable("closed"))
-    with pytest.raises(BrokerUnavailable, match="closed"):
-        writer.write([record("x")], LIMIT_S)

@@ -20,7 +20,7 @@ def test_a_request_is_found_until_it_is_taken_away(kafka: KafkaCluster, topic_na
     kafka.create_topic(checkpoint_topic(topic_name))
     kafka.create_topic(f"{topic_name}-in")
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    published = GroupOffsets(config, topic_name)
+    published = GroupOffsets(config, topic_name, pytest.fail)
     published.publish([SourceOffset("in", f"{topic_name}-in", "", 0, 7)])
     coordinator, person = Mailbox(config.confluent(), topic_name), Mailbox(config.confluent(), topic_name)
     until(lambda: succeeds(coordinator.look, unless=BrokerUnavailable))  # a new broker has no coordinator at first

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import Producer
+from contract_part import only
 
 from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -53,5 +54,11 @@ class TestTopicStorage(BlockStorageContract):
 
 
 @pytest.mark.exhaustive
+@only(
+    "test_what_is_put_can_be_had",
+    "test_a_reader_goes_on",
+    "test_a_key_is_put_once",
+    "test_two_processes_of_one_attempt",
+)
 class TestTopicStorageThatStaysConnected(TestTopicStorage):
     stays_connected = True

@@ -5,13 +5,11 @@ A proxy between the log and its broker loses a certain request, or its answer.
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka_proxy import END_TXN, PRODUCE, Fate, Fault, KafkaProxy, proxied_broker
+from kafka_proxy import END_TXN, PRODUCE, Fate, Fault, KafkaProxy, proxy_before
 
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -20,41 +18,10 @@ HASTY_MS = 10_000
 """The timeout of an append that is to fail: time enough to come to the request that gets lost, on any machine."""
 
 
-class SharedBrokerProxy(KafkaProxy):
-    """A proxy before a broker that others reach directly: its answers name the proxy in place of the broker."""
-
-    def __init__(self, broker_port: int) -> None:
-        super().__init__()
-        self.broker_port = broker_port
-
-    def _answers(self, broker: socket.socket, client: socket.socket, awaited: dict[int, Fault]) -> None:
-        addresses = (b"127.0.0.1" + struct.pack(">i", port) for port in (self.broker_port, self.port))
-        readdressed: Any = Readdressed(client, *addresses)
-        super()._answers(broker, readdressed, awaited)
-
-
-class Readdressed:
-    def __init__(self, connection: socket.socket, old: bytes, new: bytes) -> None:
-        self._connection, self._old, self._new = connection, old, new
-
-    def sendall(self, data: bytes) -> None:
-        self._connection.sendall(data.replace(self._old, self._new))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
 @pytest.fixture(scope="module")
 def proxied(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
-    host, _, port = kafka.bootstrap_servers.rpartition(":")
-    if host == "127.0.0.1":
-        proxy: KafkaProxy = SharedBrokerProxy(int(port))
+    with proxy_before(kafka, tmp_path_factory.mktemp("broker")) as proxy:
         yield proxy
-    else:
-        proxy, broker = proxied_broker(tmp_path_factory.mktemp("broker"))
-        yield proxy
-        broker.kill()
-    proxy.close()
 
 
 @pytest.fixture

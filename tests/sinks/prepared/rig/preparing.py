@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ import msgspec
 import pymysql
 import pytest
 from flushing import staged
+from sql_servers import OnMariaDB, OnPostgres, SqlServer
 from statement_proxy import StatementProxy
 from waiting import until
 
@@ -23,10 +24,10 @@ from exactlyonce.sinks.prepared.store import PreparingStore, TransactionName
 from exactlyonce.sinks.prepared.writer import PreparedWriter
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import RowEncoder
-from exactlyonce.testing.servers.mariadb import DATABASE, MariaDB
-from exactlyonce.testing.servers.postgres import PostgresServer
 
 ORIGIN = "topic-1"
+on_postgres = pytest.mark.parametrize("preparing", ["postgres"], indirect=True)
+on_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
 XAER_NOTA = 1397
 
 
@@ -35,33 +36,22 @@ class Total(msgspec.Struct, frozen=True):
     cents: int
 
 
-class Preparing(ABC):
+class Preparing(SqlServer):
     """A server with an empty database, and the sink "s" of pipeline "p", which writes to `totals`."""
 
-    name: str
     numbered: str
     """The type of a column that numbers the rows."""
     words: ClassVar[dict[str, str]]
     """The first words of the statements."""
 
     def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server, self.port = server, server.port
-        self._monkeypatch = monkeypatch
+        super().__init__(server, monkeypatch)
         self._opened: list[Any] = []
         self._encoder: RowEncoder | None = None
-        self.use(self.port)
-
-    @abstractmethod
-    def use(self, port: int) -> None:
-        """Let what connects from now on connect to this port."""
 
     @abstractmethod
     def sink(self, **more: Any) -> TableSink[Any]:
         """The description."""
-
-    @abstractmethod
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run it, sharing no code with the sink."""
 
     @abstractmethod
     def listed(self) -> list[str]:
@@ -145,24 +135,12 @@ class Preparing(ABC):
             self.by_hand(name, commit=False)
 
 
-class PreparingPostgres(Preparing):
-    server: PostgresServer
-    name, numbered = "postgres", "bigserial"
+class PreparingPostgres(OnPostgres, Preparing):
+    numbered = "bigserial"
     words: ClassVar = {"prepare": "PREPARE TRANSACTION", "commit": "COMMIT PREPARED", "enter": "COMMIT\0"}
-
-    def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server, monkeypatch)
-        self.sql("DROP SCHEMA public CASCADE")
-        self.sql("CREATE SCHEMA public")
-
-    def use(self, port: int) -> None:
-        self._monkeypatch.setenv("TOTALS_DSN", self.server.dsn("postgres", port=port))
 
     def sink(self, **more: Any) -> PostgresSink[Any]:
         return PostgresSink("totals", dsn="env:TOTALS_DSN", create=True, **{"commit": "prepared", **more})
-
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.server.execute(statement)
 
     def listed(self) -> list[str]:
         return [name for (name,) in self.sql("SELECT gid FROM pg_prepared_xacts ORDER BY gid")]
@@ -177,24 +155,12 @@ class PreparingPostgres(Preparing):
         self.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^exactlyonce'")
 
 
-class PreparingMariaDB(Preparing):
-    server: MariaDB
-    name, numbered = "mariadb", "bigint AUTO_INCREMENT"
+class PreparingMariaDB(OnMariaDB, Preparing):
+    numbered = "bigint AUTO_INCREMENT"
     words: ClassVar = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
-
-    def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server, monkeypatch)
-        server.sql(f"DROP DATABASE {DATABASE}", database=None)
-        server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
-
-    def use(self, port: int) -> None:
-        self._monkeypatch.setenv("TOTALS_DSN", self.server.dsn.replace(str(self.port), str(port)))
 
     def sink(self, **more: Any) -> MySQLSink[Any]:
         return MySQLSink("totals", dsn="env:TOTALS_DSN", create=True, **{"commit": "xa", **more})
-
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.server.sql(statement)
 
     def listed(self) -> list[str]:
         rows = self.server.sql("XA RECOVER", database=None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import msgspec
 import pytest
+from sql_servers import OnMariaDB, OnPostgres, SqlServer
 from statement_proxy import StatementProxy
 from table_keys import key_of
 from waiting import until
@@ -18,8 +19,6 @@ from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
-from exactlyonce.testing.servers.mariadb import DATABASE, MariaDB
-from exactlyonce.testing.servers.postgres import PostgresServer
 
 ORIGIN = "topic-1"
 on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)
@@ -39,10 +38,9 @@ def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
     )
 
 
-class Tables(ABC):
+class Tables(SqlServer):
     """A server with an empty database, and stores that write to its table `totals`."""
 
-    name: str
     commit: str
     """A COMMIT as it comes over the connection."""
     locked: str
@@ -50,8 +48,10 @@ class Tables(ABC):
     spoilt: bytes
     """A chunk that is no rows."""
 
-    def __init__(self, server: Any) -> None:
-        self.server, self.proxy = server, StatementProxy(server.port)
+    def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(server, monkeypatch)
+        self.proxy = StatementProxy(self.port)
+        monkeypatch.setenv("PROXIED_DSN", self.dsn(self.proxy.port))
         self._stores: list[Store] = []
         self.filled: list[Any] = []
         """Objects that a test keeps from one example to the next."""
@@ -63,10 +63,6 @@ class Tables(ABC):
     @abstractmethod
     def _quick(self, sink: Any, type_: Any) -> Store:
         """A store that gives up locks soon."""
-
-    @abstractmethod
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run it, sharing no code with the sinks."""
 
     @abstractmethod
     def waits_for_a_lock(self) -> bool:
@@ -105,18 +101,9 @@ class Tables(ABC):
         self.proxy.close()
 
 
-class PostgresTables(Tables):
-    server: PostgresServer
-    name = "postgres"
+class PostgresTables(OnPostgres, Tables):
     commit, locked = "COMMIT\0", "another session holds a lock"
     spoilt = b"no row\n"
-
-    def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server)
-        self.sql("DROP SCHEMA public CASCADE")
-        self.sql("CREATE SCHEMA public")
-        monkeypatch.setenv("TOTALS_DSN", server.dsn("postgres"))
-        monkeypatch.setenv("PROXIED_DSN", server.dsn("postgres", port=self.proxy.port))
 
     def sink(self, table: str, **options: Any) -> PostgresSink[Any]:
         return PostgresSink(table, **options)
@@ -124,35 +111,20 @@ class PostgresTables(Tables):
     def _quick(self, sink: Any, type_: Any) -> Store:
         return PostgresStore(sink, type_, Limits(lock=0.3, grace=0.3))
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.server.execute(statement)
-
     def waits_for_a_lock(self) -> bool:
         return self.sql("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted") == [(True,)]
 
 
-class MariaDBTables(Tables):
-    server: MariaDB
-    name = "mariadb"
+class MariaDBTables(OnMariaDB, Tables):
     commit = "\x03COMMIT"
     locked = "waited too long for a lock"
     spoilt = b"(1,2,3,4),\f"
-
-    def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server)
-        server.sql(f"DROP DATABASE {DATABASE}", database=None)
-        server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
-        monkeypatch.setenv("TOTALS_DSN", server.dsn)
-        monkeypatch.setenv("PROXIED_DSN", server.dsn.replace(str(server.port), str(self.proxy.port)))
 
     def sink(self, table: str, **options: Any) -> MySQLSink[Any]:
         return MySQLSink(table, **options)
 
     def _quick(self, sink: Any, type_: Any) -> Store:
         return MySQLStore(sink, type_, timeout_s=3.0)
-
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.server.sql(statement)
 
     def waits_for_a_lock(self) -> bool:
         waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"

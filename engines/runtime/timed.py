@@ -1,0 +1,264 @@
+"""Operators with state by time: their watermark, late records, and firings.
+
+Invariants: a firing gives everything that is due in a fixed order, as (slot, key group, key), in slices that are
+bounded in time: results first, then the watermark. After a drain, which ends time, the next run goes on after the last
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import not_
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from exactlyonce.engines.runtime.batch import Batch, floors_of
+from exactlyonce.engines.runtime.operators import BatchOperator, shown_origin
+from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.graph import Node
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.schema import type_name
+from exactlyonce.state.backend import TimedTable
+
+R = TypeVar("R")
+
+FIRE_S = 0.02
+"""The time of a firing after which others get a turn."""
+SLICE_KEYS = 2_000
+"""The most keys in a slice of a firing."""
+LATE_NAMED_MAX = 5
+"""The late records of an operator that get a line each."""
+
+
+class Due(NamedTuple, Generic[R]):
+    """A slice of what is due: some keys of one slot and key group."""
+
+    slot: int
+    number: int
+    """Of results."""
+    results: R
+
+
+def nothing_at(slot: int) -> Due[Any]:
+    """A step of a firing that gives nothing: *slot* is over, or others get a turn before the rest of it."""
+    return Due(slot, 0, None)
+
+
+def slices(count: int, size: int = SLICE_KEYS) -> Iterator[slice]:
+    """So many keys in slices."""
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedParts:
+    """What the operator of a node with timed state is made of."""
+
+    node: Node
+    table: TimedTable[Any]
+    groups: Sequence[int]
+    """The key groups of the table."""
+    max_parallelism: int
+    function: Any
+    """The user's function, opened; None: it has none."""
+    has_times: bool = True
+    """Whether records have event times."""
+
+    @property
+    def shared(self) -> tuple[str, TimedTable[Any], Sequence[int], int]:
+        """The first fields of every `TimedOperator`."""
+        return self.node.id, self.table, self.groups, self.max_parallelism
+
+    @property
+    def read_keys(self) -> KeyReader:
+        return KeyReader(self.node.id, self.node.key_type)
+
+
+@dataclass(slots=True)
+class KeyReader:
+    """Reads canonical keys as the user's, of one type."""
+
+    operator: str
+    type: Any
+    _decode: Callable[[bytes], Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.type = Any if self.type is UNKNOWN else self.type
+        self._decode = msgspec.msgpack.Decoder(self.type).decode
+
+    def __call__(self, keys: Sequence[bytes]) -> list[Any]:
+        try:
+            return list(map(self._decode, keys))
+        except msgspec.ValidationError as error:
+            raise self._wrong(error) from error
+
+    def one(self, key: bytes) -> Any:
+        try:
+            return self._decode(key)
+        except msgspec.ValidationError as error:
+            raise self._wrong(error) from error
+
+    def _wrong(self, error: msgspec.ValidationError) -> GraphError:
+        return GraphError(
+            f"Operator {self.operator!r}: a key is not {type_name(self.type)}, as the function of key_by says that it "
+            f"gives: {error}. Nothing is lost: annotate the function with what it returns, and run again."
+        )
+
+
+@dataclass(slots=True)
+class TimedOperator(BatchOperator, Generic[R]):
+    """An operator that gives results when its watermark moves: a firing.
+
+    `TaskOperators.fire` calls `fire` between two batches, until all that is due is out. Only then the watermark goes
+    on.
+    """
+
+    table: TimedTable[Any]
+    groups: Sequence[int]
+    """The key groups of the table."""
+    max_parallelism: int
+    firings: list[TimedOperator[Any]] = field(default_factory=list, kw_only=True)
+    """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
+    note: Callable[[str], None] = field(default=lambda line: None, kw_only=True)
+    """Called with a line about each of the first late records, if nobody gets them."""
+    late_output: str | None = field(default=None, kw_only=True)
+    """The side output that gets late records; None: they are left out."""
+    late_right_output: str | None = field(default=None, kw_only=True)
+    """Likewise, of those of the second input."""
+    late: int = field(default=0, init=False)
+    """The number of late records."""
+    watermark: int = field(default=NO_WATERMARK, init=False)
+    """No earlier record comes: a record at or below it is late here, whatever its floor."""
+    idle: bool = field(default=False, init=False)
+    ahead: dict[int, int] = field(init=False)
+    """The watermarks of key groups that were further than `watermark` before the restore: subtasks were at different
+    ones. What was due at one of a group is not due again, nor taken."""
+    _firing: Iterator[Due[R]] | None = field(default=None, init=False)
+    """The rest of what is due; None: nothing is."""
+    _results: list[R] = field(default_factory=list, init=False)
+    """Those of the slices that were taken, until there are enough to give them."""
+    _count: int = field(default=0, init=False)
+    """Their number."""
+    _last: int = field(default=NO_WATERMARK, init=False)
+    """The last slot that was due. A later run goes on from there after a drain, which ends time."""
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> TimedOperator[R]:
+        """The operator of `parts.node`; the assembler wires it."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        self.ahead = {group: self.table.watermark(group) for group in self.groups}
+        self._reach(min(self.ahead.values(), default=NO_WATERMARK))
+
+    def _reach(self, watermark: int) -> None:
+        self.watermark = max(self.watermark, watermark)
+        self.ahead = {group: further for group, further in self.ahead.items() if further > self.watermark}
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        self._reach(watermark)
+        self.idle = idle
+        self.is_due()
+
+    def is_due(self) -> None:
+        """Something may be due now."""
+        if not any(operator is self for operator in self.firings):
+            self.firings.append(self)
+
+    def rings(self, now_ms: int) -> bool:
+        """Whether something is due by the clock at *now_ms*, in ms since 1970."""
+        return False
+
+    def tell_time(self, now_ms: int) -> None:
+        """Take the time by the clock, if it goes by that."""
+
+    def fire(self, room: int) -> bool:
+        """Take slices of what is due at `watermark` for a while. Give their results once they are about *room*, or the
+        last; True if nothing else is due."""
+        entered_s = self.activity.enter(self.id)
+        if self._firing is None:
+            self._firing = self._due()
+        for due in self._firing:
+            self._last = max(self._last, due.slot)
+            if due.number:
+                self._results.append(due.results)
+                self._count += due.number
+            if self._count >= room or self.activity.now_s() >= entered_s + FIRE_S:
+                break
+        else:
+            self._firing = None
+            self.table.advance(self._last if self.drains else self.watermark)
+        self.activity.leave(self.id, entered_s, 0)
+        if self._results and (self._firing is None or self._count >= room):
+            results, self._results, self._count = self._results, [], 0
+            self._give(results)
+        return self._firing is None
+
+    @property
+    def drains(self) -> bool:
+        """Whether time has ended."""
+        return self.watermark == END_OF_TIME
+
+    def _due(self) -> Iterator[Due[R]]:
+        """What is due at `watermark`, by (slot, key group, key). The states of a slice are gone when the next is asked
+        for."""
+        raise NotImplementedError
+
+    def _give(self, results: Sequence[R]) -> None:
+        """Push *results* in order. Which of them come together does not depend on the time that they took."""
+        raise NotImplementedError
+
+    def passed(self, keys: Sequence[bytes]) -> list[int]:
+        """Of each of *keys*, the watermark of its key group."""
+        watermark, ahead = self.watermark, self.ahead
+        if not ahead:
+            return [watermark] * len(keys)
+        return [ahead.get(group, watermark) for group in key_groups(keys, self.max_parallelism)]
+
+    def floors(self, batch: Batch) -> list[int]:
+        """Of each record, the time up to which the operator takes none."""
+        assert batch.keys is not None
+        pairs = zip(floors_of(batch), self.passed(batch.keys), strict=True)
+        return [floor if floor > passed else passed for floor, passed in pairs]
+
+    def are_in_time(self, batch: Batch, earliest: int) -> bool:
+        """Whether no record of *batch* can be late, since the first would be due at *earliest*."""
+        return batch.floors is None and not self.ahead and earliest > self.watermark
+
+    def in_time(self, batch: Batch, *, right: bool = False) -> Batch:
+        """*batch*, of the first or *right* input, without the records at or below their floor, which are late."""
+        times = batch.times
+        assert times is not None
+        if not times or self.are_in_time(batch, min(times)):
+            return batch
+        kept = [time > floor for time, floor in zip(times, self.floors(batch), strict=True)]
+        return self.without_late(batch, kept, right=right)
+
+    def without_late(self, batch: Batch, kept: Sequence[bool], *, right: bool = False) -> Batch:
+        """*batch*, of the first or *right* input, with the records that are *kept*; the others are late."""
+        if all(kept):
+            return batch
+        late = batch.where(list(map(not_, kept)))
+        output = self.late_right_output if right else self.late_output
+        if output is None:
+            self._name(late)
+        for push in () if output is None else self.sides[output]:
+            push(late.unkeyed(late.records))
+        self.late += len(late.records)
+        return batch.where(kept)
+
+    def _name(self, late: Batch) -> None:
+        assert late.times is not None
+        named = max(0, LATE_NAMED_MAX - self.late)
+        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, self.floors(late), strict=True)):
+            if number == named:
+                break
+            more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
+            self.note(
+                f"late: operator {self.id!r} leaves out {shown_origin(origin)}, of {shown_time(time)}: its time was "
+                f"over at {shown_time(floor)}{more}"
+            )
