@@ -87,6 +87,7 @@ class TestTopic:
 
 
 class TestNoBroker:
+    @pytest.mark.exhaustive  # eight seconds for what test_bad_input.py shows, but for the password
     def test_nobody_listens_and_no_secret_is_told(self) -> None:
         login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
         config = ClientConfig({"bootstrap.servers": "127.0.0.1:1", **login, "sasl.password": "canary-4711"})
