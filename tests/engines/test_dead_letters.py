@@ -196,6 +196,42 @@ def test_a_letter_depends_on_the_record_alone() -> None:
     assert output.letter({"b", "a"}, place, ValueError()).value == b'["a","b"]'
 
 
+MODULE = """
+from exactlyonce import DeadLetters, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+def at(order: dict) -> int:
+    return order["at"]
+
+
+def timed(name: str) -> Pipeline:
+    pipeline = Pipeline(name)
+    source = KafkaSource(f"{name}-in", value=dict, time=at, on_time_error=DeadLetters(f"{name}-dead"))
+    pipeline.source("orders", source).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline
+"""
+
+
+@pytest.mark.exhaustive
+def test_an_audit_computes_the_letters_again_from_another_folder_and_other_lines(
+    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, lines in (("here", ""), ("there", "\n\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "moved_timed.py").write_text(lines + MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    job = job_of("moved_timed:timed", partitions=1)
+    job.feed(3)
+    job.finish_here()
+    ((_, reason), *_) = letters_in(job.kafka, f"{job.name}-dead", 3)
+    assert reason.message == "time= raised KeyError: 'at'"
+    monkeypatch.delitem(sys.modules, "moved_timed")
+    report = audit(job, "moved_timed:timed", tmp_path / "there")
+    assert (report["records_in"], report["findings"], report["unjudged"]) == (3, [], [])
+
+
 @pytest.mark.parametrize(
     ("limits", "letters", "records", "exceeded"),
     [
@@ -314,10 +350,10 @@ def assert_lettered(job: Job, but: Collection[int] = ()) -> list[tuple[Committed
     return letters
 
 
-def audit(job: Job) -> dict[str, Any]:
+def audit(job: Job, target: str = "pipelines:lettered", folder: Path = HERE) -> dict[str, Any]:
     out = io.StringIO()
-    words = ["audit", "pipelines:lettered", "--param", f"name={job.name}", "--on", "driver", "--json"]
-    with chdir(HERE), redirect_stdout(out):
+    words = ["audit", target, "--param", f"name={job.name}", "--on", "driver", "--json"]
+    with chdir(folder), redirect_stdout(out):
         code = main([*words, "--bootstrap-servers", job.kafka.bootstrap_servers])
     report: dict[str, Any] = json.loads(out.getvalue())
     assert code == 0, report
