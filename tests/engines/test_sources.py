@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.loading import Loaded, load_reference
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
@@ -240,12 +237,3 @@ def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
         for why in audited(target, client, tmp_path).unjudged
         if "File '1.jsonl' of file:" in why and "is gone" in why
     ]
-
-
-@pytest.mark.exhaustive
-def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: str) -> None:
-    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
-    example = [sys.executable, str(ROOT / "examples" / "files_to_kafka.py"), *options]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources" / "files.md").read_text()
-    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr

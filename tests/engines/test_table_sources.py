@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
@@ -181,16 +178,6 @@ def test_a_row_that_does_not_decode(table_of: Any) -> None:
     table.shop.sql("UPDATE orders SET total = 7 WHERE id = 3")
     table.job.finish_here()
     assert len(visible(table.job.kafka, f"{table.job.name}-copies", 20)) == 20
-
-
-@pytest.mark.exhaustive
-@on_postgres
-def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, topic_name: str) -> None:
-    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
-    example = [sys.executable, str(ROOT / "examples" / "table_then_topic.py"), *options]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources" / "tables.md").read_text()
-    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
 def loaded(table: Table, folder: Path, one: str = "") -> Loaded:

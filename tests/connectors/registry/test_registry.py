@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,7 @@ from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, opened, settings
 from exactlyonce.connectors.registry.codec import LOOKS
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 from exactlyonce.testing.servers.registry import ANSWER_S, RegistryServer
 
 RIG = Path(__file__).parent / "rig"
@@ -397,18 +395,6 @@ def test_a_run_and_bounded_work_read_and_write_what_confluents_serializers_do(
     servers = ("--bootstrap-servers", kafka.bootstrap_servers)
     assert main(["catch-up", "registry_pipelines:totals", *params, *servers, "--on", "driver"]) == 0
     assert_totals(kafka, confluent, topic_name, 600)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_example_of_a_schema_that_grows_prints_what_the_page_says(
-    kafka: KafkaCluster, registry: RegistryServer, topic_name: str
-) -> None:
-    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--registry", registry.url, "--topic", topic_name)
-    example = [sys.executable, str(ROOT / "examples" / "evolving_schema.py"), *options]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "schema-registry.md").read_text()
-    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.exhaustive
