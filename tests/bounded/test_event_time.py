@@ -59,9 +59,7 @@ def test_intervals_of_a_run_with_kills_are_computed_again(
     clicks = clicks_on(run, kafka, topic_name, window, "--num-retained", "100")
     for parallelism, killed_at in ((2, "timed-fired"), (3, "coordinator-decided")):
         clicks.feed(300)
-        armed = failpoint(killed_at)
-        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
-        assert (tmp_path / "fired" / killed_at).exists()
+        clicks.job.run_killed(failpoint(killed_at), parallelism)
     clicks.end()
     clicks.job.finish("--parallelism", "2")
     clicks.assert_as_by_sql()
@@ -77,8 +75,7 @@ def test_intervals_between_unaligned_checkpoints_are_computed_again(
     clicks = clicks_on(run, kafka, topic_name, "folded", *unaligned)
     for parallelism, killed_at in ((3, "unaligned-captured"), (2, "timed-fired")):
         clicks.feed(300)
-        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=failpoint(killed_at)).wait()
-        assert (tmp_path / "fired" / killed_at).exists()
+        clicks.job.run_killed(failpoint(killed_at), parallelism)
     clicks.end()
     clicks.job.finish("--parallelism", "2")
     assert sum(bool(manifest.channel_logs) for manifest in clicks.job.history().manifests.values()) > 3
@@ -189,8 +186,7 @@ def test_a_backfill_of_joins_gives_what_a_run_gives(
 ) -> None:
     """What goes by arrival is compared with itself alone: each interval with the same one computed again."""
     ran, backfilled = (joined_job(run, kafka, f"{topic_name}-{how}", join) for how in ("run", "backfill"))
-    ran.start("--until", "latest", "--parallelism", "2", env=failpoint("worker-frozen", nth=2)).wait()
-    assert (tmp_path / "fired" / "worker-frozen").exists()
+    ran.run_killed(failpoint("worker-frozen", nth=2), 2)
     ran.finish("--parallelism", "2")
     fed: Any = SimpleNamespace(kafka=kafka, name=backfilled.name, storage="")
     found = []

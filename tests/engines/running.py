@@ -170,6 +170,14 @@ class Job:
         assert incarnation.wait() == code, incarnation.said
         return incarnation
 
+    def run_killed(self, armed: Mapping[str, str], parallelism: int, *arguments: str) -> None:
+        """Run to the end of what was fed, with a process that meets the failpoint of the environment *armed*."""
+        met = Path(armed["EXACTLYONCE_FAILPOINTS_FIRED"], armed["EXACTLYONCE_FAILPOINTS"].partition("=")[0])
+        met.unlink(missing_ok=True)
+        incarnation = self.start("--until", "latest", "--parallelism", str(parallelism), *arguments, env=armed)
+        incarnation.wait()
+        assert met.exists(), incarnation.said
+
     def finish_here(self, *arguments: str, code: int = 0, target: str | None = None, until: str = "latest") -> str:
         """Run to the end of what was fed, or to exit code *code*, within this process; what was said."""
         first, *parameters = self._target

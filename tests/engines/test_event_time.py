@@ -133,12 +133,7 @@ def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: Job
     assert "is of tumbling=1000 of=Count, and the pipeline now has tumbling=2000" in said
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "sentence"),
-    [
-        ("rejected", [], "does not go with loops yet"),
-    ],
-)
+@pytest.mark.parametrize(("target", "arguments", "sentence"), [("rejected", [], "does not go with loops yet")])
 def test_what_event_time_does_not_go_with_yet_is_refused(
     target: str, arguments: list[str], sentence: str, job_of: JobOf
 ) -> None:

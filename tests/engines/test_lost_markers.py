@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from blank_manifest import blank_committable
 from confluent_kafka import Producer
 from waiting import until
 
@@ -54,9 +55,9 @@ class Stage:
             for each in self.transactions.producers(state.partitions)
             if each.producer_id == state.producer_id
         )
-        return Committable(
-            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch,
-            transaction_version=2, cluster_id="", sink="out", subtask=0, checkpoint=1, written=written,
+        return blank_committable(
+            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch, cluster_id="",
+            checkpoint=1, written=written,
         )  # fmt: skip
 
     def state(self, transactional_id: str) -> TransactionState:

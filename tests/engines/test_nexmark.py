@@ -249,10 +249,7 @@ def test_results_are_those_of_sql_though_all_processes_die(
     house.job.finish_here()
     for parallelism, name, nth in ((2, "timed-fired", 9), (1, "coordinator-committed", 1)):
         house.feed(1_200)
-        env = {**FOUND, **failpoint(name, nth=nth)}
-        run = house.job.start("--until", "latest", "--parallelism", str(parallelism), env=env)
-        run.wait()
-        assert (tmp_path / "fired" / name).exists(), run.said
+        house.job.run_killed({**FOUND, **failpoint(name, nth=nth)}, parallelism)
     house.feed(1_200)
     house.job.finish("--parallelism", "2", "--drain", env=FOUND)
     capsys.readouterr()
