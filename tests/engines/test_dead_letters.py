@@ -23,7 +23,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.assembler import inputs_at_hand
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, origins_of
 from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
 from exactlyonce.engines.runtime.operators import (
     BatchOperator,
@@ -35,10 +35,12 @@ from exactlyonce.engines.runtime.operators import (
     SinkOutput,
     Stateful,
     listeners,
+    record_error,
 )
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, Reason, as_input
+from exactlyonce.pipeline.dead_letters import PREFIX, DeadLetter, DeadLetterLimits, Reason, as_input
 from exactlyonce.pipeline.errors import GraphError, Unavailable
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.sinks.kafka import letter_replay
@@ -232,6 +234,49 @@ def test_an_audit_computes_the_letters_again_from_another_folder_and_other_lines
     assert (report["records_in"], report["findings"], report["unjudged"]) == (3, [], [])
 
 
+def test_a_letter_of_a_result_by_time_has_no_place_in_a_topic() -> None:
+    result = origins_of("counts", [5], [1_700_000_000_123])
+    (sent,) = BatchCodec(int).decode(BatchCodec(int).encode(Batch([1], result))).origins
+    (kept,) = map(Coordinates, *coordinates_of([sent]))  # as an operator with state holds them
+    letter = DeadLetterOutput("p", "op", "operator", lambda line: None).letter(1, kept, ValueError())
+    reason = Reason.of(letter.headers)
+    assert reason is not None
+    assert (reason.upstream, reason.time) == ("counts", "2023-11-14T22:13:20.123Z")
+    assert {"topic", "partition", "offset"}.isdisjoint(name.removeprefix(PREFIX) for name, _ in letter.headers)
+    stopped = record_error("Operator 'op'", "op", kept, ValueError())
+    assert "on a result of operator 'counts' at 2023-11-14T22:13:20.123Z." in str(stopped)
+    assert "--skip" not in str(stopped)
+    assert stopped.facts == {"operator": "op"}
+    again = DeadLetterOutput("q", "in", "source", lambda line: None, {"t": lambda _: letter})
+    outer = Reason.of(again.undecoded(Coordinates("t", 2, 7), ValueError(), "no").headers)
+    assert outer is not None
+    assert (outer.topic, outer.partition, outer.offset, outer.upstream) == ("t", 2, 7, "")
+
+
+@pytest.mark.exhaustive
+def test_letters_behind_operators_by_time_name_the_record_or_the_result(
+    job_of: Callable[..., Job], command: Callable[..., str]
+) -> None:
+    job = job_of("event_time_pipelines:lettered", partitions=1)
+    job.kafka.produce(job.topic, [b'{"at": 100}', b'{"at": 1200}'])
+    job.finish("--parallelism", "2", "--drain")
+    found = letters_in(job.kafka, f"{job.name}-dead", 8)
+    times = {
+        "sorted": ("counts", [999, 1_999]),
+        "pairs": ("pairs", [1_100, 2_200]),
+        "reminders": ("reminders", [1_100, 2_200]),
+    }
+    wanted: list[Any] = [
+        (f"{id}-refused", upstream, shown_time(time), None) for id, (upstream, some) in times.items() for time in some
+    ]
+    wanted += [("reminders-refused", "", "", offset) for offset in (0, 1)]
+    letters = [(reason.operator, reason.upstream, reason.time, reason.offset) for _, reason in found]
+    assert Counter(letters) == Counter(wanted)
+    assert "sorted-refused     counts 1970-01-01T00:00:00.999Z" in command("list", f"{job.name}-dead")
+    report = audit(job, "event_time_pipelines:lettered")
+    assert (report["findings"], report["unjudged"]) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("limits", "letters", "records", "exceeded"),
     [
@@ -373,7 +418,7 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
     last = job.finish("--parallelism", "1", "--inline")
     letters = assert_lettered(job)
     assert 1 <= last.events[-1]["dead_letters"] <= len(letters)
-    given = {record.offset: record for record in job.kafka.read_committed(job.topic)}
+    given: dict[int | None, Committed] = {record.offset: record for record in job.kafka.read_committed(job.topic)}
     for letter, reason in letters:
         assert reason.can_return is (reason.operator in ("orders", "checked"))
         fed = given[reason.offset]
@@ -451,7 +496,7 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     facts = [json.loads(line) for line in command("list", topic, "--operator", "orders", "--json").splitlines()]
     assert [(each["offset"], each["key"], each["value"]) for each in facts] == [(40, "k", repr(b"\xff{"))]
     assert "the value is not Order in json" in command("show", topic, facts[0]["place"])
-    again = [reason.offset for _, reason in letters if reason.can_return] + [40]
+    again = [reason.offset or 0 for _, reason in letters if reason.can_return] + [40]
     left = len(letters) + 1 - len(again)
     assert command("replay", topic).splitlines() == [
         f"{len(again)} records sent back to {job.topic}.",
