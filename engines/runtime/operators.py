@@ -40,7 +40,7 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
-from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -237,13 +237,17 @@ class KeyBy(BatchOperator):
             batch, pairs = self.apply(self._keyed, batch)
             self.push(batch.of([record for _, record in pairs]).keyed([key for key, _ in pairs]))
             return
-        _, keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)[1]), again=True)
+        values = batch.of(self.apply(self.fn, batch)[1])
+        try:
+            _, keys = self.apply(canonical_key, values, again=True)
+        except RecordError:  # again, to say why: with an explanation each call is slower
+            _, keys = self.apply(explained_key, values, again=True)
         if self.in_utc is not None:
             batch = batch.of(self.apply(self.in_utc, batch, again=True)[1])
         self.push(batch.keyed(keys))
 
     def _keyed(self, record: Any) -> tuple[bytes, Any]:
-        return canonical_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
+        return explained_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
 
 
 class Emitted:
