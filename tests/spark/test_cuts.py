@@ -95,9 +95,7 @@ def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     assert source._state_plan().source.written.checkpoint == second
 
 
-def test_a_checkpoint_completes_while_the_read_is_planned(
-    fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_while_the_read_is_planned(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the ends of the topics are asked for, after it, or when the tasks begin: its records are left out."""
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     fed.feed(60)

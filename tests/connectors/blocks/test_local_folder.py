@@ -16,14 +16,16 @@ from in_files import FileStorageContract
 from waiting import until
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned
-from exactlyonce.checkpoint.records.encoding import Block, DamagedRecord, decode
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.blocks import storage as storages
 from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.names import aside, file_name, name_of, reference
 from exactlyonce.connectors.blocks.storage import FileStorage, file_storage, folder_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
+from exactlyonce.pipeline.names import NAME_LENGTH_MAX
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.testing.conftest import Mutant
 
@@ -275,3 +277,17 @@ def test_a_rule_that_is_left_out_is_missed(rule: str, tmp_path: Path, monkeypatc
     MUTANTS[rule].is_missed_by(contract, monkeypatch)
     for each in contract._to_close:
         each.close()
+
+
+def test_names_of_files() -> None:
+    key = BlockKey(10**17, 10**17, "o" * NAME_LENGTH_MAX, 32_767, 10**6, 10**6, "0123456789ab")
+    name = file_name(key, bytes(32))
+    assert len(aside(key, bytes(32))) <= 255
+    assert reference(name, 7) == BlockRef(1, 0, str(key), 7, bytes(32))
+    assert name_of(BlockRef(1, 0, str(key), 7, bytes(32))) == name
+    assert name_of(BlockRef(1, 0, "manifest/7", 7, bytes(32))) is None
+    other = reference(aside(key, bytes(32)), 7)
+    assert other is not None
+    assert other.key != str(key)
+    for foreign in ("probe", "README", f"{name}.crc", f".{name}", name[:-1], name.upper()):
+        assert reference(foreign, 7) is None

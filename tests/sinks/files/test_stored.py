@@ -162,9 +162,7 @@ def uploads(files: Files) -> list[str]:
 
 @on_s3
 @pytest.mark.exhaustive
-def test_abandoned_uploads_are_aborted(
-    files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of older attempts at once, by their owners; those without an owner by their age; a neighbour's stay."""
     monkeypatch.setattr(stored, "ORPHAN_AGE_MS", 1_000_000_000_000)  # moto's uploads are of 2010
     target = at()

@@ -36,9 +36,7 @@ class TestTopic:
             first, second = pool.map(lambda _: prepare_topic(config(kafka), topic_name), range(2))
         assert first == second
 
-    def test_a_setting_that_brokers_have_yet_to_learn(
-        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_setting_that_is_stale(self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A setting may be wrong right after an AlterConfigs, also another instance's; one that stays so is refused."""
         real, stale = Topics.settings, iter(range(2))
 
