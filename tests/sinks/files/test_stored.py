@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from hdfs_server import HdfsServer
+from table_rows import Total
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.connectors.blocks.s3 import S3Folder
@@ -23,7 +24,7 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, SinkWriter
 from exactlyonce.testing.servers.s3 import BUCKET, S3Server
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
-from tests.sinks.files.conftest import Target, Total, stage
+from tests.sinks.files.conftest import Target, stage
 
 
 class Files:

@@ -17,8 +17,8 @@ import msgspec
 import psycopg
 import pytest
 import refusing
-from postgres_rows import ORIGIN, Database, Total, chunks, entry
-from table_keys import key_of
+from postgres_rows import Database, chunks
+from table_rows import ORIGIN, Total, entry, key_of
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.refusals import Refusals

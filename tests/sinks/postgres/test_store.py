@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from postgres_rows import ORIGIN, Database, Total, chunks, entry
-from table_keys import key_of
+from postgres_rows import Database, chunks
+from table_rows import ORIGIN, Total, entry, key_of
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.postgres.copy_text import unmarked

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from preparing import ORIGIN, Preparing, PreparingMariaDB, PreparingPostgres, Total, on_mariadb
+from preparing import Preparing, PreparingMariaDB, PreparingPostgres, on_mariadb
+from table_rows import ORIGIN, Total
 
 from exactlyonce.connectors.mysql.session import MySQLSession
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
