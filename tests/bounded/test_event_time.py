@@ -37,13 +37,9 @@ def loaded_of(clicks: Clicks, **params: str) -> Loaded:
     return load_pipeline("window_pipelines", "windowed", clicks.job.name, window=clicks.window, **params)
 
 
-def client_of(clicks: Clicks) -> ClientConfig:
-    return ClientConfig({"bootstrap.servers": clicks.job.kafka.bootstrap_servers})
-
-
 def assert_audited(clicks: Clicks, staging: Path, checkpoints: int) -> None:
     """All retained intervals, so many at least, are as they are computed again."""
-    assert_judged(audited(loaded_of(clicks), client_of(clicks), staging), checkpoints)
+    assert_judged(audited(loaded_of(clicks), clicks.job.config, staging), checkpoints)
 
 
 def assert_judged(report: AuditReport, checkpoints: int) -> None:
@@ -206,7 +202,7 @@ def test_two_versions_with_windows_are_compared(run: Any, kafka: KafkaCluster, t
     clicks.job.finish_here()
     clicks.feed(300)
     clicks.end()
-    diff = Diff(loaded_of(clicks), loaded_of(clicks), client_of(clicks))
+    diff = Diff(loaded_of(clicks), loaded_of(clicks), clicks.job.config)
     report = diff.run(Executors(in_process, tmp_path, lambda: 1), Silent())
     assert report.agrees
     assert all(sink.old == sink.new > 5 for sink in report.sinks)

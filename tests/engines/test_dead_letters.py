@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
-from contextlib import chdir, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from running import HERE, Job, visible
+from running import Job, exactlyonce, visible
 
 from exactlyonce import DeadLetters, Output, Pipeline
-from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.assembler import inputs_at_hand
@@ -230,7 +228,8 @@ def test_an_audit_computes_the_letters_again_from_another_folder_and_other_lines
     ((_, reason), *_) = letters_in(job.kafka, f"{job.name}-dead", 3)
     assert reason.message == "time= raised KeyError: 'at'"
     monkeypatch.delitem(sys.modules, "moved_timed")
-    report = audit(job, "moved_timed:timed", tmp_path / "there")
+    words = ("audit", "moved_timed:timed", "--param", f"name={job.name}", "--on", "driver", "--json")
+    report = json.loads(exactlyonce(job.kafka, *words, folder=tmp_path / "there"))
     assert (report["records_in"], report["findings"], report["unjudged"]) == (3, [], [])
 
 
@@ -273,8 +272,7 @@ def test_letters_behind_operators_by_time_name_the_record_or_the_result(
     letters = [(reason.operator, reason.upstream, reason.time, reason.offset) for _, reason in found]
     assert Counter(letters) == Counter(wanted)
     assert "sorted-refused     counts 1970-01-01T00:00:00.999Z" in command("list", f"{job.name}-dead")
-    report = audit(job, "event_time_pipelines:lettered")
-    assert (report["findings"], report["unjudged"]) == ([], [])
+    assert job.audited()["unjudged"] == []
 
 
 @pytest.mark.parametrize(
@@ -395,16 +393,6 @@ def assert_lettered(job: Job, but: Collection[int] = ()) -> list[tuple[Committed
     return letters
 
 
-def audit(job: Job, target: str = "pipelines:lettered", folder: Path = HERE) -> dict[str, Any]:
-    out = io.StringIO()
-    words = ["audit", target, "--param", f"name={job.name}", "--on", "driver", "--json"]
-    with chdir(folder), redirect_stdout(out):
-        code = main([*words, "--bootstrap-servers", job.kafka.bootstrap_servers])
-    report: dict[str, Any] = json.loads(out.getvalue())
-    assert code == 0, report
-    return report
-
-
 def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
     job_of: Callable[..., Job], failpoint: Callable[..., dict[str, str]]
 ) -> None:
@@ -430,8 +418,7 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
             assert json.loads(letter.value or b"").keys() == {"id", "customer", "sum"}
     message = next(reason.message for _, reason in letters if reason.operator == "totals")
     assert " for <object object at 0x...>" in message
-    report = audit(job)
-    assert (report["findings"], report["unjudged"]) == ([], [])
+    assert job.audited()["unjudged"] == []
 
 
 @pytest.mark.exhaustive
@@ -439,19 +426,14 @@ def test_a_backfill_writes_the_same_letters(job_of: Callable[..., Job]) -> None:
     job = job_of("lettered", "--param", "max_per_checkpoint=200", partitions=1)
     job.feed(300)
     job.kafka.produce(job.topic, [BAD] * 9)
-    assert backfill(job) == 0
+    words = ("--param", f"name={job.name}", "--param", "max_per_checkpoint=200", "--on", "driver")
+    job.command("backfill", "pipelines:lettered", *words)
     letters = assert_lettered(job)
     job.kafka.produce(job.topic, [BAD] * 201)
-    assert backfill(job) == RECORD
+    job.command("backfill", "pipelines:lettered", *words, code=RECORD)
     assert len(letters_in(job.kafka, f"{job.name}-dead", len(letters))) == len(letters)
     job.finish_here("--param", "max_per_checkpoint=201")
     assert_lettered(job)
-
-
-def backfill(job: Job) -> int:
-    words = ["backfill", "pipelines:lettered", "--param", f"name={job.name}", "--on", "driver"]
-    with chdir(HERE):
-        return main([*words, "--param", "max_per_checkpoint=200", "--bootstrap-servers", job.kafka.bootstrap_servers])
 
 
 def test_a_flood_stops_the_job_before_any_of_it_is_written(job_of: Callable[..., Job]) -> None:
@@ -472,16 +454,9 @@ def test_a_flood_stops_the_job_before_any_of_it_is_written(job_of: Callable[...,
 
 
 @pytest.fixture
-def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def command(kafka: KafkaCluster) -> Callable[..., str]:
     """`command("list", "--json")` is what `exactlyonce dead-letters` prints."""
-
-    def run(*words: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert main(["dead-letters", *words, "--bootstrap-servers", kafka.bootstrap_servers]) == code
-        said = capsys.readouterr()
-        return said.err if code else said.out
-
-    return run
+    return partial(exactlyonce, kafka, "dead-letters")
 
 
 def test_letters_are_shown_and_each_is_sent_back_once(

@@ -15,7 +15,6 @@ from bounded import Silent, load_pipeline
 from running import Job, Run, orders, visible, workers_of
 from shop import on_mariadb, on_postgres
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
@@ -82,7 +81,7 @@ def test_a_run_that_is_killed(table_of: Any) -> None:
     table.change()
     newest = table.job.history().latest
     assert newest is not None
-    table.job.finish()
+    table.job.finish_here("--parallelism", "1")
     changed = table.changed(2 * ROWS)
     assert changed.count(False) == sum(position.offset for position in newest.offsets) < ROWS
     table.job.finish_here("--parallelism", "1", until="running")  # a table that was read to its end is not read again
@@ -99,8 +98,7 @@ def test_a_worker_that_is_killed(table_of: Any) -> None:
     os.kill(workers_of(run)[0], signal.SIGKILL)
     table.change()
     assert run.wait() == 0, run.said
-    table.job.assert_copies()
-    table.job.assert_totals()
+    table.job.assert_output()
 
 
 @on_postgres
@@ -159,8 +157,7 @@ def test_a_table_and_a_topic_that_goes_on(table_of: Any) -> None:
     run.kill()
     table.job.feed(500)
     table.job.finish()
-    table.job.assert_copies()
-    table.job.assert_totals()
+    table.job.assert_output()
 
 
 def test_a_row_that_does_not_decode(table_of: Any) -> None:
@@ -204,7 +201,7 @@ def test_bounded_work_reads_a_table(table_of: Any, tmp_path: Path) -> None:
     table = table_of()
     table.add(ROWS)
     (tmp_path / "open").touch()
-    options = RunOptions(ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers}), parallelism=2)
+    options = RunOptions(table.job.config, parallelism=2)
     is_postgres, staging = table.shop.kind == "postgres", tmp_path / "staging"
     target = loaded(table, tmp_path, "yes")
     if not is_postgres:
@@ -225,7 +222,7 @@ def test_an_audit_says_that_it_cannot_judge(table_of: Any, tmp_path: Path) -> No
     table.add(10)
     (tmp_path / "open").touch()
     table.job.finish_here()
-    client = ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers})
+    client = table.job.config
     report = audited(loaded(table, tmp_path), client, tmp_path)
     assert report.findings == []
     assert [why for why in report.unjudged if "whose rows may have changed since then" in why]

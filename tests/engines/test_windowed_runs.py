@@ -15,7 +15,6 @@ import pytest
 from running import Job, visible
 from window_clicks import Clicks
 
-from exactlyonce.cli.main import main
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -108,19 +107,13 @@ def test_at_least_once_no_record_is_missing_in_a_window(job_of: Callable[..., Jo
 @pytest.mark.exhaustive(but=["folded"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
-    window: str, job_of: Callable[..., Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    window: str, job_of: Callable[..., Job], tmp_path: Path
 ) -> None:
     """No window that it has open is lost, and none that has fired comes again; accumulators are migrated."""
     clicks = clicks_of(job_of, window)
     clicks.feed()
     clicks.job.finish_here()
-
-    def command(*arguments: str) -> str:
-        capsys.readouterr()
-        assert main([*arguments, "--bootstrap-servers", clicks.job.kafka.bootstrap_servers]) == 0
-        return capsys.readouterr().out
-
-    name = clicks.job.name
+    name, command = clicks.job.name, clicks.job.command
     shown = [json.loads(line) for line in command("state", name, "counts", "--json").splitlines()]
     clicks.assert_open(shown)
     url = json.loads(command("savepoint", name, "--to", f"file://{tmp_path}", "--json"))["url"]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import Fed, catch_up, exactlyonce, load_pipeline, run_local, start
+from bounded import Fed, catch_up, load_pipeline, run_local, start
 from reads import direct, make_anew, transaction
+from running import exactlyonce
 from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
