@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from exactlyonce import Pipeline
@@ -24,7 +24,7 @@ def noted(number: int) -> Iterator[int]:
     yield number
 
 
-def _sums(name: str, value: Any, function: Callable[[Any], Iterator[int]]) -> Pipeline:
+def _sums(name: str, value: Any, function: Callable[[Any], Iterable[int]]) -> Pipeline:
     """NAME-in through *function* and the sums to NAME-out."""
     pipeline = Pipeline(name)
     numbers = pipeline.source("numbers", KafkaSource(f"{name}-in", value=value)).flat_map(function)
