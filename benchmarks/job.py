@@ -16,6 +16,8 @@ from typing import Any
 
 from cluster import WRITER
 
+from exactlyonce.connectors.embedded.child import dying_with_parent
+
 HERE = Path(__file__).parent
 LIMIT_S = 900.0
 
@@ -27,7 +29,7 @@ class Failed(Exception):
 
 
 class Job:
-    """One run of a pipeline of `benchmarked.py`; killed at the end of a `with`, if it still runs."""
+    """One run of a pipeline of `benchmarked.py`; killed at the end of a `with`, and with its runner."""
 
     def __init__(self, servers: str, pipeline: str, *arguments: str, interval: str = "500ms", **params: str) -> None:
         run = "run", "--checkpoint-interval", interval, "--verbose"
@@ -44,18 +46,14 @@ class Job:
         self, servers: str, pipeline: str, command: tuple[str, ...], arguments: tuple[str, ...], params: dict[str, str]
     ) -> None:
         self.started_ms = time.time_ns() // 1_000_000
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "exactlyonce.cli.main", command[0], f"benchmarked:{pipeline}", *command[1:]),
-                *("--bootstrap-servers", servers, "--json"),
-                *(part for name, value in WRITER.items() for part in ("--kafka", f"{name}={value}")),
-                *(part for name, value in params.items() for part in ("--param", f"{name}={value}")),
-                *arguments,
-            ],
-            cwd=HERE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        line = [
+            *(sys.executable, "-m", "exactlyonce.cli.main", command[0], f"benchmarked:{pipeline}", *command[1:]),
+            *("--bootstrap-servers", servers, "--json"),
+            *(part for name, value in WRITER.items() for part in ("--kafka", f"{name}={value}")),
+            *(part for name, value in params.items() for part in ("--param", f"{name}={value}")),
+            *arguments,
+        ]
+        self.process = subprocess.Popen(dying_with_parent(line), cwd=HERE, stderr=subprocess.PIPE, text=True)
         self.events: list[Event] = []
         self._fresh: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._text: list[str] = []

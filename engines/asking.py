@@ -2,8 +2,8 @@
 
 Invariants: only the decision log answers. A request is for the living incarnation, so that no later run carries it out,
 and is removed with its sender. A sender that stops waiting hears what the run may still do, for the run may have seen
-the request. Two requests to stop a run with a savepoint get the same savepoint; two requests to cancel a run both
-succeed.
+the request. A sender that waits for longer than `QUIET_MS` hears for which process. Two requests to stop a run with a
+savepoint get the same savepoint; two requests to cancel a run both succeed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.history import SILENCE_MS, History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka import group_offsets
@@ -24,11 +24,14 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import processes
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
 
 POLL_S = 0.5
+QUIET_MS = 2_000
+"""The time that a sender waits without a note."""
 TURN_MS = 5_000
 """The time that another sender's request stays: the run looks every second, so it has seen it by then."""
 T = TypeVar("T")
@@ -129,17 +132,19 @@ def _has_ended(history: History, incarnation: int) -> bool:
 
 def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int, note: Note) -> T:
     try:
-        return _waited_for(config, pipeline, asked, answer, timeout_ms)
+        return _waited_for(config, pipeline, asked, answer, timeout_ms, note)
     except (KeyboardInterrupt, ExactlyOnceError) as error:
         if not isinstance(error, NotAnswered | ConfigError):  # they say so themselves, or nobody could be asked
             note(_may_still(pipeline, asked))
         raise
 
 
-def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
+def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int, note: Note) -> T:
     clock = SystemClock()
-    deadline_ms = clock.monotonic_ms() + timeout_ms
+    begun_ms = clock.monotonic_ms()
+    deadline_ms = begun_ms + timeout_ms
     others: dict[str, int] = {}
+    noted: tuple[int, str] | None = None
     with closing(Mailbox(config.confluent(), pipeline)) as mailbox:
         try:
             while True:
@@ -156,6 +161,11 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
                     require_listener(pipeline, living)
                     mine = msgspec.structs.replace(asked, incarnation=living.incarnation)
                     _leave(mailbox, mine, others, clock.monotonic_ms())
+                if newest is not None and clock.monotonic_ms() >= begun_ms + QUIET_MS:
+                    fate = _fate(newest, living)
+                    if noted != (newest.incarnation, fate):
+                        noted = newest.incarnation, fate
+                        note(_awaited(pipeline, newest, fate, deadline_ms - clock.monotonic_ms()))
                 if clock.monotonic_ms() >= deadline_ms:
                     raise NotAnswered(f"{_late(pipeline, living, timeout_ms)} {_may_still(pipeline, asked)}")
                 Event().wait(POLL_S)
@@ -164,6 +174,31 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
                 present = mailbox.look()
                 if present is not None and present.id == asked.id:
                     group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
+
+
+def _fate(newest: Incarnation, living: Incarnation | None) -> str:
+    """The end of the *newest* incarnation, known or assumed; empty while it seems alive."""
+    if newest.ended:
+        return "has ended"
+    if processes.has_ended(newest):
+        return "has died"
+    return "" if living is not None else f"has written no heartbeat for {SILENCE_MS // 1000} s"
+
+
+def _awaited(pipeline: str, newest: Incarnation, fate: str, left_ms: int) -> str:
+    """A line for people about the run that a sender waits for."""
+    who = f"process {newest.process} on {newest.host}"
+    if fate:
+        left = shown_duration(max(0, left_ms))
+        return (
+            f"The run of {pipeline}, {who}, {fate}. If {pipeline} is run again within {left}, that run does what was "
+            f"asked."
+        )
+    beat = shown_duration(max(0, SystemClock().now_ms() - newest.heartbeat_ms))
+    return (
+        f"Waiting for {who}: its last heartbeat was {beat} ago. It counts as dead after {SILENCE_MS // 1000} s "
+        f"without one."
+    )
 
 
 def _may_still(pipeline: str, asked: Asked) -> str:

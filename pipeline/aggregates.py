@@ -22,7 +22,7 @@ from msgspec import inspect
 from exactlyonce.pipeline import functions, hints, schema
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.keys import explained_key
 from exactlyonce.pipeline.sketches import Buckets, DDSketch, HyperLogLog, Registers
 
 if TYPE_CHECKING:
@@ -505,7 +505,7 @@ class CountDistinct(_OfValues[T, int]):
         return Accumulator(
             Registers,
             int,
-            lambda state, record: sketch.add(state, canonical_key(get(record))),
+            lambda state, record: sketch.add(state, explained_key(get(record))),
             sketch.merge,
             lambda state: round(sketch.result(state)),
         )
@@ -514,8 +514,8 @@ class CountDistinct(_OfValues[T, int]):
 def _distinct(get: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     def add(state: Any, record: Any) -> Any:
         if state is None:
-            return {canonical_key(get(record))}
-        state.add(canonical_key(get(record)))
+            return {explained_key(get(record))}
+        state.add(explained_key(get(record)))
         return state
 
     return add

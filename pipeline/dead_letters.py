@@ -8,7 +8,7 @@ first loop. Behind these its value is the record that the operator or sink was g
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,7 @@ _FIRST, _TRACEBACK = "pipeline", "traceback"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """The headers of a dead letter, without `PREFIX`: the place of the input record, and the error."""
+    """The headers of a dead letter, without `PREFIX`: the place of the input record or result, and the error."""
 
     pipeline: str
     operator: str
@@ -42,13 +42,17 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """"source", "operator" or "sink"."""
     holds: str
     """"input": the input record as it was; "record": what the operator or sink was given."""
-    topic: str
-    """The topic of the input record that it stems from, with its partition and offset."""
-    partition: int
-    offset: int
+    topic: str = ""
+    """The topic of the input record that it stems from, with its partition and offset; empty: it stems from a result,
+    and these are None."""
+    partition: int | None = None
+    offset: int | None = None
+    upstream: str = ""
+    """The operator that gave the result that it stems from as event time went on, with the time of the result."""
+    time: str = ""
     error: str
     """The class of the exception."""
-    message: str
+    message: str = ""
     traceback: str = ""
     """The frames of the user's code, with the names of files alone."""
 
@@ -58,16 +62,17 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
         return self.holds == INPUT and ":" not in self.topic
 
     def headers(self) -> Iterator[tuple[str, bytes | None]]:
-        """The headers; an empty traceback has none."""
+        """The headers; none for what is empty or None."""
         for name, fact in msgspec.structs.asdict(self).items():
-            if fact != "":
+            if fact not in ("", None):
                 yield PREFIX + name, str(fact).encode()
 
     @classmethod
     def of(cls, headers: Iterable[tuple[str, bytes | None]]) -> Reason | None:
-        """The reason in *headers*, where the last of a name counts; None: it is no dead letter."""
-        facts = {name[len(PREFIX) :]: (value or b"").decode(errors="replace") for name, value in headers
-                 if name.startswith(PREFIX)}  # fmt: skip
+        """The last reason in *headers*; None: it is no dead letter."""
+        headers = list(headers)
+        facts = {name[len(PREFIX) :]: (value or b"").decode(errors="replace")
+                 for name, value in headers[_reason_start(headers) :] if name.startswith(PREFIX)}  # fmt: skip
         try:
             return msgspec.convert(facts, cls, strict=False)
         except msgspec.ValidationError:
@@ -76,8 +81,12 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def as_input(letter: DeadLetter) -> DeadLetter:
     """*letter* without its reason, the last headers: those before are of the record, even if it is a letter itself."""
-    first = max(place for place, (name, _) in enumerate(letter.headers) if name == PREFIX + _FIRST)
-    return msgspec.structs.replace(letter, headers=letter.headers[:first])
+    return msgspec.structs.replace(letter, headers=letter.headers[: _reason_start(letter.headers)])
+
+
+def _reason_start(headers: Sequence[tuple[str, bytes | None]]) -> int:
+    """The place where the last reason in *headers* begins; their number: there is none."""
+    return max((place for place, (name, _) in enumerate(headers) if name == PREFIX + _FIRST), default=len(headers))
 
 
 def compared(headers: Iterable[tuple[str, bytes | None]]) -> tuple[tuple[str, bytes | None], ...]:

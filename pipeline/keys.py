@@ -3,7 +3,7 @@
 `canonical_key` is msgpack with sorted sets and dicts, so 1, "1", True and 1.0 are four keys. Values with the same
 msgpack are one key: a tuple and a list, an enum and its value, a UUID and its text. 0.0 and -0.0 are two. Key groups
 are Kafka's murmur2 of these bytes. Refused with TypeError or OverflowError: integers beyond 64 bits, dicts with keys
-other than strings, sets that cannot be sorted.
+other than strings, sets that cannot be sorted. `explained_key` is slower by a call, and its errors are for people.
 """
 
 from __future__ import annotations
@@ -14,6 +14,21 @@ from struct import unpack
 import msgspec
 
 canonical_key: Callable[[object], bytes] = msgspec.msgpack.Encoder(order="deterministic").encode
+
+_MADE_OF = (
+    "None, bools, numbers (integers of 64 bits), text, bytes, times, enums, UUIDs, and tuples, lists, records, sets "
+    "with items that can be sorted, and dicts with text as keys"
+)
+
+
+def explained_key(value: object) -> bytes:
+    """`canonical_key` of *value*. Raises a TypeError that says what has one."""
+    try:
+        return canonical_key(value)
+    except (TypeError, OverflowError) as error:
+        name = type(value).__name__
+        raise TypeError(f"a {name} like this has no canonical encoding: make it of {_MADE_OF} ({error})") from None
+
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995

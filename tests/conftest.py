@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config))
     config.pluginmanager.register(Bytecode(config))
     config.pluginmanager.register(OneBroker())
+    gc.disable()  # a tenth of collecting: none of it is garbage
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none, nor have its commands
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
     settings.register_profile(
@@ -57,6 +58,7 @@ def _no_collection_of_all_tests() -> Iterator[None]:
     """A run or a unit in this process does not begin with a walk over all that collecting the tests has made."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnitCollector, "collecting_rarely", lambda collector: nullcontext())
         patch.setattr(worker, "collecting_rarely", nullcontext)

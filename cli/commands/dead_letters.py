@@ -92,7 +92,8 @@ def _table(topic: str, letters: Iterable[Letter], limit: int) -> Iterator[str]:
         by_reason[reason.operator, reason.error] += 1
         if len(rows) < limit:
             place = f"{letter.record.partition}:{letter.record.offset}"
-            source = f"{reason.topic}[{reason.partition}] {reason.offset}"
+            of_topic = f"{reason.topic}[{reason.partition}] {reason.offset}"
+            source = f"{reason.upstream} {reason.time}" if reason.upstream else of_topic
             rows.append([place, reason.operator, source, f"{reason.error}: {_short(reason.message)}"])
     if not rows:
         yield f"There are no such dead letters in {topic}."
@@ -117,7 +118,7 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_facts(letter)))
         return 0
-    facts = {name: fact for name, fact in _facts(letter).items() if fact != ""}
+    facts = {name: fact for name, fact in _facts(letter).items() if fact not in ("", None)}
     for name, fact in facts.items():
         lines = str(fact).splitlines() or [""]
         print(f"{name:<10}  {lines[0]}", *(f"{'':<12}{line}" for line in lines[1:]), sep="\n")
@@ -181,7 +182,7 @@ def replay(args: argparse.Namespace) -> int:
     return 0
 
 
-def _place(letter: Letter) -> tuple[str, int, int]:
+def _place(letter: Letter) -> tuple[str, int | None, int | None]:
     return letter.reason.topic, letter.reason.partition, letter.reason.offset
 
 

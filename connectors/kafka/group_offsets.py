@@ -7,6 +7,7 @@ group as well.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -24,6 +25,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import Wire, operation_names
 
 GROUP_NOT_FOUND, GROUP_REFUSED, GROUP_IN_USE = 69, 30, (68, 86)
 TIMEOUT_MS = 10_000
+LAST_ANSWER_S = 5.0
 
 
 class GroupOffsets:
@@ -38,6 +40,10 @@ class GroupOffsets:
         topics: Mapping[str, str] | None = None,
     ) -> None:
         self._group, self._note, self._topics, self._is_noted = group, note, topics, False
+        self._newest: list[TopicPartition] = []
+        """What is to be published next."""
+        self._is_asked = False
+        """Whether an answer is awaited: an older request that the library repeats would overtake a newer one."""
         overrides = {
             "group.id": group, "enable.auto.commit": False, "enable.auto.offset.store": False,
             "on_commit": self._answered,
@@ -52,11 +58,17 @@ class GroupOffsets:
         else:
             here = [(self._topics[read.topic], read) for read in offsets if read.topic in self._topics]
         places = [TopicPartition(topic, at.partition, at.offset) for topic, at in here]
-        if places:
-            self._consumer.commit(offsets=places, asynchronous=True)
-        self._consumer.poll(0)
+        self._newest = places or self._newest
+        self._go_on(0)
+
+    def _go_on(self, wait_s: float) -> None:
+        self._consumer.poll(wait_s)
+        if self._newest and not self._is_asked:
+            self._consumer.commit(offsets=self._newest, asynchronous=True)
+            self._newest, self._is_asked = [], True
 
     def _answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        self._is_asked = False
         errors = [each for each in (error, *(place.error for place in places)) if each is not None]
         if not self._is_noted and any(meaning_of(each) is Meaning.NOT_ALLOWED for each in errors):
             self._is_noted = True
@@ -66,6 +78,10 @@ class GroupOffsets:
             )
 
     def close(self) -> None:
+        """Wait `LAST_ANSWER_S` at most until the last offsets are set."""
+        until_s = time.monotonic() + LAST_ANSWER_S
+        while (self._newest or self._is_asked) and time.monotonic() < until_s:
+            self._go_on(0.01)
         self._consumer.close()
 
 

@@ -81,7 +81,7 @@ def _began_in(connection: PostgresConnection, source: PostgresTableSource[Any], 
         return False
     try:
         _begin(connection, source, id, name)
-    except StoreError as error:
+    except (StoreError, StoreUnavailable) as error:
         if not any(code in str(error) for code in _SNAPSHOT_GONE):
             raise
         return False
@@ -278,7 +278,7 @@ _TABLES = ("r", "p")
 _SERVER_MARK = "@"
 _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 _SNAPSHOT_GONE = ("[22023]", "[42704]", "[55000]")
-"""SQLSTATEs of an exported snapshot that is no more: before PostgreSQL 17, since then, and where its session ends."""
+"""SQLSTATEs of an exported snapshot that is no more: before PostgreSQL 17, since then, and while its session ends."""
 _TEXTS = """
 SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true),
     set_config('intervalstyle', 'iso_8601', true), set_config('bytea_output', 'hex', true),

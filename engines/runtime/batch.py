@@ -9,17 +9,40 @@ from itertools import chain, compress, repeat
 from typing import Any, Protocol
 
 from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.pipeline.moments import shown_time
 
+RESULT_OF = "result:"
+"""The beginning of the topic of an `Origin` that is no place of an input: no topic's name has a colon."""
 _append: Callable[[Any, Any], None] = list.append
 _exhaust = deque[Any](maxlen=0).extend
 
 
 class Origin(Protocol):
-    """The origin of a record: a Kafka message, or its coordinates after a shuffle."""
+    """The origin of a record: a Kafka message, or its coordinates after a shuffle.
+
+    That of a result which an operator gives as time goes on has `RESULT_OF` and the operator as topic, a key group or 0
+    as partition, and the time in ms as offset.
+    """
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
     def offset(self) -> int | None: ...
+
+
+def result_of(origin: Origin) -> tuple[str, str] | None:
+    """The operator that gave the result at *origin* as time went on, and its time; None: it is the place of an input
+    record."""
+    topic = origin.topic() or ""
+    return (topic.removeprefix(RESULT_OF), shown_time(origin.offset() or 0)) if topic.startswith(RESULT_OF) else None
+
+
+def shown_origin(origin: Origin | None) -> str:
+    """The record at *origin* for an error or a note."""
+    if origin is None:
+        return "a record"
+    if (result := result_of(origin)) is not None:
+        return "a result of operator {!r} at {}".format(*result)
+    return f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}"
 
 
 @dataclass(slots=True)

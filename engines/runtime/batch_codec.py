@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of
-from exactlyonce.engines.runtime.operators import facts_of, or_skip, shown_origin
+from exactlyonce.engines.runtime.batch import RESULT_OF, Batch, Origin, floors_of, shown_origin
+from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -25,7 +25,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Coordinates(NamedTuple):
-    """The coordinates of a message after a shuffle, for error texts."""
+    """An `Origin` after a shuffle, for error texts."""
 
     topic_name: str
     partition_number: int
@@ -85,7 +85,8 @@ class Origins(Sequence[Coordinates]):
 
 def origins_of(operator: str, groups: Sequence[int], slots: Sequence[int]) -> Origins:
     """The origins of results that *operator* gives for key groups in slots."""
-    return Origins([operator], [""], array("H", bytes(2 * len(slots))), array("i", groups), array("q", slots))
+    names = [RESULT_OF + operator]
+    return Origins(names, [None], array("H", bytes(2 * len(slots))), array("i", groups), array("q", slots))
 
 
 def coordinates_of(origins: Sequence[Origin]) -> tuple[list[str], Sequence[int], Sequence[int]]:

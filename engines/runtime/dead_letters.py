@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.engines.runtime.answers import FetchFailed
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
 from exactlyonce.engines.runtime.users_code import portable_traceback
 from exactlyonce.pipeline.dead_letters import INPUT, RECORD, DeadLetter, Reason
 from exactlyonce.pipeline.errors import text_of
@@ -67,14 +67,15 @@ class DeadLetterOutput:
     def _addressed(
         self, record: DeadLetter, holds: str, origin: Origin, error: BaseException, problem: str
     ) -> DeadLetter:
+        place: dict[str, Any] = {"topic": origin.topic(), "partition": origin.partition(), "offset": origin.offset()}
+        if (result := result_of(origin)) is not None:
+            place = dict(zip(("upstream", "time"), result, strict=True))
         reason = Reason(
             pipeline=self.pipeline,
             operator=self.operator,
             kind=self.kind,
             holds=holds,
-            topic=origin.topic() or "",
-            partition=origin.partition() or 0,
-            offset=origin.offset() or 0,
+            **place,
             error=error.name if isinstance(error, FetchFailed) else type(error).__name__,
             message=_portable(problem),
             traceback=_portable(portable_traceback(error)),
@@ -83,8 +84,8 @@ class DeadLetterOutput:
         if self.count <= NAMED_MAX:
             more = ", as others will be that are not named here" if self.count == NAMED_MAX else ""
             self.say(
-                f"dead letter: {self.kind} {self.operator!r}, {reason.topic}[{reason.partition}] offset "
-                f"{reason.offset}: {reason.error}: {reason.message}{more}"
+                f"dead letter: {self.kind} {self.operator!r}, {shown_origin(origin)}: {reason.error}: "
+                f"{reason.message}{more}"
             )
         return msgspec.structs.replace(record, headers=(*record.headers, *reason.headers()))
 

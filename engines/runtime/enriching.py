@@ -18,8 +18,8 @@ from typing import Any
 
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S
 from exactlyonce.engines.runtime.answers import AnswerCodec, Answers, FetchFailed
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip, shown_origin
+from exactlyonce.engines.runtime.batch import Batch, shown_origin
+from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip
 from exactlyonce.engines.runtime.outage import is_outage
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.enrich import Calls, Enriched

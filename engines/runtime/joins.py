@@ -7,7 +7,6 @@ given once, when the later of both arrives; a record without a partner, once the
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Origins, coordinates_of
+from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at, slices
 from exactlyonce.engines.runtime.waiting import UNWRITTEN_MAX, Waiting
@@ -59,8 +58,7 @@ class Joiner(Sides, TimedOperator[Results], Generic[J]):
         records = list(chain.from_iterable(some.records for some in results))
         times = list(chain.from_iterable(some.times for some in results))
         floors = list(chain.from_iterable(some.floors or repeat(NO_FLOOR, len(some.times)) for some in results))
-        none = bytes(4 * len(times))
-        origins = Origins([self.id], [""], array("H", none[::2]), array("i", none), array("q", times))
+        origins = origins_of(self.id, [0] * len(times), times)
         self.push(Batch(records, origins, times=times, floors=_or_none(floors)))
 
 

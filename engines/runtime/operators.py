@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import msgspec
 
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
 from exactlyonce.engines.runtime.signals import Watermark
@@ -40,7 +40,7 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
-from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -50,10 +50,11 @@ from exactlyonce.state.key_groups import subtask_of
 
 
 def facts_of(operator: str, origin: Origin | None) -> Facts:
-    """The facts of an error: the operator and the coordinates of the record, if known."""
-    place = (None, None, None) if origin is None else (origin.topic(), origin.partition(), origin.offset())
-    known = zip(("operator", "topic", "partition", "offset"), (operator or None, *place), strict=True)
-    return {name: fact for name, fact in known if fact is not None}
+    """The facts of an error: the operator and the coordinates of the input record, if known."""
+    facts: dict[str, str | int | None] = {"operator": operator or None}
+    if origin is not None and result_of(origin) is None:
+        facts |= {"topic": origin.topic(), "partition": origin.partition(), "offset": origin.offset()}
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def record_error(
@@ -91,17 +92,10 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
 def or_skip(origin: Origin | None) -> str:
     """The advice to leave out the record at *origin*; empty where its number may be another's the next time."""
     mark = getattr(origin, "mark", None)
-    if origin is None or mark == "":
+    if origin is None or mark == "" or result_of(origin) is not None:
         return ""
     option = f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
     return f"; or leave the record out: {option}" + (f"@{mark}" if mark else "")
-
-
-def shown_origin(origin: Origin | None) -> str:
-    """The record at *origin* for an error or a note."""
-    if origin is None:
-        return "a record"
-    return f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}"
 
 
 @dataclass(slots=True)
@@ -243,13 +237,17 @@ class KeyBy(BatchOperator):
             batch, pairs = self.apply(self._keyed, batch)
             self.push(batch.of([record for _, record in pairs]).keyed([key for key, _ in pairs]))
             return
-        _, keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)[1]), again=True)
+        values = batch.of(self.apply(self.fn, batch)[1])
+        try:
+            _, keys = self.apply(canonical_key, values, again=True)
+        except RecordError:  # again, to say why: with an explanation each call is slower
+            _, keys = self.apply(explained_key, values, again=True)
         if self.in_utc is not None:
             batch = batch.of(self.apply(self.in_utc, batch, again=True)[1])
         self.push(batch.keyed(keys))
 
     def _keyed(self, record: Any) -> tuple[bytes, Any]:
-        return canonical_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
+        return explained_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
 
 
 class Emitted:

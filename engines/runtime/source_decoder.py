@@ -222,9 +222,10 @@ class SourceDecoder:
         return self._left_out(message, error, problem, "on_error", self._on_error, "the codec", "the type")
 
     def _untimed(self, message: Any, error: BaseException) -> DeadLetter | None:
-        raised = f"time= raised {type(error).__name__}: {text_of(error)}{place_of(error)}"
+        raised = f"time= raised {type(error).__name__}: {text_of(error)}"
         problem = partial(str, text_of(error) if isinstance(error, NoTime) else raised)
-        return self._left_out(message, error, problem, "on_time_error", self._on_time_error, "time=", "time=")
+        on_error, place = self._on_time_error, place_of(error)
+        return self._left_out(message, error, problem, "on_time_error", on_error, "time=", "time=", place)
 
     def _left_out(
         self,
@@ -235,12 +236,14 @@ class SourceDecoder:
         on_error: OnError,
         raiser: str,
         remedy: str,
+        place: str = "",
     ) -> DeadLetter | None:
         """The letter of *message*; without dead letters it is counted as skipped; or raise. *on_error* is the value of
-        *option*, *raiser* the code that has raised *error*, and *remedy* what may have to be another."""
+        *option*, *raiser* the code that has raised *error*, *remedy* what may have to be another, and *place* a line
+        of code for a person: a letter has it in its traceback."""
 
         def sentence() -> str:
-            return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem()}.")
+            return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem()}{place}.")
 
         if not is_bad_record(error):
             raise RecordError(

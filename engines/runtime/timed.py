@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exactlyonce.engines.runtime.batch import Batch, floors_of
-from exactlyonce.engines.runtime.operators import BatchOperator, shown_origin
+from exactlyonce.engines.runtime.batch import Batch, floors_of, shown_origin
+from exactlyonce.engines.runtime.operators import BatchOperator
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node

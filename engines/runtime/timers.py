@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Any
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
 from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
@@ -288,12 +288,13 @@ class HandlerOperator(TimedOperator[Emitted]):
     def _fired(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Due[Emitted]:
         calls: list[tuple[bytes, Any, int, Sequence[Taken], bool, int]] = []
         origins: list[Coordinates] = []
+        (timer_origin,) = origins_of(self.id, [group], [slot])
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
             held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
             held.sort(key=held_turn)  # of one record, that of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
-            origins.append(Coordinates(self.id, group, slot, ""))
+            origins.append(timer_origin)
         return Due(slot, *self._slice(keys, calls, origins, slot))
 
     def _slice(
@@ -357,7 +358,7 @@ class HandlerOperator(TimedOperator[Emitted]):
                     some = keys[part]
                     for key in some:
                         table.put(slot, key, None)
-                    origins = [Coordinates(self.id, group, slot - CLOCK, "")] * len(some)
+                    origins = [*origins_of(self.id, [group], [slot - CLOCK])] * len(some)
                     own = self.read_keys(some)
                     calls = [(key, own[place], slot, (), True, place) for place, key in enumerate(some)]
                     yield Due(NO_WATERMARK, *self._slice(some, calls, origins, self._result_time))

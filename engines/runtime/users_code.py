@@ -17,9 +17,14 @@ def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def place_of(error: BaseException) -> str:
-    """The place in the user's code where *error* was raised; empty if it was elsewhere."""
+    """The place in the user's code where *error* was raised, as `_shown` says; empty if it was elsewhere."""
     frames = _users_frames(error)
-    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f" ({_shown(frames[-1])})" if frames else ""
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
+    """The file, without its folder, the line and the function of *frame*: the same on any machine."""
+    return f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
 
 
 def users_traceback(error: BaseException) -> str:
@@ -39,6 +44,5 @@ def users_traceback(error: BaseException) -> str:
 
 
 def portable_traceback(error: BaseException) -> str:
-    """The user's frames of *error*, innermost last: the same on any machine, with the names of files alone."""
-    frames = _users_frames(error)
-    return "\n".join(f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line}" for f in frames)
+    """The user's frames of *error*, innermost last, each as `_shown` and with the text of its line."""
+    return "\n".join(f"{_shown(frame)}: {frame.line}" for frame in _users_frames(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FIGURES = {
@@ -65,6 +66,17 @@ FIGURES = {
 """Name and unit of every figure, by scenario."""
 
 
+RUNNER = """\
+import os, signal, sys
+from job import Job
+servers, topic = sys.argv[1:]
+job = Job(servers, "totals", name=topic, source=topic, sink=topic + "-out")
+job.next_checkpoint()
+job.process.send_signal(signal.SIGSTOP)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", FIGURES)
@@ -87,6 +99,16 @@ def test_every_figure_is_there(scenario: str, stoppable: OwnCluster, tmp_path: P
     assert all(f"\n{name}  " in done.stdout for name in figures)
     after = set(stoppable.admin().list_topics(timeout=LIMIT_S).topics)
     assert not [topic for topic in after - before if not topic.startswith("__")]
+
+
+@pytest.mark.exhaustive
+def test_a_job_ends_with_its_runner(kafka: KafkaCluster, topic_name: str) -> None:
+    """The job, which is stopped and cannot end by itself, holds the pipe of the runner's output open while it lives."""
+    for topic in (topic_name, f"{topic_name}-out"):
+        kafka.create_topic(topic, partitions=1)
+    command = [sys.executable, "-c", RUNNER, kafka.bootstrap_servers, topic_name]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == -signal.SIGTERM, done.stderr
 
 
 def test_the_page_has_the_limits_of_the_code(table: Callable[..., list[dict[str, str]]]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 from diffed_pipelines import LEFT_OUT, RAISED
-from running import orders
+from running import exactlyonce, orders
 
-from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded.unit.comparison import ComparedOutput, difference
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -24,8 +22,8 @@ Updates = dict[str, list[dict[str, Any]]]
 class Case:
     """A pipeline that has run over the first orders, with more of them in its topic, of one partition."""
 
-    def __init__(self, kafka: KafkaCluster, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.kafka, self.name, self._capsys = kafka, name, capsys
+    def __init__(self, kafka: KafkaCluster, name: str) -> None:
+        self.kafka, self.name = kafka, name
         kafka.create_topic(f"{name}-in")
         self.first, self.more = orders(120, 9), orders(200, 9, first=120)
         kafka.produce(f"{name}-in", self.first)
@@ -36,12 +34,7 @@ class Case:
         return self._command("diff", *words, code=code)
 
     def _command(self, *words: str, code: int = 0) -> str:
-        self._capsys.readouterr()
-        with chdir(HERE):
-            given = ("--param", f"name={self.name}", "--bootstrap-servers", self.kafka.bootstrap_servers)
-            assert main([*words, *given]) == code
-        out, err = self._capsys.readouterr()
-        return out or err
+        return exactlyonce(self.kafka, *words, "--param", f"name={self.name}", folder=HERE, code=code)
 
     def updates(self, *, changed: bool) -> Updates:
         """The updates of the further orders by customer, as a version gives them."""
@@ -63,8 +56,8 @@ class Case:
 
 
 @pytest.fixture
-def case(kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]) -> Case:
-    return Case(kafka, topic_name, capsys)
+def case(kafka: KafkaCluster, topic_name: str) -> Case:
+    return Case(kafka, topic_name)
 
 
 def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> None:

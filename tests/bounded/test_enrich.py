@@ -71,15 +71,11 @@ def test_kills_and_other_parallelism_leave_each_record_one_answer(
 ) -> None:  # fmt: skip
     mode = ("--unaligned",) if killed_at == "unaligned-overtaken" else ()
     job = Job(run, kafka, topic_name, "enrich_pipelines:linear", "--num-retained", "100", *mode)
-    for number, (parallelism, armed) in enumerate((
-        (2, failpoint(killed_at, nth=2)), (3, failpoint("coordinator-committed")),
-    )):  # fmt: skip
+    for parallelism, armed in ((2, failpoint(killed_at, nth=2)), (3, failpoint("coordinator-committed"))):
         job.feed(300)
-        incarnation = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
-        incarnation.wait()
-        assert len([*(tmp_path / "fired").iterdir()]) == number + 1, incarnation.said
+        job.run_killed(armed, parallelism)
     job.feed(100)
-    job.finish("--parallelism", "1")
+    job.finish_here()
     assert_answered_once(kafka, topic_name, job.fed, service)
     assert service.waiting_most <= 3 * 40
     assert_audited(kafka, topic_name, tmp_path, 2, service)
@@ -93,6 +89,6 @@ def test_a_catch_up_asks_the_service_and_a_run_goes_on(
     job.feed(200)
     catch_up(fed, loaded_of(topic_name), 2, tmp_path)
     job.feed(100)
-    job.finish("--parallelism", "2")
+    job.finish_here()
     assert_answered_once(kafka, topic_name, job.fed, service)
     assert_audited(kafka, topic_name, tmp_path, 2, service)

@@ -37,13 +37,9 @@ def loaded_of(clicks: Clicks, **params: str) -> Loaded:
     return load_pipeline("window_pipelines", "windowed", clicks.job.name, window=clicks.window, **params)
 
 
-def client_of(clicks: Clicks) -> ClientConfig:
-    return ClientConfig({"bootstrap.servers": clicks.job.kafka.bootstrap_servers})
-
-
 def assert_audited(clicks: Clicks, staging: Path, checkpoints: int) -> None:
     """All retained intervals, so many at least, are as they are computed again."""
-    assert_judged(audited(loaded_of(clicks), client_of(clicks), staging), checkpoints)
+    assert_judged(audited(loaded_of(clicks), clicks.job.config, staging), checkpoints)
 
 
 def assert_judged(report: AuditReport, checkpoints: int) -> None:
@@ -59,9 +55,7 @@ def test_intervals_of_a_run_with_kills_are_computed_again(
     clicks = clicks_on(run, kafka, topic_name, window, "--num-retained", "100")
     for parallelism, killed_at in ((2, "timed-fired"), (3, "coordinator-decided")):
         clicks.feed(300)
-        armed = failpoint(killed_at)
-        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
-        assert (tmp_path / "fired" / killed_at).exists()
+        clicks.job.run_killed(failpoint(killed_at), parallelism)
     clicks.end()
     clicks.job.finish("--parallelism", "2")
     clicks.assert_as_by_sql()
@@ -77,8 +71,7 @@ def test_intervals_between_unaligned_checkpoints_are_computed_again(
     clicks = clicks_on(run, kafka, topic_name, "folded", *unaligned)
     for parallelism, killed_at in ((3, "unaligned-captured"), (2, "timed-fired")):
         clicks.feed(300)
-        clicks.job.start("--until", "latest", "--parallelism", str(parallelism), env=failpoint(killed_at)).wait()
-        assert (tmp_path / "fired" / killed_at).exists()
+        clicks.job.run_killed(failpoint(killed_at), parallelism)
     clicks.end()
     clicks.job.finish("--parallelism", "2")
     assert sum(bool(manifest.channel_logs) for manifest in clicks.job.history().manifests.values()) > 3
@@ -189,8 +182,7 @@ def test_a_backfill_of_joins_gives_what_a_run_gives(
 ) -> None:
     """What goes by arrival is compared with itself alone: each interval with the same one computed again."""
     ran, backfilled = (joined_job(run, kafka, f"{topic_name}-{how}", join) for how in ("run", "backfill"))
-    ran.start("--until", "latest", "--parallelism", "2", env=failpoint("worker-frozen", nth=2)).wait()
-    assert (tmp_path / "fired" / "worker-frozen").exists()
+    ran.run_killed(failpoint("worker-frozen", nth=2), 2)
     ran.finish("--parallelism", "2")
     fed: Any = SimpleNamespace(kafka=kafka, name=backfilled.name, storage="")
     found = []
@@ -210,7 +202,7 @@ def test_two_versions_with_windows_are_compared(run: Any, kafka: KafkaCluster, t
     clicks.job.finish_here()
     clicks.feed(300)
     clicks.end()
-    diff = Diff(loaded_of(clicks), loaded_of(clicks), client_of(clicks))
+    diff = Diff(loaded_of(clicks), loaded_of(clicks), clicks.job.config)
     report = diff.run(Executors(in_process, tmp_path, lambda: 1), Silent())
     assert report.agrees
     assert all(sink.old == sink.new > 5 for sink in report.sinks)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, Silent, catch_up, exactlyonce, exported_and_reset, start
+from bounded import HERE, Fed, Silent, catch_up, exported_and_reset, start
+from running import exactlyonce
 
-from exactlyonce.cli.main import main
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -67,10 +67,7 @@ def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None
     assert len(fed.kafka.read_committed(f"{fed.name}-copies")) == len(fed.all) + summary.records
 
 
-def test_what_the_commands_refuse(
-    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(HERE)
+def test_what_the_commands_refuse(fed: Fed, tmp_path: Path) -> None:
     for name, options, message in (
         ("backfill", ("--rewind",), "rewind is for a run that begins from a savepoint: add --from-savepoint"),
         ("catch-up", ("--map", "a=b"), "map is for a run that begins from a savepoint"),
@@ -78,6 +75,6 @@ def test_what_the_commands_refuse(
         ("backfill", ("--from-savepoint", "x"), "x"),
     ):
         target = ("bounded_pipelines:broad", "--param", f"name={fed.name}")
-        assert main([name, *target, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options]) == 2
-        assert message in " ".join(capsys.readouterr().err.split())
+        said = exactlyonce(fed.kafka, name, *target, *options, folder=HERE, code=2)
+        assert message in " ".join(said.split())
     assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics

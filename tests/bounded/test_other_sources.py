@@ -29,7 +29,7 @@ def test_files_are_read_by_either_engine(files: Files, tmp_path: Path) -> None:
     for number in range(6):
         files.add(f"{number}.jsonl", 20 if number % 2 else 700)
     files.add("empty.jsonl", 0)
-    summary = catch_up(files, loaded, 3, tmp_path / "s", from_nothing=True, chunk_records=1_000, submit=twice)
+    summary = catch_up(files, loaded, 3, tmp_path / "s", from_nothing=True, chunk_records=4_000, submit=twice)
     assert (summary.records, summary.checkpoints > 1) == (2_160, True)
     assert all(position.ended for position in summary.manifest.offsets)
     assert summary.manifest.kind == "final"

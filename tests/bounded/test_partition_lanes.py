@@ -49,7 +49,7 @@ def test_a_transaction_has_whole_partitions(fed: Fed, tmp_path: Path, monkeypatc
         partitions = [written.partition for each in own for written in each.written]
         assert sorted(partitions) == sorted(set(partitions)), "no partition is in two transactions"
     fed.feed(300)
-    run_local(fed, 2, interval="10m")
+    run_local(fed, 1, interval="10m")
     fed.feed(300)
     catch_up(fed, loaded, 3, tmp_path)
     fed.assert_output()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import Fed, catch_up, exactlyonce, load_pipeline
+from bounded import Fed, catch_up, load_pipeline
 from confluent_kafka import Consumer, TopicPartition
+from running import exactlyonce
 from settled import await_readable
 
 COUNT = 60

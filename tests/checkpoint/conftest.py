@@ -7,24 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_committable, blank_manifest
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import (
-    BlockRef,
-    Manifest,
-    OperatorSnapshot,
-    OrderLog,
-    SourceOffset,
-)
+from exactlyonce.checkpoint.records.committable import Written
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
-COMMITTABLE = Committable(
-    transactional_id="eo:p:out:0:1.0:0", producer_id=4001, epoch=7, transaction_version=2, cluster_id="cluster",
-    sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6),),
-)  # fmt: skip
-MANIFEST = Manifest(
-    pipeline="p", checkpoint=0, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=1_000,
-    completed_at_ms=1_100, fingerprint="f1", max_parallelism=128, parallelism=2, block_partitions=5,
+COMMITTABLE = blank_committable(
+    transactional_id="eo:p:out:0:1.0:0", producer_id=4001, epoch=7, checkpoint=4, written=(Written("totals", 0, 5, 6),)
+)
+MANIFEST = blank_manifest(
+    checkpoint=0, base=0, previous=0, triggered_at_ms=1_000, completed_at_ms=1_100, fingerprint="f1", parallelism=2,
     block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10, offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
     operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
     committables=(COMMITTABLE,), sinks=(("out", "totals", 3),),

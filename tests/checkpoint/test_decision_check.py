@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_committable
 from scripted_broker import name, precommit, transactions
 
 from exactlyonce.checkpoint.commits.protocol import Refuse
@@ -54,12 +55,8 @@ def test_a_committable_is_made_of_the_brokers_own_words() -> None:
             producing(theirs, 0, 9), producing(ours, 1, 9, epoch=2), producing(ours, 3, 9),
         ],
     )  # fmt: skip
-    assert checked([ours], world) == [
-        Committable(
-            transactional_id=name(0), producer_id=10, epoch=3, transaction_version=2, cluster_id="cluster", sink="out",
-            subtask=0, checkpoint=7, written=(Written("t", 0, 50, 3), Written("t", 1, 60, 4)),
-        )
-    ]  # fmt: skip
+    written = (Written("t", 0, 50, 3), Written("t", 1, 60, 4))
+    assert checked([ours], world) == [blank_committable(transactional_id=name(0), producer_id=10, written=written)]
     assert world.asked == [
         DescribeTransactions((name(0),)), DescribeProducers((("t", 0), ("t", 1), ("t", 2)))
     ]  # fmt: skip

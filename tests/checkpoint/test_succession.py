@@ -10,13 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
 from exactlyonce.checkpoint.records.manifest import Incarnation
-from exactlyonce.checkpoint.succession import (
-    LOOK_PAUSE_MS,
-    PAUSE_MAX_MS,
-    Succession,
-    pause_ms,
-    takeovers_in_a_row,
-)
+from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, PAUSE_MAX_MS, Succession, pause_ms, takeovers_in_a_row
 from exactlyonce.testing.clock import SimulatedClock
 
 HOUR_MS = 3_600_000

@@ -81,6 +81,15 @@ pipeline = make()
 manifest = partial(blank_manifest, checkpoint=1, base=0, previous=0, fingerprint="f" * 64, block_end_offsets=())
 
 
+def children_of(process: int) -> list[int]:
+    """The processes that its threads have started; threads end meanwhile."""
+    children = list[int]()
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            children += map(int, (thread / "children").read_text().split())
+    return children
+
+
 def wait_until(condition: Callable[[], object], still: Callable[[], object] = lambda: True) -> None:
     """Wait for a state of another thread or process, as long as *still* holds."""
     deadline = time.monotonic() + LIMIT_S

@@ -16,6 +16,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import asking
 from exactlyonce.engines.asking import NotAnswered, cancelled_since, ended_behind
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from tests.cli.conftest import manifest
 
@@ -128,9 +129,18 @@ def test_who_waits_no_longer(
 
 
 def test_a_silent_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a heartbeat it may be restarting; only one that has said that it ended is over."""
+    """Without a heartbeat it may be restarting; only one that has said that it ended is over. Each is told once."""
     monkeypatch.setattr(asking, "Mailbox", _Deaf)
-    for newest, said in ((LIVING, "The run, which is silent, has not done"), (ENDED, "The run of p has ended")):
+    monkeypatch.setattr(asking, "POLL_S", 0.001)
+    monkeypatch.setattr(asking, "QUIET_MS", 0)
+    beating = msgspec.structs.replace(LIVING, heartbeat_ms=SystemClock().now_ms())
+    for newest, said, noted in (
+        (beating, "Process 1 on box has not done", "Waiting for process 1 on box: its last heartbeat was "),
+        (LIVING, "The run, which is silent, has not done", "process 1 on box, has written no heartbeat for 30 s. If"),
+        (ENDED, "The run of p has ended", ""),
+    ):
         monkeypatch.setattr(asking, "read_history", lambda *args, newest=newest: history(newest, SAVEPOINT))
+        notes: list[str] = []
         with pytest.raises(NotAnswered, match=said):
-            asking.delete(CONFIG, "p", 41, 0, to_stderr)
+            asking.delete(CONFIG, "p", 41, 50, notes.append)
+        assert [noted in note for note in notes] == [True] * bool(noted)

@@ -8,6 +8,7 @@ import re
 
 import msgspec
 import pytest
+from blank_manifest import blank_committable
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.encoding import encode
@@ -25,10 +26,9 @@ INCARNATION = Incarnation(incarnation=3, host="box", process=4212, started_at_ms
 
 def committable(subtask: int, *counts: int) -> Committable:
     written = tuple(Written("totals", partition, 100, count) for partition, count in enumerate(counts))
-    return Committable(
-        transactional_id=f"eo:p:out:{subtask}:3.0:1", producer_id=7, epoch=0, transaction_version=2,
-        cluster_id="cluster", sink="out", subtask=subtask, checkpoint=41, written=written,
-    )  # fmt: skip
+    return blank_committable(
+        transactional_id=f"eo:p:out:{subtask}:3.0:1", subtask=subtask, checkpoint=41, written=written
+    )
 
 
 def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoint") -> Manifest:

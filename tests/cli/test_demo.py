@@ -20,12 +20,7 @@ QUICK = "--kills", "2", "--seconds", "6", "--orders", "12000"
 
 @pytest.mark.parametrize(
     ("updates", "verdict_lines"),
-    [
-        ([1, 2, 3], (0, 0, 0)),
-        ([1, 3], (1, 0, 0)),
-        ([1, 2, 2, 3], (0, 1, 0)),
-        ([1, 3, 2], (0, 0, 1)),
-    ],
+    [([1, 2, 3], (0, 0, 0)), ([1, 3], (1, 0, 0)), ([1, 2, 2, 3], (0, 1, 0)), ([1, 3, 2], (0, 0, 1))],
     ids=["right", "missing", "doubled", "reordered"],
 )
 def test_the_count_notices(

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
@@ -22,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exactlyonce.connectors.embedded.broker import HOST, free_port
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders, wait_until
+from tests.cli.conftest import Orders, children_of, wait_until
 
 
 def asked(address: str, path: str) -> tuple[int, str]:
@@ -50,13 +49,6 @@ def total(address: str, name: str) -> float:
 def under_way(address: str) -> float:
     """The checkpoints that are not complete."""
     return total(address, "checkpoints_triggered_total") - total(address, "checkpoints_completed_total")
-
-
-def a_worker(process: int) -> int:
-    children = [
-        child for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return int(children[0])
 
 
 @pytest.fixture
@@ -100,7 +92,7 @@ def test_a_run_and_its_restart(orders: Orders, collector: tuple[str, list[Any]])
         assert total(address, "records_in_total") == total(address, "operator_records_in_total") / 3 == 700
         assert total(address, "operator_busy_seconds_total") > 0
         assert total(address, "pending_records") == 0
-        worker = a_worker(process.pid)
+        worker, *_ = children_of(process.pid)
         os.kill(worker, signal.SIGSTOP)
         wait_until(
             lambda: total(address, "checkpoints_triggered_total") > total(address, "checkpoints_completed_total")

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -21,7 +20,7 @@ import pytest
 from exactlyonce.cli.lines import show_from_handler
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders, wait_until
+from tests.cli.conftest import Orders, children_of, wait_until
 
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
 """Totals of 700 orders of 1 by 7 customers."""
@@ -79,8 +78,7 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
         committed = 0
         while committed < len(TOTALS):
             committed += awaited("checkpoint", process.stderr)["records_committed"]
-        threads = Path(f"/proc/{process.pid}/task").iterdir()
-        workers = [int(each) for thread in threads for each in (thread / "children").read_text().split()]
+        workers = children_of(process.pid)
         for each in (*workers, process.pid):
             os.kill(each, stop)
         assert workers

@@ -116,7 +116,8 @@ def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["coordinator-triggered", "coordinator-decided"])
 def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, place: str) -> None:
-    """The asker waits on: the next run finishes what was decided, and takes what was not."""
+    """The asker hears of it, and waits on: the next run finishes what was decided, and takes what was not."""
+    notes: list[str] = []
     options = ("run", "orders:pipeline", "--checkpoint-interval", "10m", "--parallelism", "2")
     with orders.command.start(*options, **armed(tmp_path, place, "stop")) as killed, ThreadPoolExecutor(1) as asker:
         wait_until(orders.lives, lambda: killed.poll() is None)
@@ -124,10 +125,12 @@ def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, 
         assert living is not None
         # Asked in this process, where a silent run does not count as dead.
         asking_for = orders.config, orders.name, living, LIMIT_S * 1000
-        asked = asker.submit(asking.savepoint, *asking_for, stop=True, note=print)
+        asked = asker.submit(asking.savepoint, *asking_for, stop=True, note=notes.append)
         wait_until(lambda: (tmp_path / "fired" / place).exists(), lambda: killed.poll() is None)
         killed.kill()
         killed.communicate(timeout=LIMIT_S)
+        dead = f"process {living.process} on {living.host}, has died. If {orders.name} is run again within"
+        wait_until(lambda: any(dead in note for note in notes), lambda: not asked.done())
         with orders.command.start(*options) as again:
             taken = asked.result(LIMIT_S).checkpoint
             again.communicate(timeout=LIMIT_S)

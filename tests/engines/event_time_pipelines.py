@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from exactlyonce import Count, DeadLetters, Output, Pipeline, Tumbling, Windowed
+from exactlyonce import Count, DeadLetters, Emit, Output, Pipeline, Timers, Tumbling, Windowed
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -47,4 +48,36 @@ def rejected(name: str) -> Pipeline:
     again = source.union(loop, id="both").filter(lambda click: click.at is None, id="again")
     again.feed(loop)
     again.sink("looped", KafkaSink(f"{name}-looped"))
+    return pipeline
+
+
+class Reminds:
+    """Gives each click at once, and a second later."""
+
+    def on_record(self, user: str, state: int | None, click: Click, timers: Timers, emit: Emit[int]) -> None:
+        timers.event.set((click.at or 0) + 1_000)
+        emit(1)
+
+    def on_time(self, user: str, state: int | None, at: datetime, timers: Timers, emit: Emit[int]) -> None:
+        emit(2)
+
+
+def _refused(record: Any) -> int:
+    raise ValueError("refused")
+
+
+def lettered(name: str) -> Pipeline:
+    """Results of three operators by time, all of which are refused, to NAME-dead."""
+    pipeline = Pipeline(name, max_parallelism=8)
+    source = KafkaSource(f"{name}-in", value=Click, time="at", idle="10m", ahead=None)
+    clicks = pipeline.source("clicks", source).key_by(lambda click: click.user)
+    counted = clicks.window(Tumbling("1s")).aggregate("counts", Count()).map(_counted, id="counted")
+    results: dict[str, Any] = {
+        "sorted": counted.key_by(lambda counted: counted.first).in_order("sorted"),
+        "pairs": clicks.join("pairs", clicks, how="left", within=("1ms", "1s")),
+        "reminders": clicks.process("reminders", Reminds, state=int),
+    }
+    for id, stream in results.items():
+        refused = stream.map(_refused, id=f"{id}-refused", on_error=DeadLetters(f"{name}-dead"))
+        refused.sink(f"{id}-out", KafkaSink(f"{name}-{id}"))
     return pipeline

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import chdir, contextmanager, redirect_stderr
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +127,15 @@ def run_here(servers: str, target: str, *arguments: str) -> Ended:
     return Ended(code, "\n".join(said))
 
 
+def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE, code: int = 0) -> str:
+    """A command in this process, run in *folder*, with its exit *code*; what it writes to stdout, or else to stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        ended = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
+    assert ended == code, err.getvalue()
+    return out.getvalue() or err.getvalue()
+
+
 @contextmanager
 def runs_of(kafka: KafkaCluster) -> Iterator[Callable[..., Run]]:
     """`start("pipelines:linear", "--param", ...)` begins a run on the cluster; the end kills those that live."""
@@ -170,6 +179,14 @@ class Job:
         assert incarnation.wait() == code, incarnation.said
         return incarnation
 
+    def run_killed(self, armed: Mapping[str, str], parallelism: int, *arguments: str) -> None:
+        """Run to the end of what was fed, with a process that meets the failpoint of the environment *armed*."""
+        met = Path(armed["EXACTLYONCE_FAILPOINTS_FIRED"], armed["EXACTLYONCE_FAILPOINTS"].partition("=")[0])
+        met.unlink(missing_ok=True)
+        incarnation = self.start("--until", "latest", "--parallelism", str(parallelism), *arguments, env=armed)
+        incarnation.wait()
+        assert met.exists(), incarnation.said
+
     def finish_here(self, *arguments: str, code: int = 0, target: str | None = None, until: str = "latest") -> str:
         """Run to the end of what was fed, or to exit code *code*, within this process; what was said."""
         first, *parameters = self._target
@@ -179,11 +196,28 @@ class Job:
         assert ended.code == code, ended.said
         return ended.said
 
+    def command(self, *words: str, code: int = 0) -> str:
+        return exactlyonce(self.kafka, *words, code=code)
+
+    def audited(self) -> dict[str, Any]:
+        """The report of an audit, which finds nothing."""
+        report: dict[str, Any] = json.loads(self.command("audit", *self._target, "--on", "driver", "--json"))
+        assert report["findings"] == []
+        return report
+
+    @property
+    def config(self) -> ClientConfig:
+        return ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
+
     def history(self) -> History:
-        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
+        return read_history(self.config, self.name)
 
     def assert_totals(self) -> None:
         assert_totals(self.kafka, f"{self.name}-out", self.fed)
+
+    def assert_output(self) -> None:
+        self.assert_copies()
+        self.assert_totals()
 
     def assert_copies(self) -> None:
         assert_copies(self.kafka, f"{self.name}-copies", self.fed)

@@ -21,6 +21,12 @@ from exactlyonce.connectors import (
 from exactlyonce.sinks import KafkaSink
 
 
+def written(pipeline: Pipeline, orders: Stream[Order], name: str) -> Pipeline:
+    copied(orders, name)
+    summed(orders, name)
+    return pipeline
+
+
 def files(name: str, folder: str, watch: str = "", forget: str = "", format: str = "jsonl") -> Pipeline:
     """The orders of a folder to NAME-copies and, summed, to NAME-out; small files are read in parts, too."""
     pipeline = Pipeline(name)
@@ -28,9 +34,7 @@ def files(name: str, folder: str, watch: str = "", forget: str = "", format: str
         folder, value=Order, format=format, watch=watch or None, forget_removed=bool(forget), split_bytes=1 << 12
     )
     orders = pipeline.source("orders", source)
-    copied(orders, name)
-    summed(orders, name)
-    return pipeline
+    return written(pipeline, orders, name)
 
 
 def patterned(name: str, dead: str = "", out: str = "") -> Pipeline:
@@ -65,9 +69,7 @@ def joined(name: str, folder: str) -> Pipeline:
     pipeline = Pipeline(name)
     old = pipeline.source("old", FileSource(folder, value=Order))
     orders = old.union(pipeline.source("new", KafkaSource(f"{name}-in", value=Order)))
-    copied(orders, name)
-    summed(orders, name)
-    return pipeline
+    return written(pipeline, orders, name)
 
 
 def two_of_one(name: str, folder: str) -> Pipeline:
@@ -89,17 +91,13 @@ def generated(name: str, count: str = "", rate: str = "", splits: str = "1") -> 
         order_of, count=int(count) if count else None, rate=float(rate) if rate else None, splits=int(splits)
     )
     orders = pipeline.source("orders", source)
-    copied(orders, name)
-    summed(orders, name)
-    return pipeline
+    return written(pipeline, orders, name)
 
 
 def listed(name: str, count: str = "100") -> Pipeline:
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", IterableSource([order_of(number) for number in range(int(count))], value=Order))
-    copied(orders, name)
-    summed(orders, name)
-    return pipeline
+    return written(pipeline, orders, name)
 
 
 def table(name: str, kind: str, folder: str, one: str = "") -> Pipeline:
@@ -108,9 +106,7 @@ def table(name: str, kind: str, folder: str, one: str = "") -> Pipeline:
     kinds: dict[str, Any] = {"postgres": PostgresTableSource, "mariadb": MySQLTableSource}
     source = kinds[kind]("orders", dsn="env:SHOP_DSN", key="id", value=Order, one_snapshot=bool(one))
     orders: Stream[Order] = pipeline.source("orders", source).map(_slow_until(Path(folder) / "open"), id="slow")
-    copied(orders, name)
-    summed(orders, name)
-    return pipeline
+    return written(pipeline, orders, name)
 
 
 def _slow_until(opened: Path) -> Callable[[Order], Order]:
@@ -128,6 +124,4 @@ def table_and_topic(name: str) -> Pipeline:
     table = PostgresTableSource[Order]("orders", dsn="env:SHOP_DSN", key="id", value=Order)
     old = pipeline.source("old", table)
     orders = old.union(pipeline.source("new", KafkaSource(f"{name}-in", value=Order)))
-    copied(orders, name)
-    summed(orders, name)
-    return pipeline
+    return written(pipeline, orders, name)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from running import HERE, Job, Run, ids_in, stop, workers_of
+from running import Job, Run, ids_in, stop, workers_of
 
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.testing.cluster import LIMIT_S
 
 RETAINED = ("--num-retained", "100")
 JobOf = Callable[..., Job]
@@ -27,16 +22,6 @@ def read_of(run: Run, records: int) -> None:
 def taken(run: Run, step: str, times: int, since_ms: int) -> None:
     for _ in range(times):
         run.await_event(lambda event: event.get("step") == step and event["at_ms"] >= since_ms)
-
-
-def audited(job: Job, target: str) -> dict[str, Any]:
-    servers = ("--bootstrap-servers", job.kafka.bootstrap_servers, "--on", "driver", "--json")
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "audit", target, "--param", f"name={job.name}", *servers]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["findings"] == []
-    return report
 
 
 @pytest.mark.exhaustive
@@ -59,7 +44,7 @@ def test_partitions_are_taken_up_by_a_running_job(job_of: JobOf) -> None:
     with_new = [each for each in noted if len(each) > 1]
     assert with_new[0].items() >= {1: 0, 2: 0}.items()
     assert with_new[-1][1] > 0
-    report = audited(job, "pipelines:linear")
+    report = job.audited()
     assert (report["records_in"], report["unjudged"]) == (900, [])
 
 
@@ -86,9 +71,8 @@ def test_kills_around_the_taking_up(job_of: JobOf) -> None:
         run.await_event(lambda event: event["event"] == "checkpoint")
     stop(run)
     job.finish()
-    job.assert_copies()
-    job.assert_totals()
-    assert audited(job, "pipelines:diamond")["records_in"] == len(job.fed)
+    job.assert_output()
+    assert job.audited()["records_in"] == len(job.fed)
 
 
 @pytest.mark.exhaustive
@@ -110,7 +94,7 @@ def test_a_take_up_whose_checkpoint_is_aborted(job_of: JobOf) -> None:
     stop(run)
     assert "restarting" not in run.said
     job.assert_totals()
-    report = audited(job, "pipelines:linear")
+    report = job.audited()
     assert (report["records_in"], report["unjudged"]) == (500, [])
 
 

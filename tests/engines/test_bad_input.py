@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import resource
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import chdir, redirect_stdout
 
 import pytest
 from pipelines import linear
-from running import HERE, QUICK, Ended, Job, run_here, visible
+from running import QUICK, Ended, Job, run_here, visible
 from test_input_topics import delete
 from waiting import succeeds, until
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
@@ -117,12 +113,9 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     history = job.history()
     assert [each.skips for each in history.retained if each.skips] == [(RecordPlace(job.topic, 0, 42),)]
     checked = ("pipelines:raising", "--param", f"name={job.name}", "--on", "driver", "--json")
-    servers = ("--bootstrap-servers", kafka.bootstrap_servers)
-    with chdir(HERE), redirect_stdout(io.StringIO()) as found:
-        assert main(["audit", *checked, *servers]) == 0
-        skipping = next(each.checkpoint for each in history.retained if each.skips)
-        assert main(["replay", *checked, "--checkpoint", str(skipping), *servers]) == 0
-    assert [json.loads(line)["skipped"] for line in found.getvalue().splitlines()] == [1, 1]
+    skipping = next(each.checkpoint for each in history.retained if each.skips)
+    said = job.command("audit", *checked) + job.command("replay", *checked, "--checkpoint", str(skipping))
+    assert [json.loads(line)["skipped"] for line in said.splitlines()] == [1, 1]
     assert "the pipeline reads no such partition" in job.finish_here("--skip", "elsewhere:0:1", code=USER)
 
 
@@ -186,8 +179,9 @@ def test_blocks_that_are_gone_halt_the_next_run(job_of: JobOf) -> None:
     job.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     job.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
     job.kafka.configure_topic(topic, cleanup_policy="compact")
-    config = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
-    until(lambda: succeeds(lambda: prepare_topic(config, job.name), unless=TopicError))  # settings come a little later
+    until(
+        lambda: succeeds(lambda: prepare_topic(job.config, job.name), unless=TopicError)
+    )  # settings come a little later
     said = job.finish_here(code=HALT)
     assert "cannot be restored" in said
     assert "Choices: restore the topic" in said
@@ -201,7 +195,7 @@ def test_a_checkpoint_topic_that_is_gone(kafka: KafkaCluster, job_of: JobOf) -> 
     job.finish_here()
     delete(kafka, f"{job.name}.checkpoints")
     assert "exactlyonce reset" in job.finish_here(code=HALT)
-    assert main(["reset", job.name, "--yes", "--force", "--bootstrap-servers", kafka.bootstrap_servers]) == 0
+    job.command("reset", job.name, "--yes", "--force")
     job.finish_here()
     assert len(visible(kafka, f"{job.name}-out", 100)) == 100
 

@@ -14,7 +14,6 @@ from running import Job, stop
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.blocks.names import name_of, reference
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 
 
@@ -30,7 +29,7 @@ class Stored:
 
     def referred(self) -> set[str]:
         """The names of those that retained manifests stand on, each of which can be read."""
-        config = ClientConfig({"bootstrap.servers": self.job.kafka.bootstrap_servers})
+        config = self.job.config
         history = self.job.history()
         topic = find_topic(config, self.job.name)
         assert history.storage == self.url

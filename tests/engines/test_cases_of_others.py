@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 from test_joins import Join
 from test_joins import play as joined
-from test_windows import Arrived, Seen, advance, as_batch, as_ms, operator_of
+from test_windows import Arrived, Seen, as_batch, as_ms, operator_of
+from timed_rig import advance
 
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin

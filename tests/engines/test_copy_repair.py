@@ -10,7 +10,6 @@ from running import Job
 from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -41,7 +40,7 @@ def await_aborted(transactions: Transactions, committables: Iterable[Committable
 
 
 def transactions_of(job: Job) -> Transactions:
-    return Transactions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}))
+    return Transactions(job.config)
 
 
 @pytest.mark.exhaustive
@@ -65,6 +64,5 @@ def test_one_of_four_is_lost(
     last = job.finish()
     if not kills:
         assert f"{lost.transactional_id} repaired" in last.said
-    job.assert_totals()
-    job.assert_copies()
+    job.assert_output()
     assert job.history().unfinalized is None

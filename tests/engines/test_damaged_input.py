@@ -86,7 +86,7 @@ def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str) -> None
         with pytest.raises(DamagedBatch, match=rf"{topic}\[0\] is damaged at offset {COUNT}"):
             _read(RangeReader(topic, 0, 0, 2 * COUNT, config))
         assert _read(RangeReader(topic, 0, 0, COUNT, config)) == COUNT
-        with pytest.raises(DamagedBatch, match=f"{topic}-0 is damaged at offset {COUNT}"):
+        with pytest.raises(DamagedBatch, match=rf"{topic}\[0\] is damaged at offset {COUNT}"):
             list(Log(config).records(*writers[codec], Written(topic, 0, 0, 2 * COUNT)))
 
 

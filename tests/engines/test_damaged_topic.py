@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from damaging import damage
@@ -14,7 +13,6 @@ from unreferenced import unreferenced_blocks
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, scan_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -24,12 +22,6 @@ from exactlyonce.testing.cluster import OwnCluster
 pytestmark = pytest.mark.slow
 
 HALT = 6
-
-
-def listed(job: Job, capsys: pytest.CaptureFixture[str]) -> dict[int, dict[str, Any]]:
-    capsys.readouterr()
-    assert main(["checkpoints", job.name, "--json", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 0
-    return {each["checkpoint"]: each for each in json.loads(capsys.readouterr().out)["checkpoints"]}
 
 
 def damage_in(job: Job, partition: int, key: str, *, known_checksum: bool = False) -> None:
@@ -80,12 +72,13 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
 
 
 @pytest.mark.exhaustive
-def test_blocks(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks(job: Job) -> None:
     """A damaged index of an older checkpoint expires with it; that of the newest is a halt."""
     older = job.history().retained[1]
     ref = index_of(older)
     damage_in(job, ref.partition, ref.key, known_checksum=True)
-    found = listed(job, capsys)
+    listed = json.loads(job.command("checkpoints", job.name, "--json"))["checkpoints"]
+    found = {each["checkpoint"]: each for each in listed}
     assert [each["state"] for each in found.values()] == ["finalized", "damaged", "finalized"]
     assert ref.key in found[older.checkpoint]["damage"]
     said = goes_on(job)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
-from contextlib import chdir, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from running import HERE, Job, visible
+from running import Job, exactlyonce, visible
 
 from exactlyonce import DeadLetters, Output, Pipeline
-from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.assembler import inputs_at_hand
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, origins_of
 from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
 from exactlyonce.engines.runtime.operators import (
     BatchOperator,
@@ -35,10 +33,12 @@ from exactlyonce.engines.runtime.operators import (
     SinkOutput,
     Stateful,
     listeners,
+    record_error,
 )
-from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, Reason, as_input
+from exactlyonce.pipeline.dead_letters import PREFIX, DeadLetter, DeadLetterLimits, Reason, as_input
 from exactlyonce.pipeline.errors import GraphError, Unavailable
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.sinks.kafka import letter_replay
@@ -196,6 +196,85 @@ def test_a_letter_depends_on_the_record_alone() -> None:
     assert output.letter({"b", "a"}, place, ValueError()).value == b'["a","b"]'
 
 
+MODULE = """
+from exactlyonce import DeadLetters, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+def at(order: dict) -> int:
+    return order["at"]
+
+
+def timed(name: str) -> Pipeline:
+    pipeline = Pipeline(name)
+    source = KafkaSource(f"{name}-in", value=dict, time=at, on_time_error=DeadLetters(f"{name}-dead"))
+    pipeline.source("orders", source).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline
+"""
+
+
+@pytest.mark.exhaustive
+def test_an_audit_computes_the_letters_again_from_another_folder_and_other_lines(
+    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, lines in (("here", ""), ("there", "\n\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "moved_timed.py").write_text(lines + MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    job = job_of("moved_timed:timed", partitions=1)
+    job.feed(3)
+    job.finish_here()
+    ((_, reason), *_) = letters_in(job.kafka, f"{job.name}-dead", 3)
+    assert reason.message == "time= raised KeyError: 'at'"
+    monkeypatch.delitem(sys.modules, "moved_timed")
+    words = ("audit", "moved_timed:timed", "--param", f"name={job.name}", "--on", "driver", "--json")
+    report = json.loads(exactlyonce(job.kafka, *words, folder=tmp_path / "there"))
+    assert (report["records_in"], report["findings"], report["unjudged"]) == (3, [], [])
+
+
+def test_a_letter_of_a_result_by_time_has_no_place_in_a_topic() -> None:
+    result = origins_of("counts", [5], [1_700_000_000_123])
+    (sent,) = BatchCodec(int).decode(BatchCodec(int).encode(Batch([1], result))).origins
+    (kept,) = map(Coordinates, *coordinates_of([sent]))  # as an operator with state holds them
+    letter = DeadLetterOutput("p", "op", "operator", lambda line: None).letter(1, kept, ValueError())
+    reason = Reason.of(letter.headers)
+    assert reason is not None
+    assert (reason.upstream, reason.time) == ("counts", "2023-11-14T22:13:20.123Z")
+    assert {"topic", "partition", "offset"}.isdisjoint(name.removeprefix(PREFIX) for name, _ in letter.headers)
+    stopped = record_error("Operator 'op'", "op", kept, ValueError())
+    assert "on a result of operator 'counts' at 2023-11-14T22:13:20.123Z." in str(stopped)
+    assert "--skip" not in str(stopped)
+    assert stopped.facts == {"operator": "op"}
+    again = DeadLetterOutput("q", "in", "source", lambda line: None, {"t": lambda _: letter})
+    outer = Reason.of(again.undecoded(Coordinates("t", 2, 7), ValueError(), "no").headers)
+    assert outer is not None
+    assert (outer.topic, outer.partition, outer.offset, outer.upstream) == ("t", 2, 7, "")
+
+
+@pytest.mark.exhaustive
+def test_letters_behind_operators_by_time_name_the_record_or_the_result(
+    job_of: Callable[..., Job], command: Callable[..., str]
+) -> None:
+    job = job_of("event_time_pipelines:lettered", partitions=1)
+    job.kafka.produce(job.topic, [b'{"at": 100}', b'{"at": 1200}'])
+    job.finish("--parallelism", "2", "--drain")
+    found = letters_in(job.kafka, f"{job.name}-dead", 8)
+    times = {
+        "sorted": ("counts", [999, 1_999]),
+        "pairs": ("pairs", [1_100, 2_200]),
+        "reminders": ("reminders", [1_100, 2_200]),
+    }
+    wanted: list[Any] = [
+        (f"{id}-refused", upstream, shown_time(time), None) for id, (upstream, some) in times.items() for time in some
+    ]
+    wanted += [("reminders-refused", "", "", offset) for offset in (0, 1)]
+    letters = [(reason.operator, reason.upstream, reason.time, reason.offset) for _, reason in found]
+    assert Counter(letters) == Counter(wanted)
+    assert "sorted-refused     counts 1970-01-01T00:00:00.999Z" in command("list", f"{job.name}-dead")
+    assert job.audited()["unjudged"] == []
+
+
 @pytest.mark.parametrize(
     ("limits", "letters", "records", "exceeded"),
     [
@@ -314,16 +393,6 @@ def assert_lettered(job: Job, but: Collection[int] = ()) -> list[tuple[Committed
     return letters
 
 
-def audit(job: Job) -> dict[str, Any]:
-    out = io.StringIO()
-    words = ["audit", "pipelines:lettered", "--param", f"name={job.name}", "--on", "driver", "--json"]
-    with chdir(HERE), redirect_stdout(out):
-        code = main([*words, "--bootstrap-servers", job.kafka.bootstrap_servers])
-    report: dict[str, Any] = json.loads(out.getvalue())
-    assert code == 0, report
-    return report
-
-
 def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
     job_of: Callable[..., Job], failpoint: Callable[..., dict[str, str]]
 ) -> None:
@@ -337,7 +406,7 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
     last = job.finish("--parallelism", "1", "--inline")
     letters = assert_lettered(job)
     assert 1 <= last.events[-1]["dead_letters"] <= len(letters)
-    given = {record.offset: record for record in job.kafka.read_committed(job.topic)}
+    given: dict[int | None, Committed] = {record.offset: record for record in job.kafka.read_committed(job.topic)}
     for letter, reason in letters:
         assert reason.can_return is (reason.operator in ("orders", "checked"))
         fed = given[reason.offset]
@@ -349,8 +418,7 @@ def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
             assert json.loads(letter.value or b"").keys() == {"id", "customer", "sum"}
     message = next(reason.message for _, reason in letters if reason.operator == "totals")
     assert " for <object object at 0x...>" in message
-    report = audit(job)
-    assert (report["findings"], report["unjudged"]) == ([], [])
+    assert job.audited()["unjudged"] == []
 
 
 @pytest.mark.exhaustive
@@ -358,19 +426,14 @@ def test_a_backfill_writes_the_same_letters(job_of: Callable[..., Job]) -> None:
     job = job_of("lettered", "--param", "max_per_checkpoint=200", partitions=1)
     job.feed(300)
     job.kafka.produce(job.topic, [BAD] * 9)
-    assert backfill(job) == 0
+    words = ("--param", f"name={job.name}", "--param", "max_per_checkpoint=200", "--on", "driver")
+    job.command("backfill", "pipelines:lettered", *words)
     letters = assert_lettered(job)
     job.kafka.produce(job.topic, [BAD] * 201)
-    assert backfill(job) == RECORD
+    job.command("backfill", "pipelines:lettered", *words, code=RECORD)
     assert len(letters_in(job.kafka, f"{job.name}-dead", len(letters))) == len(letters)
     job.finish_here("--param", "max_per_checkpoint=201")
     assert_lettered(job)
-
-
-def backfill(job: Job) -> int:
-    words = ["backfill", "pipelines:lettered", "--param", f"name={job.name}", "--on", "driver"]
-    with chdir(HERE):
-        return main([*words, "--param", "max_per_checkpoint=200", "--bootstrap-servers", job.kafka.bootstrap_servers])
 
 
 def test_a_flood_stops_the_job_before_any_of_it_is_written(job_of: Callable[..., Job]) -> None:
@@ -391,16 +454,9 @@ def test_a_flood_stops_the_job_before_any_of_it_is_written(job_of: Callable[...,
 
 
 @pytest.fixture
-def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def command(kafka: KafkaCluster) -> Callable[..., str]:
     """`command("list", "--json")` is what `exactlyonce dead-letters` prints."""
-
-    def run(*words: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert main(["dead-letters", *words, "--bootstrap-servers", kafka.bootstrap_servers]) == code
-        said = capsys.readouterr()
-        return said.err if code else said.out
-
-    return run
+    return partial(exactlyonce, kafka, "dead-letters")
 
 
 def test_letters_are_shown_and_each_is_sent_back_once(
@@ -415,7 +471,7 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     facts = [json.loads(line) for line in command("list", topic, "--operator", "orders", "--json").splitlines()]
     assert [(each["offset"], each["key"], each["value"]) for each in facts] == [(40, "k", repr(b"\xff{"))]
     assert "the value is not Order in json" in command("show", topic, facts[0]["place"])
-    again = [reason.offset for _, reason in letters if reason.can_return] + [40]
+    again = [reason.offset or 0 for _, reason in letters if reason.can_return] + [40]
     left = len(letters) + 1 - len(again)
     assert command("replay", topic).splitlines() == [
         f"{len(again)} records sent back to {job.topic}.",

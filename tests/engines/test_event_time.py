@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from running import Job, stop, visible, workers_of
 
-from exactlyonce.cli.main import main
 from exactlyonce.pipeline.dead_letters import Reason
 
 pytestmark = pytest.mark.broker
@@ -96,9 +95,7 @@ def test_a_topic_found_later_begins_at_the_watermark_and_keeps_its_floor(job_of:
     stop(run)
 
 
-def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_late(
-    job_of: JobOf, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_late(job_of: JobOf) -> None:
     job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=1)
     feed(job, 0, 100, 1_100, None, 1_200)
     job.finish_here()
@@ -113,8 +110,8 @@ def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_l
     job.finish_here("--drain")
     assert late(job, 1) == [1_300]
     assert counts(job, 3) == {0: 1, 1_000: 2, 2_000: 1}
-    assert main(["state", job.name, "counts", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 0
-    assert "tumbling=1000 of=Count No key has a state." in " ".join(capsys.readouterr().out.split())
+    shown = job.command("state", job.name, "counts")
+    assert "tumbling=1000 of=Count No key has a state." in " ".join(shown.split())
 
 
 def test_a_run_that_leaves_windows_open_names_the_partition_without_a_record(job_of: JobOf) -> None:
@@ -133,12 +130,7 @@ def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: Job
     assert "is of tumbling=1000 of=Count, and the pipeline now has tumbling=2000" in said
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "sentence"),
-    [
-        ("rejected", [], "does not go with loops yet"),
-    ],
-)
+@pytest.mark.parametrize(("target", "arguments", "sentence"), [("rejected", [], "does not go with loops yet")])
 def test_what_event_time_does_not_go_with_yet_is_refused(
     target: str, arguments: list[str], sentence: str, job_of: JobOf
 ) -> None:

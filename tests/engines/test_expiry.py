@@ -9,22 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_windows import ARRIVALS, MAX_PARALLELISM, Arrived, as_batch, floors, in_batches
+from test_windows import ARRIVALS, Arrived, as_batch, floors, in_batches
+from timed_rig import advance, parts_of
 
 from exactlyonce.engines.runtime import expiry
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.expiry import ExpiringOperator
-from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.expiry import Expiry, kept_until
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import StateIncompatible
-from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.restore import require_meaning
-from exactlyonce.state.slots import TableTimes
-from exactlyonce.state.stored import StoredState
 
 Out = tuple[int, tuple[int, ...]]
 """The id of a record, and those that its key's state had before it."""
@@ -39,25 +36,11 @@ def gathered(ids: list[int] | None, record: Arrived) -> tuple[list[int] | None, 
 
 def operator_of(ttl: str, out: list[Any], *, lookup: bool = False, table: Any = None) -> Any:
     kept = kept_until(VersionedState(int if lookup else list[int]))
-    stored = StoredState[Any](
-        operator="e", type=kept, groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM, times=TableTimes(),
-    )  # fmt: skip
     node = Node("e", Kind.STATEFUL_MAP, timed=Expiry(ttl), state_type=kept.type, key_type=str)
     node = replace(node, kind=Kind.LOOKUP, lookup=Lookup()) if lookup else node
-    table = table or HashMapBackend().timed_table(stored, by_key=True)
-    groups = range(MAX_PARALLELISM)
-    operator = ExpiringOperator.made(
-        TimedParts(node=node, table=table, groups=groups, max_parallelism=MAX_PARALLELISM, function=gathered)
-    )
+    operator = ExpiringOperator.made(parts_of(node, kept, by_key=True, table=table, function=gathered))
     operator.downstream = [lambda batch: out.extend(batch.records)]
     return operator
-
-
-def advance(operator: ExpiringOperator, watermark: int) -> None:
-    operator.advance(watermark)
-    while not operator.fire(1):
-        pass
-    operator.firings.clear()
 
 
 def expected(records: list[Arrived], ttl_ms: int) -> list[Out]:
@@ -95,11 +78,7 @@ def small_memory() -> Iterator[None]:
     barriers=st.sets(st.integers(0, 39)),
 )
 def test_which_record_finds_a_state_is_a_function_of_times_and_floors(
-    arrivals: list[tuple[int, str, int]],
-    disorder: int,
-    ttl_ms: int,
-    cuts: Collection[int],
-    barriers: Collection[int],
+    arrivals: list[tuple[int, str, int]], disorder: int, ttl_ms: int, cuts: Collection[int], barriers: Collection[int]
 ) -> None:
     out: list[Out] = []
     operator = operator_of(f"{ttl_ms}ms", out)

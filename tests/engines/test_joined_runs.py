@@ -175,21 +175,14 @@ def test_results_are_those_of_sql_over_the_topics(join: str, job_of: Callable[..
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("join", QUERIES)
 def test_kills_and_other_parallelism_make_no_difference(
-    join: str, backend: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+    join: str, backend: str, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
     sides = Sides(job_of, join, "--state-backend", backend)
-    for parallelism, name, nth in (
-        (2, "timed-fired", 2),
-        (3, "timed-fired", 9),
-        (1, "worker-frozen", 1),
-        (2, "coordinator-committed", 1),
-    ):
+    steps = ("timed-fired", 2), ("timed-fired", 9), ("worker-frozen", 1), ("coordinator-committed", 1)
+    for parallelism, (name, nth) in zip((2, 3, 1, 2), steps, strict=True):
         sides.feed("in", 120)
         sides.feed("right", 50)
-        sides.job.start("--until", "latest", "--parallelism", str(parallelism), env=failpoint(name, nth=nth)).wait()
-        assert [*(tmp_path / "fired").iterdir()], f"{name} was not reached"
-        for fired in (tmp_path / "fired").iterdir():
-            fired.unlink()
+        sides.job.run_killed(failpoint(name, nth=nth), parallelism)
     sides.job.finish("--parallelism", "2", "--drain")
     sides.assert_as_by_sql()
 
@@ -197,15 +190,13 @@ def test_kills_and_other_parallelism_make_no_difference(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("join", ["full", "as-of", "hopping-left"])
 def test_barriers_that_overtake_records_of_either_side_make_no_difference(
-    join: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+    join: str, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
     sides = Sides(job_of, join, "--unaligned", "--checkpoint-interval", "200ms")
     for parallelism, name in ((3, "unaligned-captured"), (2, "timed-fired"), (3, "coordinator-decided")):
         sides.feed("in", 150)
         sides.feed("right", 60)
-        slow = ("--parallelism", str(parallelism), "--param", "pause_ms=8")
-        sides.job.start("--until", "latest", *slow, env=failpoint(name)).wait()
-        assert (tmp_path / "fired" / name).exists()
+        sides.job.run_killed(failpoint(name), parallelism, "--param", "pause_ms=8")
     assert any(manifest.channel_logs for manifest in sides.job.history().manifests.values())
     sides.job.finish("--parallelism", "2", "--drain")
     sides.assert_as_by_sql()
@@ -221,8 +212,8 @@ def test_a_lookup_has_the_last_version_of_each_key_through_kills(
     sides.job.finish_here()
     for parallelism, armed in ((2, failpoint("worker-frozen", nth=2)), (3, failpoint("coordinator-committed"))):
         sides.feed("in", 200)
-        sides.job.start("--until", "latest", "--parallelism", str(parallelism), env=armed).wait()
-    sides.job.finish("--parallelism", "1")
+        sides.job.run_killed(armed, parallelism)
+    sides.job.finish_here()
     latest = {record.key: record.value for record in sides.job.kafka.read_committed(f"{sides.job.name}-right")}
     versions = {(key or b"").decode(): value and json.loads(value)["id"] for key, value in latest.items()}
     lefts = [json.loads(record.value or b"") for record in sides.job.kafka.read_committed(f"{sides.job.name}-in")]

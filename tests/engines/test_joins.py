@@ -9,25 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_windows import WATERMARKS
 from test_windows import Arrived as Clicked
 from test_windows import expected as windowed
+from timed_rig import advance, group_of, parts_of
 
 from exactlyonce.engines.runtime import joins, waiting, window_joins
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, WindowJoin
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
-from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.slots import TableTimes
-from exactlyonce.state.stored import StoredState
 
-MAX_PARALLELISM = 4
 Join = IntervalJoin | AsOf | WindowJoin
 OPERATORS: dict[type[Timed], Any] = {**joins.OPERATORS, **window_joins.OPERATORS}
 
@@ -101,15 +98,9 @@ def _number(record: Any) -> int | None:
 
 
 def operator_of(join: Join, seen: Seen, table: Any = None, watermarks: dict[int, int] | None = None) -> Any:
-    groups = range(MAX_PARALLELISM)
-    if table is None:
-        stored = StoredState[Any](
-            operator="j", type=VersionedState(join.kept_state(Arrived, int if isinstance(join, AsOf) else Arrived)),
-            groups=groups, max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
-        )  # fmt: skip
-        table = HashMapBackend().timed_table(stored, by_key=join.by_key)
+    kept = VersionedState(join.kept_state(Arrived, int if isinstance(join, AsOf) else Arrived))
     node = Node("j", Kind.JOIN, timed=join, key_type=str)
-    parts = TimedParts(node=node, table=table, groups=groups, max_parallelism=MAX_PARALLELISM, function=None)
+    parts = parts_of(node, kept, by_key=join.by_key, watermarks=watermarks, table=table)
     operator = OPERATORS[type(join)].made(parts)
     operator.downstream, operator.sides = [seen.take], {"late": [seen.take_late]}
     operator.late_output = operator.late_right_output = "late"
@@ -158,14 +149,6 @@ def as_batch(records: Sequence[Arrived], join: Join) -> Batch:
     )
 
 
-def advance(operator: TimedOperator[Any], watermark: int, room: int) -> int:
-    operator.advance(watermark)
-    while not operator.fire(room):
-        pass
-    operator.firings.clear()
-    return operator.watermark
-
-
 def expected(join: Join, records: Sequence[Arrived]) -> tuple[list[Any], list[int]]:
     """The results and the late records, by definition; the results of windows in order."""
     if isinstance(join, WindowJoin):
@@ -201,7 +184,7 @@ def in_windows(join: WindowJoin, records: Sequence[Arrived]) -> tuple[list[Any],
     places = {one.offset: (one.time, one.offset) for one in records}
     groups, late = windowed(join.window, [Clicked(one.offset, one.key, one.time, one.floor) for one in records])
     results = list[Any]()
-    for time, _, key, start, _, ids in sorted(groups, key=lambda of: (of[0], _group(of[2]), of[2])):
+    for time, _, key, start, _, ids in sorted(groups, key=lambda of: (of[0], group_of(of[2]), of[2])):
         lefts, rights = (
             sorted({one.offset for one in records if one.side == side}.intersection(ids), key=places.__getitem__)
             for side in "lr"
@@ -210,10 +193,6 @@ def in_windows(join: WindowJoin, records: Sequence[Arrived]) -> tuple[list[Any],
         name = f"{key} {start / 1000:.3f}"
         results += [(name, left, right, time) for left in lefts or alone[0] for right in rights or alone[1]]
     return results, sorted(late.elements())
-
-
-def _group(key: str) -> int:
-    return key_group(canonical_key(key), MAX_PARALLELISM)
 
 
 JOINS = [
@@ -255,12 +234,11 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 
 @pytest.mark.parametrize("join", JOINS, ids=str)
 def test_each_key_group_goes_on_at_its_own_watermark(join: Join) -> None:
-    seen, far = Seen(), key_group(canonical_key("b"), MAX_PARALLELISM)
-    watermarks = {group: 139 if group == far else 39 for group in range(MAX_PARALLELISM)}
-    operator = operator_of(join, seen, watermarks=watermarks)
+    seen = Seen()
+    operator = operator_of(join, seen, watermarks=WATERMARKS)
     sides = [(side, key, time) for side in "rl" for key in "ab" for time in range(0, 200, 7)]
     records = [
-        Arrived(side, key, time, offset, offset, watermarks[key_group(canonical_key(key), MAX_PARALLELISM)])
+        Arrived(side, key, time, offset, offset, WATERMARKS[group_of(key)])
         for offset, (side, key, time) in enumerate(sides)
     ]
     for side, take in (("r", operator.right), ("l", operator.left)):

@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from running import QUICK, stop, visible
+from running import QUICK, exactlyonce, stop, visible
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -116,17 +115,9 @@ def orders_to_retry(kafka: KafkaCluster, name: str) -> tuple[str, ...]:
     return ("retry:pipeline", "--param", f"name={name}", *QUICK)
 
 
-def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main([*arguments, "--bootstrap-servers", kafka.bootstrap_servers]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_what_goes_round_outlives_a_stop_and_a_kill(
-    kafka: KafkaCluster, topic_name: str, run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_goes_round_outlives_a_stop_and_a_kill(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
     """A stop does not wait for retries: its last checkpoint has them, and the next run goes on with them."""
     target = orders_to_retry(kafka, topic_name)
     stopped = run(*target, "--param", "pause=10m", "--parallelism", "2", "--until", "latest", env=EXAMPLES)
@@ -138,7 +129,7 @@ def test_what_goes_round_outlives_a_stop_and_a_kill(
     assert found[-1].records_in_flight > 0
     saved = run(*target, "--param", "pause=10m", env=EXAMPLES)
     saved.await_event(lambda event: event["event"] == "checkpoint")
-    command(kafka, capsys, "savepoint", topic_name, "--stop")
+    exactlyonce(kafka, "savepoint", topic_name, "--stop")
     assert saved.wait() == 0, saved.said
     found, _ = manifests(kafka, topic_name)
     assert found[-1].is_savepoint
@@ -158,27 +149,27 @@ def test_what_goes_round_outlives_a_stop_and_a_kill(
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_goes_round_goes_along_with_a_savepoint(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str]
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any
 ) -> None:
     target = orders_to_retry(kafka, topic_name)
     resting = (*target, "--param", "pause=10m")
     first = run(*resting, "--parallelism", "2", env=EXAMPLES)
     first.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] > 0)
-    taken = json.loads(command(kafka, capsys, "savepoint", topic_name, "--stop", "--json"))["checkpoint"]
+    taken = json.loads(exactlyonce(kafka, "savepoint", topic_name, "--stop", "--json"))["checkpoint"]
     assert first.wait() == 0, first.said
     found, _ = manifests(kafka, topic_name)
     resting_records = found[-1].records_in_flight
     assert resting_records > 0
     second = run(*resting, "--parallelism", "3", "--num-retained", "100", "--from-savepoint", str(taken), env=EXAMPLES)
     second.await_event(lambda event: event["event"] == "checkpoint")
-    exported = command(kafka, capsys, "savepoint", topic_name, "--stop", "--to", f"file://{tmp_path}", "--json")
+    exported = exactlyonce(kafka, "savepoint", topic_name, "--stop", "--to", f"file://{tmp_path}", "--json")
     url = json.loads(exported)["url"]
     assert second.wait() == 0, second.said
     found, _ = manifests(kafka, topic_name)
     assert [each.records_in_flight for each in found if each.kind == "restored"] == [resting_records]
     assert found[-1].records_in_flight > 0
-    command(kafka, capsys, "savepoints", "verify", topic_name, url)
-    command(kafka, capsys, "reset", topic_name, "--yes")
+    exactlyonce(kafka, "savepoints", "verify", topic_name, url)
+    exactlyonce(kafka, "reset", topic_name, "--yes")
     last = run(*target, "--param", "pause=50ms", "--until", "latest", "--from-savepoint", url, env=EXAMPLES)
     assert last.wait() == 0, last.said
     assert_charged_once(kafka, topic_name)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
-from confluent_kafka import Producer
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, TransactionState
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.checkpoint.transactions.commit import commit, resolve_unknown
 from exactlyonce.checkpoint.transactions.markers import ending
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.connections import Performer
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+from tests.connectors.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -29,40 +28,12 @@ KILLS_MAX = 12
 PARTITIONS = 8
 
 
-class Stage:
+class Stage(Cluster):
     def __init__(self, cluster: KafkaCluster, topic: str) -> None:
+        super().__init__(cluster.bootstrap_servers)
         self.topic = cluster.create_topic(topic, PARTITIONS)
-        self.config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
-        self.transactions = Transactions(self.config)
-        self.log = Log(self.config)
-        self.writers: list[Producer] = []
         no_log = LogRequests(self.config, TopicInfo(topic, "", PARTITIONS, 1))
-        self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000)
-
-    def open(self, transactional_id: str) -> Committable:
-        settings = {"transactional.id": transactional_id, "log_level": 0}
-        producer = Producer(self.config.confluent(settings))
-        self.writers.append(producer)
-        producer.init_transactions(LIMIT_S)
-        producer.begin_transaction()
-        for partition in range(PARTITIONS):
-            producer.produce(self.topic, transactional_id, partition=partition)
-        assert producer.flush(LIMIT_S) == 0
-        state = self.state(transactional_id)
-        written = tuple(
-            Written(each.topic, each.partition, cast(int, each.transaction_start_offset), each.last_sequence + 1)
-            for each in self.transactions.producers(state.partitions)
-            if each.producer_id == state.producer_id
-        )
-        return Committable(
-            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch,
-            transaction_version=2, cluster_id="", sink="out", subtask=0, checkpoint=1, written=written,
-        )  # fmt: skip
-
-    def state(self, transactional_id: str) -> TransactionState:
-        state = self.transactions.describe([transactional_id])[transactional_id]
-        assert state is not None
-        return state
+        self.performer = Performer(self.config, self.transactions, Log(self.config), no_log, 60_000)
 
     def is_complete(self, committable: Committable) -> bool:
         return self.state(committable.transactional_id).state == "CompleteCommit"
@@ -77,13 +48,15 @@ class Stage:
 
 
 @pytest.fixture
-def stage(stoppable: OwnCluster, topic_name: str) -> Stage:
-    return Stage(stoppable, topic_name)
+def stage(stoppable: OwnCluster, topic_name: str) -> Iterator[Stage]:
+    with closing(Stage(stoppable, topic_name)) as stage:
+        yield stage
 
 
 def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id: str) -> tuple[Committable, bool]:
     """A committed transaction, and whether the broker, killed right behind its answer, has lost a marker of it."""
-    committable = stage.open(transactional_id)
+    stage.open(transactional_id, stage.topic, [transactional_id.encode()] * PARTITIONS)
+    committable = stage.committable(transactional_id)
     assert stage.transactions.end_all([ending(committable)], commit=True) == [EndAnswer.COMPLETED]
     cluster.broker.kill()
     cluster.broker.start()

@@ -15,8 +15,6 @@ import pytest
 from running import Job
 from test_loops import EXAMPLES as FOUND
 
-from exactlyonce.cli.main import main
-
 pytestmark = pytest.mark.broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -242,23 +240,16 @@ def house(job_of: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> House:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_results_are_those_of_sql_though_all_processes_die(
-    house: House, failpoint: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_those_of_sql_though_all_processes_die(house: House, failpoint: Any, tmp_path: Path) -> None:
     house.feed_side()
     house.job.finish_here()
     for parallelism, name, nth in ((2, "timed-fired", 9), (1, "coordinator-committed", 1)):
         house.feed(1_200)
-        env = {**FOUND, **failpoint(name, nth=nth)}
-        run = house.job.start("--until", "latest", "--parallelism", str(parallelism), env=env)
-        run.wait()
-        assert (tmp_path / "fired" / name).exists(), run.said
+        house.job.run_killed({**FOUND, **failpoint(name, nth=nth)}, parallelism)
     house.feed(1_200)
     house.job.finish("--parallelism", "2", "--drain", env=FOUND)
-    capsys.readouterr()
-    servers = house.job.kafka.bootstrap_servers
-    assert main(["state", house.job.name, "q12", "--json", "--bootstrap-servers", servers]) == 0
-    states = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shown = house.job.command("state", house.job.name, "q12", "--json")
+    states = [json.loads(line) for line in shown.splitlines()]
     house.assert_as_by_sql(
         tmp_path, {state["key"]: count for state in states if isinstance(count := state["state"], int)}
     )

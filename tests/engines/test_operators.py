@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,12 @@ def seen(job: Job, topic: str, count: int, field: str) -> Counter[Any]:
     return Counter(json.loads(each.value or b"")[field] for each in visible(job.kafka, f"{job.name}-{topic}", count))
 
 
+@pytest.mark.exhaustive  # the sample of tests of event time rescales, too
 def test_rescaling(job_of: JobOf) -> None:
     job = job_of("linear")
-    for parallelism in "121":
+    for finish in (job.finish_here, partial(job.finish, "--parallelism", "2"), job.finish_here):
         job.feed(1000, customers=50)
-        if parallelism == "1":
-            job.finish_here()
-        else:
-            job.finish("--parallelism", parallelism)
+        finish()
     job.assert_totals()
 
 

@@ -8,30 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_windows import (
-    ARRIVALS,
-    MAX_PARALLELISM,
-    WATERMARKS,
-    Arrived,
-    advance,
-    as_batch,
-    floors,
-    in_batches,
-    play_restored,
-)
+from test_windows import ARRIVALS, WATERMARKS, Arrived, as_batch, floors, in_batches, play_restored
+from timed_rig import advance, group_of, parts_of
 
 from exactlyonce.engines.runtime import waiting
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
-from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.graph import Kind, Node
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.versions import VersionedState
-from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.slots import TableTimes
-from exactlyonce.state.stored import StoredState
 
 SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("50ms"), Deduplicate("1ms"), Deduplicate("50ms", "arrival")]
 
@@ -46,17 +33,10 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def operator_of(
     spec: Any, given: list[Any], late: list[Any], watermarks: dict[int, int] | None = None, table: Any = None
 ) -> Sorter:
-    stored = StoredState[Any](
-        operator="s", type=VersionedState(spec.kept_state(Arrived)), groups=range(MAX_PARALLELISM),
-        max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
-    )  # fmt: skip
-    table = table or HashMapBackend().timed_table(stored, by_key=spec.by_key)
     node = Node("s", Kind.IN_ORDER, timed=spec, key_type=str)
-    operator = OPERATORS[type(spec)].made(
-        TimedParts(
-            node=node, table=table, groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM, function=None
-        )
-    )
+    kept = VersionedState(spec.kept_state(Arrived))
+    parts = parts_of(node, kept, by_key=spec.by_key, watermarks=watermarks, table=table)
+    operator: Sorter = OPERATORS[type(spec)].made(parts)
 
     def listen(batch: Batch) -> None:
         assert batch.keys is None
@@ -82,12 +62,11 @@ def expected(spec: Any, records: Sequence[Arrived]) -> list[Arrived]:
 
 def order(record: Arrived) -> tuple[Any, ...]:
     """As earlier versions gave them, so that an audit may go back across an upgrade."""
-    key = canonical_key(record.key)
-    return record.time, key_group(key, MAX_PARALLELISM), key, record.id
+    return record.time, group_of(record.key), canonical_key(record.key), record.id
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(arrivals=ARRIVALS, disorder=st.integers(0, 60), cuts=st.sets(st.integers(0, 39)), room=st.integers(1, 5),
        barriers=st.lists(st.sampled_from([None, "after", "before", "restore"]), min_size=40, max_size=40))  # fmt: skip
 def test_results_are_a_function_of_times_and_floors(
@@ -131,11 +110,7 @@ def test_each_key_group_goes_on_at_its_own_watermark(spec: Any) -> None:
 @pytest.mark.parametrize("in_table", [False, True])
 @pytest.mark.parametrize(
     ("spec", "given_ids", "late_ids"),
-    [
-        (InOrder(), [0, 1, 3, 4], [2]),
-        (Deduplicate("30ms"), [0, 4], [2]),
-        (Deduplicate("30ms", "arrival"), [0, 4], []),
-    ],
+    [(InOrder(), [0, 1, 3, 4], [2]), (Deduplicate("30ms"), [0, 4], [2]), (Deduplicate("30ms", "arrival"), [0, 4], [])],
 )
 def test_a_run_after_a_drain_goes_on_after_the_last_result_and_remembers_it(
     spec: Any, given_ids: list[int], late_ids: list[int], in_table: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,28 @@ import pytest
 from running import Job, visible
 from window_clicks import DISORDER_MS, Clicks
 
-from exactlyonce.cli.main import main
+from exactlyonce.testing.cluster import Committed
 
 pytestmark = pytest.mark.broker
 
 HOW = ["hashmap", "rocksdb", "unaligned"]
 
 
+def floored(job: Job) -> Iterator[tuple[Committed, dict[str, Any], int]]:
+    """The records and clicks of each partition in order, with the floor before each."""
+    greatest: dict[int, int] = {}
+    for record in sorted(job.kafka.read_committed(job.topic), key=lambda record: (record.partition, record.offset)):
+        click = json.loads(record.value or b"")
+        before = greatest.get(record.partition, click["at"])
+        greatest[record.partition] = max(before, click["at"])
+        yield record, click, before - DISORDER_MS
+
+
 def accepted(job: Job) -> tuple[dict[str, list[Any]], list[int]]:
     """(time, id) of the clicks above their floors by user, in order; and the ids of late ones."""
-    greatest: dict[int, int] = {}
     taken: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     late: list[int] = []
-    for record in sorted(job.kafka.read_committed(f"{job.name}-in"), key=lambda r: (r.partition, r.offset)):
-        click = json.loads(record.value or b"")
-        floor = greatest.get(record.partition, click["at"]) - DISORDER_MS
-        greatest[record.partition] = max(greatest.get(record.partition, click["at"]), click["at"])
+    for record, click, floor in floored(job):
         if click["at"] <= floor:
             late.append(click["id"])
         elif click["user"] != "end":  # the watermark has not passed the last clicks
@@ -43,33 +49,27 @@ def deduplicated(clicks: list[Any]) -> list[Any]:
     return given
 
 
-def run_killed(job: Job, clicks: Clicks, failpoint: Any, tmp_path: Path, kills: int) -> None:
+def run_killed(clicks: Clicks, failpoint: Any, kills: int) -> None:
     """Kill up to three runs while there is something to read, at another parallelism each."""
-    for number, (parallelism, armed) in enumerate((
-        (2, failpoint("timed-fired", nth=2)),
-        (3, failpoint("worker-frozen", nth=2)),
-        (1, failpoint("coordinator-committed")),
-    )[:kills]):  # fmt: skip
+    steps = (2, "timed-fired", 2), (3, "worker-frozen", 2), (2, "coordinator-committed", 1)
+    for parallelism, name, nth in steps[:kills]:
         clicks.feed(900 // kills)
-        run = job.start("--until", "latest", "--parallelism", str(parallelism), env=armed)
-        run.wait()
-        assert len([*(tmp_path / "fired").iterdir()]) == number + 1, run.said
+        clicks.job.run_killed(failpoint(name, nth=nth), parallelism)
 
 
-@pytest.mark.exhaustive(but=["once-hashmap-2"])
+@pytest.mark.exhaustive(but=["once-hashmap-1"])
 @pytest.mark.parametrize(
-    ("what", "how", "kills"),
-    [("once", "hashmap", 2), *((what, how, 3) for what in ("sorted", "once") for how in HOW)],
+    ("what", "how", "kills"), [("once", "hashmap", 1), *((what, how, 3) for what in ("sorted", "once") for how in HOW)]
 )
 def test_kills_and_other_parallelism_make_no_difference(
-    what: str, how: str, kills: int, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+    what: str, how: str, kills: int, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
     options = ["--unaligned", "--checkpoint-interval", "100ms"] if how == "unaligned" else ["--state-backend", how]
     job = job_of("ordering_pipelines:ordered", "--param", f"what={what}", *options)
     clicks = Clicks(job, what)
-    run_killed(job, clicks, failpoint, tmp_path, kills)
+    run_killed(clicks, failpoint, kills)
     clicks.end()
-    job.finish("--parallelism", "2")
+    job.finish_here()
     taken, late = accepted(job)
     wanted = {user: deduplicated(of) if what == "once" else of for user, of in taken.items()}
     given: dict[str, list[Any]] = defaultdict(list)
@@ -83,13 +83,10 @@ def test_kills_and_other_parallelism_make_no_difference(
 
 def counts_since_pauses(job: Job) -> list[tuple[int, int]]:
     """(id, number of clicks of its user in its partition since a pause of 3 s), by definition."""
-    greatest: dict[int, int] = {}
     states: dict[tuple[int, str], tuple[int, int]] = {}
     counts: list[tuple[int, int]] = []
-    for record in sorted(job.kafka.read_committed(f"{job.name}-in"), key=lambda r: (r.partition, r.offset)):
-        click = json.loads(record.value or b"")
-        now = max(click["at"], greatest.get(record.partition, click["at"]) - DISORDER_MS)
-        greatest[record.partition] = max(greatest.get(record.partition, click["at"]), click["at"])
+    for record, click, floor in floored(job):
+        now = max(click["at"], floor)
         last, count = states.get((record.partition, click["user"]), (now, 0))
         count = 1 if now >= last + 3_000 else count + 1
         states[record.partition, click["user"]] = max(last, now), count
@@ -100,21 +97,14 @@ def counts_since_pauses(job: Job) -> list[tuple[int, int]]:
 @pytest.mark.exhaustive(but=["hashmap-1"])
 @pytest.mark.parametrize(("backend", "kills"), [("hashmap", 1), ("hashmap", 3), ("rocksdb", 3)])
 def test_states_expire_alike_whatever_is_killed_also_from_a_savepoint(
-    backend: str,
-    kills: int,
-    job_of: Callable[..., Job],
-    failpoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    backend: str, kills: int, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:
     job = job_of("ordering_pipelines:expiring", "--state-backend", backend)
     clicks = Clicks(job, "expiring")
-    run_killed(job, clicks, failpoint, tmp_path, kills)
+    run_killed(clicks, failpoint, kills)
     job.finish_here()
-    at = ("--bootstrap-servers", job.kafka.bootstrap_servers)
-    assert main(["savepoint", job.name, "--to", f"file://{tmp_path}", "--json", *at]) == 0
-    url = json.loads(capsys.readouterr().out.splitlines()[-1])["url"]
-    assert main(["reset", job.name, "--yes", "--force", *at]) == 0
+    url = json.loads(job.command("savepoint", job.name, "--to", f"file://{tmp_path}", "--json"))["url"]
+    job.command("reset", job.name, "--yes", "--force")
     clicks.feed(300)
     clicks.end()
     job.finish("--parallelism", "2", "--from-savepoint", url)
@@ -122,7 +112,6 @@ def test_states_expire_alike_whatever_is_killed_also_from_a_savepoint(
     assert len({count for _, count in wanted}) > 5
     given = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(wanted))]
     assert sorted((of["id"], of["count"]) for of in given) == wanted
-    capsys.readouterr()
-    assert main(["state", job.name, "counts", "--json", *at]) == 0
-    keys = [json.loads(line)["key"] for line in capsys.readouterr().out.splitlines()]
+    shown = job.command("state", job.name, "counts", "--json")
+    keys = [json.loads(line)["key"] for line in shown.splitlines()]
     assert {key.split()[0] for key in keys} == {"end"}, "those of the last clicks alone are left"

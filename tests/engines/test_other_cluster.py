@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from bounded import exactlyonce
 from confluent_kafka import Consumer, TopicPartition
 from running import Job, Run, orders, stop, workers_of
 from waiting import until
@@ -135,12 +132,9 @@ def test_each_record_of_another_cluster_counts_once(
 
     feed(eu, job)
     target = ("pipelines:other_cluster", "--param", f"name={job.name}")
-    folder = Path(__file__).parent
-    on_driver = (*target, "--on", "driver")
-    exactlyonce(job.kafka, "catch-up", *on_driver, "--num-retained", "50", folder=folder)
+    job.command("catch-up", *target, "--on", "driver", "--num-retained", "50")
     job.assert_totals()
-    report = json.loads(exactlyonce(job.kafka, "audit", *on_driver, "--json", folder=folder))
-    assert (report["findings"], report["unjudged"]) == ([], [])
+    assert job.audited()["unjudged"] == []
 
     feed(eu, job)
     job.finish()
@@ -155,4 +149,4 @@ def test_each_record_of_another_cluster_counts_once(
 
 def doctor(job: Job, *target: str) -> str:
     """Its findings, in one line."""
-    return " ".join(exactlyonce(job.kafka, "doctor", *target, folder=Path(__file__).parent, code=1).split())
+    return " ".join(job.command("doctor", *target, code=1).split())

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from auditing import audited
-from bounded import Silent, exactlyonce, load_pipeline
-from running import HERE, Job, stop
+from bounded import Silent, load_pipeline
+from running import Job, stop
 from waiting import until
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
@@ -43,8 +42,7 @@ class Topics:
         return set() if newest is None else {at.topic.rpartition("-")[2] for at in newest.in_cluster}
 
     def assert_output(self) -> None:
-        self.job.assert_copies()
-        self.job.assert_totals()
+        self.job.assert_output()
 
 
 @pytest.fixture
@@ -67,15 +65,14 @@ def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
     run.kill()
     topics.add("e", 2, 300)
     job.feed(300, "in-a")
-    run = job.start("--parallelism", "1")
+    run = job.start("--parallelism", "1", "--inline")
     topics.assert_output()
     stop(run)
     topics.add("0", 2, 300)
     job.feed(300, "in-d")
     loaded = load_pipeline("source_pipelines", "patterned", job.name)
-    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
-    options = RunOptions(client, CheckpointSettings(num_retained=100), parallelism=2)
-    summary = CatchUp(loaded, options, Silent(), chunk_records=200).lead(in_process, tmp_path / "staging")
+    options = RunOptions(job.config, CheckpointSettings(num_retained=100), parallelism=2)
+    summary = CatchUp(loaded, options, Silent(), chunk_records=400).lead(in_process, tmp_path / "staging")
     assert summary.records == 600
     assert len({at.topic for at in summary.manifest.in_cluster}) == 5
     topics.assert_output()
@@ -87,16 +84,14 @@ def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("step", STEPS)
-def test_a_kill_right_after_a_topic_is_found(step: str, topics_of: Any, failpoint: Any, tmp_path: Path) -> None:
+def test_a_kill_right_after_a_topic_is_found(step: str, topics_of: Any, failpoint: Any) -> None:
     """Before and after the first checkpoint that names the topic: its records come once."""
-    topics = topics_of("--parallelism", "2", "--until", "latest")
+    topics = topics_of("--parallelism", "2")
     topics.add("b", 2, 200)
     topics.job.finish()
     topics.add("a", 3, 400)
     topics.add("c", 1, 100)
-    run = topics.job.start(env=failpoint(step))
-    run.wait()
-    assert (tmp_path / "fired" / step).exists(), run.said
+    topics.job.run_killed(failpoint(step), 2)
     topics.job.finish()
     topics.assert_output()
 
@@ -163,8 +158,8 @@ def test_a_savepoint(topics_of: Any, tmp_path: Path) -> None:
     topics.add("a", 2, 200)
     job.finish()
     tmp_path.joinpath("exports").mkdir()
-    exactlyonce(job.kafka, "savepoint", job.name, "--to", f"file://{tmp_path}/exports", folder=HERE)
-    exactlyonce(job.kafka, "reset", job.name, "--yes", "--force", folder=HERE)
+    job.command("savepoint", job.name, "--to", f"file://{tmp_path}/exports")
+    job.command("reset", job.name, "--yes", "--force")
     (savepoint,) = (tmp_path / "exports").glob(f"{job.name}-*")
     topics.add("0", 1, 100)
     job.feed(100, "in-a")

@@ -10,9 +10,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from blank_manifest import blank_manifest
+from blank_manifest import blank_committable, blank_manifest
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import ChannelLog
 from exactlyonce.connectors.blocks import local
 from exactlyonce.connectors.blocks.local import LocalFolder
@@ -89,10 +88,7 @@ def test_what_goes_round_is_part_of_it(storage: FileStorage, of_topic: Topic) ->
 
 def test_no_transaction_is_exported(storage: FileStorage, of_topic: Topic, exports: Path) -> None:
     log = log_of(storage, 0, (">again:0", [1, 2]))
-    committable = Committable(
-        transactional_id="eo:totals:out:0:1.0:0", producer_id=471_147, epoch=3, transaction_version=2,
-        cluster_id="cluster", sink="out", subtask=0, checkpoint=7, written=(Written("totals", 0, 0, 9),),
-    )  # fmt: skip
+    committable = blank_committable(transactional_id="eo:totals:out:0:1.0:0", producer_id=471_147)
     url = export(of_topic(log, committables=(committable,)), f"file://{exports}")
     assert sorted(each.name for each in folder_of(url).iterdir()) == ["_metadata.json", "again-0.avro"]
     metadata = json.loads((folder_of(url) / "_metadata.json").read_text())

@@ -23,13 +23,7 @@ from exactlyonce.connectors.blocks.storage import FileStorage
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.savepoints.contents import (
-    LoopEntry,
-    Saved,
-    SavedLoop,
-    SavedOperator,
-    TopicSavepoint,
-)
+from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, SavedTimes, kept_state

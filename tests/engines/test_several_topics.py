@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import exactlyonce
 from running import Job, assert_once, ids_in
 
 COUNT = 200
@@ -33,10 +30,8 @@ def test_each_record_is_in_the_topic_that_is_chosen_once(
     job.finish()
     feed()
     target = ("pipelines:several_topics", "--param", f"name={job.name}", "--on", "driver")
-    folder = Path(__file__).parent
-    exactlyonce(kafka, "catch-up", *target, "--num-retained", "50", folder=folder)
-    report = json.loads(exactlyonce(kafka, "audit", *target, "--json", folder=folder))
-    assert (report["findings"], report["unjudged"]) == ([], [])
+    job.command("catch-up", *target, "--num-retained", "50")
+    assert job.audited()["unjudged"] == []
 
     even, odd = ids_in(kafka, f"{job.name}-even", 2 * COUNT), ids_in(kafka, f"{job.name}-odd.ids", 2 * COUNT)
     assert {id % 2 for id in even} == {0}

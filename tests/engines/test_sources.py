@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,7 @@ from running import HERE, Job, Run, orders, stop
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.loading import Loaded, load_reference
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
@@ -65,8 +61,7 @@ def test_files_are_read_once(files_of: Any) -> None:
     job.assert_copies()
     folder.add("0.jsonl", 20)
     job.finish_here()
-    job.assert_copies()
-    job.assert_totals()
+    job.assert_output()
 
 
 def test_files_and_a_process_that_is_killed(files_of: Any, failpoint: Any) -> None:
@@ -74,8 +69,7 @@ def test_files_and_a_process_that_is_killed(files_of: Any, failpoint: Any) -> No
     for number in range(3):
         folder.add(f"{number}.jsonl", 700)
     run_to_the_end(job, env=failpoint("worker-frozen"))
-    job.assert_totals()
-    job.assert_copies()
+    job.assert_output()
 
 
 def test_new_files_while_it_runs(files_of: Any) -> None:
@@ -116,8 +110,7 @@ def test_a_source_that_ends_and_one_that_goes_on(files_of: Any) -> None:
     run.kill()
     job.feed(500)
     job.finish_here()
-    job.assert_copies()
-    job.assert_totals()
+    job.assert_output()
 
 
 @pytest.mark.parametrize("target", ["generated", "listed"])
@@ -129,8 +122,7 @@ def test_a_source_that_ends_and_goes_further(target: str, job_of: JobOf) -> None
     for count in (30, 71, 71):
         job.fed = [("", json.dumps({"id": i, "customer": f"c{i * 7 % 17}", "total": i % 90 + 1})) for i in range(count)]
         job.finish_here("--param", f"count={count}", *options, until="running")
-        job.assert_copies()
-        job.assert_totals()
+        job.assert_output()
     said = job.finish_here("--param", "count=40", *options, until="running", code=HALTED)
     assert "Source 'orders' must go on at" in said
 
@@ -184,8 +176,7 @@ def test_a_record_of_a_new_file_is_left_out(files_of: Any) -> None:
     assert f"--skip {place}: no checkpoint has split 1 of" in job.finish_here("--skip", place, code=REFUSED)
     said = job.finish_here("--skip", f"{place}@{mark}", "--skip", f"{place}@{'0' * 12}")
     assert f"--skip {place}@{'0' * 12}: file:{folder.path} has no such split" in said
-    job.assert_copies()
-    job.assert_totals()
+    job.assert_output()
     history = job.history()
     assert [skip.partition for manifest in history.retained for skip in manifest.skips] == [2]
 
@@ -225,27 +216,17 @@ def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
     job, folder = files_of("files", "--parallelism", "2", "--checkpoint-interval", "50ms", "--num-retained", "100")
     files = [folder.add(f"{number}.jsonl", 2_000) for number in range(2)]
     job.finish()
-    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     params = {"name": job.name, "folder": str(folder.path)}
     reference: dict[str, object] = {
         "module": "source_pipelines", "attribute": "files", "params": params, "path": str(HERE)
     }  # fmt: skip
     target = Loaded(load_reference(reference), reference)
 
-    report = audited(target, client, tmp_path)
+    report = audited(target, job.config, tmp_path)
     assert (report.findings, report.unjudged, report.records_in) == ([], [], 4_000)
     files[1].unlink()
     assert [
         why
-        for why in audited(target, client, tmp_path).unjudged
+        for why in audited(target, job.config, tmp_path).unjudged
         if "File '1.jsonl' of file:" in why and "is gone" in why
     ]
-
-
-@pytest.mark.exhaustive
-def test_the_example_prints_what_the_page_says(kafka: KafkaCluster, topic_name: str) -> None:
-    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
-    example = [sys.executable, str(ROOT / "examples" / "files_to_kafka.py"), *options]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources" / "files.md").read_text()
-    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from running import Job, assert_once, ids_in
 
@@ -57,11 +54,3 @@ def test_a_kill_before_the_first_checkpoint(
     job.finish_here()
     after = ids_in(kafka, f"{job.name}-copies", 2 * COUNT - len(before))
     assert_once([*before, *after], job.fed)
-
-
-@pytest.mark.exhaustive
-def test_the_example_prints_what_the_page_says(kafka: KafkaCluster) -> None:
-    example = [sys.executable, str(ROOT / "examples" / "moved_over.py"), "--bootstrap-servers", kafka.bootstrap_servers]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "pipelines.md").read_text()
-    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr

@@ -34,8 +34,7 @@ class Stored:
 
     def assert_exact(self) -> None:
         assert_rows(self.database, self.job.fed)
-        self.job.assert_totals()
-        self.job.assert_copies()
+        self.job.assert_output()
         assert unreferenced_blocks(self.job.kafka, self.job.name) == set()
 
 

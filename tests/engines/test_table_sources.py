@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,12 @@ from bounded import Silent, load_pipeline
 from running import Job, Run, orders, visible, workers_of
 from shop import on_mariadb, on_postgres
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
@@ -85,7 +81,7 @@ def test_a_run_that_is_killed(table_of: Any) -> None:
     table.change()
     newest = table.job.history().latest
     assert newest is not None
-    table.job.finish()
+    table.job.finish_here("--parallelism", "1")
     changed = table.changed(2 * ROWS)
     assert changed.count(False) == sum(position.offset for position in newest.offsets) < ROWS
     table.job.finish_here("--parallelism", "1", until="running")  # a table that was read to its end is not read again
@@ -102,8 +98,7 @@ def test_a_worker_that_is_killed(table_of: Any) -> None:
     os.kill(workers_of(run)[0], signal.SIGKILL)
     table.change()
     assert run.wait() == 0, run.said
-    table.job.assert_copies()
-    table.job.assert_totals()
+    table.job.assert_output()
 
 
 @on_postgres
@@ -162,8 +157,7 @@ def test_a_table_and_a_topic_that_goes_on(table_of: Any) -> None:
     run.kill()
     table.job.feed(500)
     table.job.finish()
-    table.job.assert_copies()
-    table.job.assert_totals()
+    table.job.assert_output()
 
 
 def test_a_row_that_does_not_decode(table_of: Any) -> None:
@@ -181,16 +175,6 @@ def test_a_row_that_does_not_decode(table_of: Any) -> None:
     table.shop.sql("UPDATE orders SET total = 7 WHERE id = 3")
     table.job.finish_here()
     assert len(visible(table.job.kafka, f"{table.job.name}-copies", 20)) == 20
-
-
-@pytest.mark.exhaustive
-@on_postgres
-def test_the_example_prints_what_the_page_says(shop: Any, kafka: KafkaCluster, topic_name: str) -> None:
-    options = ("--bootstrap-servers", kafka.bootstrap_servers, "--topic", topic_name)
-    example = [sys.executable, str(ROOT / "examples" / "table_then_topic.py"), *options]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=LIMIT_S)
-    page = (ROOT / "docs" / "sources" / "tables.md").read_text()
-    assert (done.returncode, f"```text\n{done.stdout}```" in page) == (0, True), done.stdout + done.stderr
 
 
 def loaded(table: Table, folder: Path, one: str = "") -> Loaded:
@@ -217,7 +201,7 @@ def test_bounded_work_reads_a_table(table_of: Any, tmp_path: Path) -> None:
     table = table_of()
     table.add(ROWS)
     (tmp_path / "open").touch()
-    options = RunOptions(ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers}), parallelism=2)
+    options = RunOptions(table.job.config, parallelism=2)
     is_postgres, staging = table.shop.kind == "postgres", tmp_path / "staging"
     target = loaded(table, tmp_path, "yes")
     if not is_postgres:
@@ -238,7 +222,7 @@ def test_an_audit_says_that_it_cannot_judge(table_of: Any, tmp_path: Path) -> No
     table.add(10)
     (tmp_path / "open").touch()
     table.job.finish_here()
-    client = ClientConfig({"bootstrap.servers": table.job.kafka.bootstrap_servers})
+    client = table.job.config
     report = audited(loaded(table, tmp_path), client, tmp_path)
     assert report.findings == []
     assert [why for why in report.unjudged if "whose rows may have changed since then" in why]

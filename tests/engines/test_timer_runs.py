@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -95,20 +94,14 @@ class Payments:
 @pytest.mark.exhaustive(but=["hashmap-1"])
 @pytest.mark.parametrize(("backend", "kills"), [("hashmap", 1), ("hashmap", 3), ("rocksdb", 3)])
 def test_kills_and_other_parallelism_make_no_difference(
-    backend: str, kills: int, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
+    backend: str, kills: int, job_of: Callable[..., Job], failpoint: Any, monkeypatch: Any
 ) -> None:
     payments = Payments(job_of("fraud:pipeline", "--state-backend", backend))
-    for number, (parallelism, armed) in enumerate((
-        (2, failpoint("timed-fired", nth=2)),
-        (1, failpoint("worker-frozen", nth=2)),
-        (2, failpoint("coordinator-committed")),
-    )[:kills]):  # fmt: skip
+    steps = (2, "timed-fired", 2), (3, "worker-frozen", 2), (2, "coordinator-committed", 1)
+    for parallelism, name, nth in steps[:kills]:
         payments.feed(1_200 // kills)
-        incarnation = payments.job.start(
-            "--until", "latest", "--parallelism", str(parallelism), env={**EXAMPLES, **armed}
-        )
-        incarnation.wait()
-        assert len([*(tmp_path / "fired").iterdir()]) == number + 1, incarnation.said
+        payments.job.run_killed({**EXAMPLES, **failpoint(name, nth=nth)}, parallelism)
     payments.end()
-    payments.job.finish("--parallelism", "3", env=EXAMPLES)
+    monkeypatch.syspath_prepend(EXAMPLES["PYTHONPATH"])
+    payments.job.finish_here()
     payments.assert_as_by_sql()

@@ -10,34 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_windows import (
-    ARRIVALS,
-    MAX_PARALLELISM,
-    WATERMARKS,
-    Arrivals,
-    Arrived,
-    as_batch,
-    floors,
-    group_of,
-    in_batches,
-    play_restored,
-)
+from test_windows import ARRIVALS, WATERMARKS, Arrivals, Arrived, as_batch, floors, in_batches, play_restored
+from timed_rig import GROUPS, group_of, parts_of
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.timed import KeyReader
 from exactlyonce.engines.runtime.timers import OPERATORS, CoHandlerOperator, HandlerOperator
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.graph import Kind, Node
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.output import Emit
 from exactlyonce.pipeline.timers import FOREVER, CoHandling, Handling, Order, Timers, kept_entry
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import moment
-from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.slots import TableTimes
-from exactlyonce.state.state_type import StateType
-from exactlyonce.state.stored import StoredState
 
 State = list[int]
 Out = tuple[str, str, int, list[int]]
@@ -150,15 +136,12 @@ def operator_of(
         order, "on_time" in methods, "on_clock" in methods
     )
     entry = kept_entry(State, [Arrived] * len(handling.takers), order)
-    stored = StoredState[Any](
-        operator="p", type=VersionedState(entry), groups=range(MAX_PARALLELISM), max_parallelism=MAX_PARALLELISM,
-        times=TableTimes(watermarks=watermarks or {}),
-    )  # fmt: skip
-    return OPERATORS[type(handling)](
-        "p", HashMapBackend().timed_table(stored), range(MAX_PARALLELISM), MAX_PARALLELISM, handling, handler,
-        KeyReader("p", str), StateType("p", State), downstream=[listen], late_output="late",
-        late_right_output="late-right", sides={"late": [late], "late-right": [late_right or late]},
-    )  # fmt: skip
+    node = Node("p", Kind.KEYED_PROCESS, timed=handling, state_type=entry, key_type=str)
+    parts = parts_of(node, VersionedState(entry), watermarks=watermarks, function=handler)
+    operator: HandlerOperator = OPERATORS[type(handling)].made(parts)
+    operator.downstream, operator.late_output, operator.late_right_output = [listen], "late", "late-right"
+    operator.sides = {"late": [late], "late-right": [late_right or late]}
+    return operator
 
 
 def settle(operator: HandlerOperator, room: int = 3) -> None:
@@ -218,9 +201,8 @@ def test_in_order_of_time_the_calls_are_a_function_of_times_and_floors(
     assert times == sorted(times), "a timer that has passed gives the time of the call that set it"
     for one, other in pairwise(out):
         if one[2] == other[2] and one[1] != other[1]:
-            keys = canonical_key(one[1]), canonical_key(other[1])
-            groups = [key_group(key, MAX_PARALLELISM) for key in keys]
-            assert (groups[0], keys[0]) < (groups[1], keys[1]) or "time" in (one[0], other[0])
+            places = [(group_of(key), canonical_key(key)) for key in (one[1], other[1])]
+            assert places[0] < places[1] or "time" in (one[0], other[0])
 
 
 def test_each_key_group_goes_on_at_its_own_watermark() -> None:
@@ -268,7 +250,7 @@ def arrived(key: str, time: int) -> Batch:
 
 def test_by_arrival_a_timer_that_has_passed_goes_off_after_its_record_and_others_at_the_watermark() -> None:
     out: list[Any] = []
-    further = {group: 100 if group == group_of("a") else 50 for group in range(MAX_PARALLELISM)}
+    further = {group: 100 if group == group_of("a") else 50 for group in GROUPS}
     operator = operator_of(
         Sets(150, 90, 60), lambda batch: out.extend(batch.records), order="arrival", watermarks=further
     )

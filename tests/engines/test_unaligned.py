@@ -12,7 +12,6 @@ from damaging import damage
 from running import Job, Run
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli.main import main
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
@@ -53,14 +52,13 @@ def next_checkpoint(job: Job, run: Run) -> Manifest | None:
     return job.history().latest
 
 
-def save(job: Job, run: Run, capsys: pytest.CaptureFixture[str], *options: str) -> Manifest:
-    """A savepoint that *run* is asked for behind a checkpoint that was not aligned."""
+def save(job: Job, *options: str) -> Manifest:
+    """A savepoint that its run is asked for behind a checkpoint that was not aligned."""
     job.feed(COUNT)
-    while not ((found := next_checkpoint(job, run)) and found.records_in_flight):
+    while not ((found := next_checkpoint(job, job.incarnations[-1])) and found.records_in_flight):
         job.feed(COUNT)
-    capsys.readouterr()
-    assert main(["savepoint", job.name, "--json", *options, "--bootstrap-servers", job.kafka.bootstrap_servers]) == 0
-    return job.history().manifests[json.loads(capsys.readouterr().out)["checkpoint"]]
+    taken = json.loads(job.command("savepoint", job.name, "--json", *options))
+    return job.history().manifests[taken["checkpoint"]]
 
 
 def overtook(job: Job, checkpoint: int) -> bool:
@@ -75,14 +73,11 @@ def finish(job: Job, parallelism: int, *arguments: str) -> None:
     job.assert_totals()
 
 
-def test_what_is_on_its_way_is_listed_and_restored(full: Full, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_on_its_way_is_listed_and_restored(full: Full) -> None:
     job = full("untagged")
     left = kill_with_records_on_their_way(job, 2)
-    where = ("--bootstrap-servers", job.kafka.bootstrap_servers)
-    assert main(["checkpoints", job.name, *where]) == 0
-    assert f"{left.records_in_flight:,} record" in capsys.readouterr().out
-    assert main(["checkpoints", job.name, "--json", *where]) == 0
-    listed = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert f"{left.records_in_flight:,} record" in job.command("checkpoints", job.name)
+    listed = json.loads(job.command("checkpoints", job.name, "--json"))["checkpoints"]
     assert listed[-1]["records_in_flight"] == left.records_in_flight
     job.finish_here("--param", "pause_ms=0")
     job.assert_totals()
@@ -105,13 +100,13 @@ def test_records_on_their_way_are_dealt_anew_with_the_parallelism(target: str, f
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_savepoint_while_channels_are_full(full: Full, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_savepoint_while_channels_are_full(full: Full) -> None:
     job = full("slow_behind_a_shuffle", "--unaligned", "--num-retained", "1000")
     first = start(job, 2)
-    while not overtook(job, (taken := save(job, first, capsys)).previous):
+    while not overtook(job, (taken := save(job)).previous):
         pass  # channels ran empty before it came
     assert (taken.kind, taken.channel_logs) == ("savepoint", ())
-    while not overtook(job, (last := save(job, first, capsys, "--stop")).previous):
+    while not overtook(job, (last := save(job, "--stop")).previous):
         assert first.wait() == 0, first.said
         first = start(job, 2)
     assert first.wait() == 0, first.said

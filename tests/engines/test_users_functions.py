@@ -13,6 +13,7 @@ import pytest
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
@@ -256,6 +257,25 @@ def test_a_record_that_becomes_a_state_stays_what_it_was() -> None:
     kept: Any = larger.table.get(ANN)
     kept.items.append(4)
     assert records == [Basket([1]), Basket([2]), Basket([3])]
+
+
+@pytest.mark.parametrize("is_lettered", [False, True])
+def test_a_key_without_an_encoding_is_refused_with_what_has_one(is_lettered: bool) -> None:
+    letters: list[Any] = []
+    key_by = KeyBy("key", lambda number: {1: number} if number == 2 else number)
+    if is_lettered:
+        key_by.dead_letters = DeadLetterOutput("p", "key", "operator", lambda line: None)
+        key_by.dead_letters.listeners.append(lambda batch: letters.extend(batch.records))
+        assert pushed(key_by, [1, 2, 3]) == [1, 3]
+        said = str(letters[0].headers)
+    else:
+        with pytest.raises(RecordError) as raised:
+            pushed(key_by, [1, 2, 3])
+        said = str(raised.value)
+        assert "Operator 'key' raised TypeError: a dict like this" in said
+        assert "on the record at t[0] offset 1." in said
+    assert "make it of None, bools, numbers" in said
+    assert "dicts with text as keys" in said
 
 
 def test_points_in_time_are_in_utc_behind_a_key() -> None:

@@ -11,25 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from timed_rig import GROUPS, advance, group_of, parts_of
 
 from exactlyonce.engines.runtime import windows
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
-from exactlyonce.engines.runtime.timed import KeyReader, TimedOperator
+from exactlyonce.engines.runtime.timed import TimedOperator
 from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.graph import Kind, Node
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, kept_state
-from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.slots import TableTimes
-from exactlyonce.state.state_type import StateType
-from exactlyonce.state.stored import StoredState
-
-MAX_PARALLELISM = 4
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,26 +76,12 @@ def operator_of(
     watermarks: dict[int, int] | None = None,
 ) -> WindowOperator[Any]:
     accumulator = folded(list, add, merge, list[int], {})
-    groups = range(MAX_PARALLELISM)
-    stored = StoredState[Any](
-        operator="w", type=VersionedState(kept_state(window, accumulator.state)), groups=groups,
-        max_parallelism=MAX_PARALLELISM, times=TableTimes(watermarks=watermarks or {}),
-    )  # fmt: skip
-    table = HashMapBackend().timed_table(stored, by_key=isinstance(window, Session))
-    clone = StateType[Any]("w", VersionedState(accumulator.state)).clone
-    return (OPERATORS | REVISING)[type(window)](
-        "w",
-        table,
-        groups,
-        MAX_PARALLELISM,
-        window,
-        accumulator,
-        KeyReader("w", str),
-        clone,
-        downstream=[listen],
-        sides={"late": [late]},
-        late_output="late",
-    )
+    node = Node("w", Kind.WINDOW, timed=window, accumulator=accumulator, key_type=str)
+    kept = VersionedState(kept_state(window, accumulator.state))
+    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks)
+    operator: WindowOperator[Any] = (OPERATORS | REVISING)[type(window)].made(parts)
+    operator.downstream, operator.sides, operator.late_output = [listen], {"late": [late]}, "late"
+    return operator
 
 
 def as_ms(at: datetime) -> int:
@@ -161,13 +143,6 @@ def as_batch(records: list[Arrived]) -> Batch:
         [record.time for record in records],
         late if any(floor != NO_FLOOR for floor in late) else None,
     )
-
-
-def advance(operator: TimedOperator[Any], watermark: int, room: int) -> None:
-    operator.advance(watermark)
-    while not operator.fire(room):
-        pass
-    operator.firings.clear()
 
 
 def expected(window: Window | Revised, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
@@ -247,8 +222,7 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
 
 def order(given: tuple[int, Windowed[Any, Any]]) -> tuple[Any, ...]:
     time, result = given
-    key = canonical_key(result.key)
-    return time, key_group(key, MAX_PARALLELISM), key, result.start
+    return time, group_of(result.key), canonical_key(result.key), result.start
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -260,11 +234,7 @@ def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(w
         assert given == sorted(given, key=order)
 
 
-def group_of(key: str) -> int:
-    return key_group(canonical_key(key), MAX_PARALLELISM)
-
-
-WATERMARKS = {group: 139 if group == group_of("b") else 39 for group in range(MAX_PARALLELISM)}
+WATERMARKS = {group: 139 if group == group_of("b") else 39 for group in GROUPS}
 """Those of key groups that subtasks at different ones had before a restore."""
 
 

@@ -42,12 +42,7 @@ CHILDREN = {"children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}, "de
             {"id": {"type": "integer"}, "items": {"type": "array", "items": {"$ref": "#/$defs/Item"}, "default": []}},
             {"Item": ITEM},
         ),
-        (
-            Tree,
-            "Tree",
-            CHILDREN,
-            {"Tree": {"title": "Tree", "type": "object", "properties": CHILDREN, "required": []}},
-        ),
+        (Tree, "Tree", CHILDREN, {"Tree": {"title": "Tree", "type": "object", "properties": CHILDREN, "required": []}}),
     ],
 )
 def test_a_record_is_at_the_top_of_its_schema(type_: Any, title: str, properties: Any, definitions: Any) -> None:

@@ -40,6 +40,7 @@ SHARES = 8
 LONG = {"slow": 10, "broker": 1}
 """The seconds that a test takes, about, by mark."""
 LONG_FILES = {
+    "tests/sinks/tables/test_table_schedules.py": 25,
     "tests/testing/test_state_contract.py": 15,
     "tests/testing/test_exactly_once.py": 10,
     "tests/testing/test_sink_contract.py": 10,

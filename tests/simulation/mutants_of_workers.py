@@ -9,19 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from planting import (
-    COUNT,
-    DISORDER,
-    OPEN,
-    REPEATED,
-    RETAKEN,
-    STUCK,
-    WRONG,
-    in_place_of,
-    mutant,
-    replaced,
-    unfitting,
-)
+from planting import COUNT, DISORDER, OPEN, REPEATED, RETAKEN, STUCK, WRONG, in_place_of, mutant, replaced, unfitting
 from repair import ReplayEnds
 
 from exactlyonce.checkpoint.alignment import Alignment

@@ -76,7 +76,9 @@ def test_no_fault_breaks_an_invariant(seeds: int, met: set[str]) -> None:
 @pytest.mark.exhaustive(but=[luck for luck in LUCK if luck not in ELSEWHERE])
 @pytest.mark.parametrize("luck", LUCK)
 def test_no_luck_breaks_an_invariant(luck: str) -> None:
-    simulate(0, SHAPES_OF.get(luck, shapes_of(luck)[0]), luck)
+    """The lucks that go with any topology go round all of them."""
+    drawn = [*SHAPES][[*LUCK].index(luck) % len(SHAPES)]
+    simulate(0, SHAPES_OF.get(luck, shapes_of(luck)[0] or drawn), luck)
 
 
 @pytest.mark.slow
@@ -133,11 +135,6 @@ def test_checkpoints_go_where_the_retention_says_so(luck: str) -> None:
     seen = lived(range(3), luck=luck)
     assert seen["cancelled"] > 0
     assert bool(seen["condemned"]) == (luck == "cancelled and deleted")
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_topology_comes_to_its_end(shape: str) -> None:
-    simulate(0, shape)
 
 
 def test_a_seed_gives_the_same_history_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,9 +101,7 @@ def test_tasks_that_fail_are_tried_again(
     assert_finished(fed, tmp_path)
 
 
-def test_executors_are_killed_and_come_and_go(
-    fed: Fed, tmp_path: Path, spark_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_are_killed(fed: Fed, tmp_path: Path, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under dynamic allocation and adaptive execution an executor dies with a unit, and another with a publication."""
     monkeypatch.setenv("SPARK_HOME", str(spark_home))
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
@@ -202,9 +200,7 @@ def test_the_driver_is_killed(fed: Fed, tmp_path: Path) -> None:
     assert_finished(fed, tmp_path)
 
 
-def test_windows_of_event_time_whose_units_are_killed(
-    run: Any, kafka: Any, topic_name: str, tmp_path: Path, fed: Fed
-) -> None:
+def test_windows_whose_units_are_killed(run: Any, kafka: Any, topic_name: str, tmp_path: Path, fed: Fed) -> None:
     """A unit dies and is repeated, then a driver; a run goes on with the open windows, and all is what SQL says."""
     name, window = f"{topic_name}-windows", "session"
     clicks = Clicks(Job(run, kafka, name, "window_pipelines:windowed", "--param", f"window={window}"), window)

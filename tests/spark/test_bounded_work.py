@@ -152,9 +152,7 @@ def test_the_users_traceback_comes_first_after_retries_too(
     assert outage.value.facts["operator"] == "map-after-in"
 
 
-def test_a_session_that_runs_tasks_twice_is_refused(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speculation_is_refused(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "refused.py").write_text(MODULE.format(name="refused"))
     monkeypatch.syspath_prepend(tmp_path)
     for name, value in {

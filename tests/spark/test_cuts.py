@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import Fed, catch_up, exactlyonce, load_pipeline, run_local, start
+from bounded import Fed, catch_up, load_pipeline, run_local, start
 from reads import direct, make_anew, transaction
+from running import exactlyonce
 from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -95,9 +96,7 @@ def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     assert source._state_plan().source.written.checkpoint == second
 
 
-def test_a_checkpoint_completes_while_the_read_is_planned(
-    fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_while_the_read_is_planned(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the ends of the topics are asked for, after it, or when the tasks begin: its records are left out."""
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     fed.feed(60)

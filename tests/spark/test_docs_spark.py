@@ -91,9 +91,7 @@ def test_the_functions_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path
     assert ids == list(range(100, 1200))
 
 
-def test_the_function_that_writes_to_a_store_runs(
-    spark: Any, servers: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
-) -> None:
+def test_writing_to_a_store(spark: Any, servers: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     (tmp_path / "dsn").write_text(servers.addresses()["TOGETHER_POSTGRES"])
     servers.sql("postgres", "DROP TABLE IF EXISTS order_totals")
     servers.sql("postgres", "CREATE TABLE order_totals (customer text PRIMARY KEY, sum bigint)")
@@ -125,9 +123,7 @@ def test_the_functions_that_read_a_checkpoint_run(spark: Any, kafka_of_the_page:
     assert (orders.count(), sums.count()) == (1000, 1000)
 
 
-def test_the_function_that_goes_on_after_another_query_runs(
-    spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
-) -> None:
+def test_going_on_after_another_query(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     """It begins after the last batch with a commit; the files are as Spark's own source has them, but shorter."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
     exec(compile(blocks("python")[7], "jobs.py", "exec", dont_inherit=True), names)
@@ -151,9 +147,7 @@ def test_the_function_that_goes_on_after_another_query_runs(
     ]
 
 
-def test_the_function_that_reads_typed_records_runs(
-    spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
-) -> None:
+def test_reading_typed_records(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     kafka, module, names = kafka_of_the_page, "orders_of_the_page", dict[str, Any]()
     (tmp_path / f"{module}.py").write_text(blocks("python")[0])
     spark.addArtifacts(str(tmp_path / f"{module}.py"), pyfile=True)

@@ -122,9 +122,7 @@ def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None
     world.assert_exact(4, 0, 1)
 
 
-def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
-    world: World, transactions: Transactions, failing: Callable[[str], None]
-) -> None:
+def test_a_lost_transaction(world: World, transactions: Transactions, failing: Callable[[str], None]) -> None:
     """The rows of a decided batch are copied if everything was down for longer than a transaction may last."""
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)

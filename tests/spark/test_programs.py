@@ -1,4 +1,4 @@
-"""Programs with a session of their own, by spark-submit, on a cluster and with Spark Connect: it stays as it is."""
+"""Programs with a session of their own, by spark-submit, on a cluster and with Spark Connect; one may be stopped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended_session import FOLDER, NAME
 from program import CELL
 
+from exactlyonce.connectors.embedded.broker import HOST
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
@@ -57,12 +59,38 @@ def test_a_submitted_program(kafka: KafkaCluster, topic_name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["connect", "cluster"])
-def test_a_notebooks_cell_travels(
-    kind: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path, spark_home: Path
-) -> None:
+def test_a_cell_travels(kind: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path, spark_home: Path) -> None:
     """The file of the cell's module is away while units run, on Spark Connect and in executors of a classic session."""
     line = [sys.executable, str(PROGRAM), kind]
     printed = run(kafka, topic_name, tmp_path, *line, SPARK_HOME=str(spark_home))
     assert_done(printed, topic_name)
     if kind == "connect":
         assert f"{topic_name}: checkpoint 1; stage in; 2 units" in printed["tags"]
+
+
+RIG = Path(__file__).parent / "rig"
+STOPPED = (
+    "The Spark session was stopped before {}: checkpoint 2, stage in was done. Nothing of its checkpoint is visible"
+)
+
+
+@pytest.mark.parametrize("kind", ["backfill", "follow"])
+def test_a_session_is_stopped(kind: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    """By the program, as a stage begins and while a task computes; a second call does the rest."""
+    for suffix in ("in", "out"):
+        kafka.create_topic(f"{topic_name}-{suffix}", 1)
+    kafka.produce(f"{topic_name}-in", [str(number) for number in range(12)])
+    path = os.pathsep.join([str(RIG), str(RIG.parents[1] / "engines")])
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST, "PYTHONPATH": path}
+    line = [sys.executable, str(RIG / "ended_session.py"), kind, kafka.bootstrap_servers]
+    done = subprocess.run(
+        line, cwd=tmp_path, env={**os.environ, **own, NAME: topic_name, FOLDER: str(tmp_path)}, capture_output=True,
+        text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout.splitlines()[-1])
+    began = "exit code 1: exactlyonce" if kind == "follow" else "StageFailed"
+    assert printed["error"].startswith(f"{began}: {STOPPED.format(topic_name)}")
+    assert printed["checkpoint"] == 3
+    outputs = [int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out")]
+    assert sorted(outputs) == [2 * number for number in range(12)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,15 @@ import pytest
 from bounded import HERE, Fed
 
 from exactlyonce.cli.main import main
+from exactlyonce.engines.spark import jobs
+from exactlyonce.engines.spark.jobs import described, watched
 from exactlyonce.engines.spark.session import require_master, runs_here, session
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -89,12 +93,34 @@ def test_a_master_that_spark_does_not_know(master: str) -> None:
         ("local", {"spark.x": "1"}, "--master and"),
     ],
 )
-def test_a_session_that_goes_on_is_not_another_one(
-    master: str | None, conf: dict[str, str], named: str, spark: SparkSession
-) -> None:
+def test_the_session_of_the_program(master: str | None, conf: dict[str, str], named: str, spark: SparkSession) -> None:
     with (
         pytest.raises(ConfigError, match=f"This program has a Spark session.*{named}"),
         session(master, conf, "another"),
     ):
         pass
     assert runs_here(spark)
+
+
+def test_an_error_of_the_listener_ends_the_work(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LOOK_INTERVAL_S", 0.01)
+
+    def refusing(count: int) -> None:
+        raise LookupError(f"{count} tasks")
+
+    with pytest.raises(LookupError, match="tasks"):
+        watched(spark, spark.range(0, 40, 1, 40).collect, refusing)
+
+
+@pytest.mark.parametrize("theirs", [None, "the program's own"])
+def test_the_callers_description_comes_back(spark: SparkSession, theirs: str | None) -> None:
+    """Also after an error; and none, where there was none."""
+    context = spark.sparkContext
+    context.setLocalProperty("spark.job.description", theirs)  # type: ignore[arg-type]  # None removes it
+    try:
+        with suppress(KeyError), described(spark, "orders: checkpoint 12, stage totals, 40 units"):
+            assert context.getLocalProperty("spark.job.description") == "orders: checkpoint 12, stage totals, 40 units"
+            raise KeyError
+        assert context.getLocalProperty("spark.job.description") == theirs
+    finally:
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]  # None removes it

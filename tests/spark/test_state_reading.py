@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import exactlyonce
 from pyspark.errors import PySparkException
+from running import exactlyonce
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History

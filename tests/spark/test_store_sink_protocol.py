@@ -167,9 +167,7 @@ def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
     ],
     indirect=["target"], ids=["undecided-prepared", "coordinator-decided-rows", "coordinator-finalized-files"],
 )  # fmt: skip
-def test_a_query_that_is_stopped_while_it_commits(
-    step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_query(step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted query and the former one's commit: neither decides dropped rows, nor drops those staged meanwhile."""
     planner, committer = world.pair("a", **changes)
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))

@@ -16,7 +16,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import IndexHead, decode_index, encode_index
-from exactlyonce.state.key_groups import mask_of
+from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.slots import GroupTimes
 
 _HEAD = IndexHead("totals", 5, 12, "int", 2.0)
@@ -131,3 +131,12 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
 def test_a_bomb_is_not_unpacked(size: int) -> None:
     with pytest.raises(DamagedState, match="larger than an index can be"):
         decode_index(b"EOX2" + zlib.compress(msgspec.msgpack.encode(bytes(size)), 1))
+
+
+@given(st.integers(1, 300), st.data())
+def test_ranges_partition_the_groups(max_parallelism: int, data: st.DataObject) -> None:
+    parallelism = data.draw(st.integers(1, max_parallelism))
+    ranges = [group_range(subtask, parallelism, max_parallelism) for subtask in range(parallelism)]
+    assert [group for each in ranges for group in each] == list(range(max_parallelism))
+    for subtask, groups in enumerate(ranges):
+        assert {subtask_of(group, parallelism, max_parallelism) for group in groups} == {subtask}

@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import EncodedBlock
-from exactlyonce.state.errors import StateUnstorable
+from exactlyonce.state.errors import ApplyFailed, StateUnstorable
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.stored import StoredState
@@ -156,3 +156,15 @@ def test_many_long_keys_that_are_deleted(topic: Any) -> None:
     refs = [topic.put(block) for block in snapshot.encode() if block is not None]
     restored = topic.restored(snapshot.seal(refs), 2, range(1))
     assert dict(restored.items()) == dict.fromkeys(short, 1) | dict.fromkeys(short[:2_500], 2)
+
+
+def test_a_function_that_returns_no_pair_is_located() -> None:
+    def fn(_: int | None, record: int) -> Any:
+        return (1, 1) if record else record
+
+    with pytest.raises(ApplyFailed) as failure:
+        KeyedTable(StoredState(operator="totals", type=int, groups=range(128), max_parallelism=128)).apply(
+            fn, [canonical_key("ann")] * 3, [5, 7, 0]
+        )
+    assert failure.value.index == 2
+    assert isinstance(failure.value.__cause__, TypeError)

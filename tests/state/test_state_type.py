@@ -1,10 +1,13 @@
 """State types: mutability, clones, and what may be read as what."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import datetime
 import enum
 import inspect
+import json
 import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
@@ -18,6 +21,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
+from exactlyonce.state.json_text import json_text
 from exactlyonce.state.state_type import StateType
 
 UTC = datetime.timezone.utc
@@ -42,7 +46,7 @@ class FrozenWithList(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    children: tuple["Tree", ...]
+    children: tuple[Tree, ...]
 
 
 class Pair(NamedTuple):
@@ -172,7 +176,7 @@ class Word(str, enum.Enum):
 
 class Seen(msgspec.Struct):
     at: dict[str, datetime.datetime]
-    inner: tuple["Seen", ...] = ()
+    inner: tuple[Seen, ...] = ()
 
 
 @dataclasses.dataclass
@@ -182,7 +186,7 @@ class Noted:
 
 
 class Linked(TypedDict, total=False):
-    next: "Linked"
+    next: Linked
     at: datetime.datetime
 
 
@@ -192,7 +196,7 @@ class Unset(msgspec.Struct):
 
 
 class ByItself(msgspec.Struct, frozen=True):
-    inner: "dict[ByItself, Any]"
+    inner: dict[ByItself, Any]
 
 
 class Data2(TypedDict):
@@ -418,3 +422,9 @@ def test_what_a_new_version_takes_out_is_not_in_its_chain() -> None:
     assert not StateType[Any]("totals", VersionedState(second, 2)).may_share_chain(schema, 1)
     assert not StateType[Any]("totals", VersionedState(third, 2)).may_share_chain(schema, 1)
     assert StateType[Any]("totals", third).may_share_chain(schema, 1)
+
+
+def test_keys_are_named_at_every_depth() -> None:
+    value = {"days": [{(1, (True, None)): {False: b"\x00"}}, {2.5: "half", "[1]": 1}]}
+    shown = {"days": [{"[1,[true,null]]": {"false": "AA=="}}, {"2.5": "half", "[1]": 1}]}
+    assert json.loads(json_text(value)) == shown

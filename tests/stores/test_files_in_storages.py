@@ -18,7 +18,7 @@ import running
 from bounded import Silent
 from hdfs_server import HdfsServer
 from running import Run, assert_updates
-from stored_files import FORMATS
+from together import STORED_FORMATS
 from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -46,7 +46,7 @@ class Filed(running.Job):
     ) -> None:
         self.server, self.folder, self.path = server, folder, f"lake/{name}"
         self.url = f"{server.url}/{self.path}"
-        super().__init__(run, kafka, name, "stored_files:filed", "--param", f"url={self.url}", partitions=2)
+        super().__init__(run, kafka, name, "together:filed", "--param", f"url={self.url}", partitions=2)
 
     def armed(self, failpoint: str, *arguments: str) -> Run:
         fired = self.folder / f"fired-{len(self.incarnations)}"
@@ -58,7 +58,7 @@ class Filed(running.Job):
 
     def loaded(self) -> Loaded:
         params = {"name": self.name, "url": self.url}
-        reference: dict[str, object] = {"module": "stored_files", "attribute": "filed", "params": params,
+        reference: dict[str, object] = {"module": "together", "attribute": "filed", "params": params,
                                         "path": str(RIG)}  # fmt: skip
         return Loaded(load_reference(reference), reference)
 
@@ -93,7 +93,7 @@ class Filed(running.Job):
         return found
 
     def assert_exact(self) -> None:
-        for format in FORMATS:
+        for format in STORED_FORMATS:
             rows = sorted(self.rows(format), key=lambda row: int(row["sum"]))  # a customer's sums only grow
             assert_updates(rows, self.fed, f"{format} in {self.url}")
 

@@ -35,9 +35,7 @@ def state(model: BrokerModel) -> str:
     return found.state
 
 
-def test_a_commit_becomes_visible_one_partition_after_the_other(
-    stage: Stage, model: BrokerModel, clock: SimulatedClock
-) -> None:
+def test_a_commit_shows_one_partition_at_a_time(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
     play([End("a", commit=True, settle=False)], stage)
     seen = []
     for _ in range(4):
@@ -76,9 +74,7 @@ def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clo
 
 
 @pytest.mark.parametrize(("commit", "shown"), [(True, [b"y"]), (False, [])])
-def test_the_next_end_there_decides_what_hangs(
-    stage: Stage, model: BrokerModel, clock: SimulatedClock, commit: bool, shown: list[bytes]
-) -> None:
+def test_the_next_end_decides_what_hangs(stage: Stage, model: BrokerModel, commit: bool, shown: list[bytes]) -> None:
     play([End("a", commit=True, settle=False)], stage)
     model.stop()
     model.start(lose_markers=True)

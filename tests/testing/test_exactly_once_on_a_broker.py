@@ -21,11 +21,11 @@ NUMBERS, SUMS = [*range(1, 7)], [[1, 1], [2, 2], [3, 4], [4, 6], [5, 9], [6, 12]
 def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pipeline]:
     """The function that makes the pipeline; it notes all numbers in tmp_path / "noted"."""
     monkeypatch.setenv("NOTED_NUMBERS", str(tmp_path / "noted"))
-    spec = importlib.util.spec_from_file_location("broker_pipelines", Path(__file__).with_name("broker_pipelines.py"))
+    spec = importlib.util.spec_from_file_location("scripted_pipeline", Path(__file__).with_name("scripted_pipeline.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "broker_pipelines", module)
+    monkeypatch.setitem(sys.modules, "scripted_pipeline", module)
     spec.loader.exec_module(module)
     made: Callable[[str], Pipeline] = module.sums
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -70,9 +69,7 @@ def kept(one: Counter[int], other: Counter[int]) -> Counter[int]:
     ],
     ids=["order", "mean of means", "max of sums", "add", "a global", "a counter", "None", "None of add"],
 )  # fmt: skip
-def test_a_wrong_fold_is_shown_with_its_parts(
-    new: Callable[[], Any], add: Callable[[Any, int], Any], merge: Callable[[Any, Any], Any], problem: str
-) -> None:
+def test_a_wrong_fold_is_shown_with_its_parts(new: Any, add: Any, merge: Any, problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
         assert_merges(new, add, merge, [3, 5, 8, 5, 13, 21])
 

@@ -45,7 +45,7 @@ def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tm
     script: list[Any] = [*range(1, 50), CRASH, CRASH, *range(50, 100)]
     script_topic(kafka, f"{topic_name}-in", script)
     kafka.create_topic(f"{topic_name}-out")
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", "scripted_pipeline:sums"]
+    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", "scripted_pipeline:scripted"]
     arguments = ["--param", f"name={topic_name}", "--until", "latest", "--checkpoint-interval", "100ms"]
     path = tmp_path / "fired"
     run = subprocess.run(

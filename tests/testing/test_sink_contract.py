@@ -44,8 +44,11 @@ class Hooks:
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:
-        with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
+        """A lock that is never let go: it need not be waited for."""
+        connect = sqlite3.connect
+        with closing(connect(self.path, isolation_level=None)) as db, pytest.MonkeyPatch.context() as patch:
             db.execute("BEGIN EXCLUSIVE")
+            patch.setattr(sqlite3, "connect", lambda path, **options: connect(path, **{**options, "timeout": 0.01}))
             yield
 
     def backup(self) -> Callable[[], None]:

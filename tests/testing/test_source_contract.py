@@ -253,18 +253,10 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def mutant_source() -> TestListSource:
-    """A test class of its own, as pytest makes one."""
-    mutant = TestListSource()
-    mutant.lists, mutant._to_close = Lists(), []
-    return mutant
-
-
 @pytest.mark.parametrize("rule", MUTANTS)
-def test_a_rule_that_is_left_out_is_missed(
-    rule: str, mutant_source: TestListSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = count()  # so that what never comes is waited for as often as it takes, however long that takes
     monkeypatch.setattr(contract, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    MUTANTS[rule].is_missed_by(mutant_source, monkeypatch)
+    mutant = TestListSource()
+    mutant.lists, mutant._to_close = Lists(), []
+    MUTANTS[rule].is_missed_by(mutant, monkeypatch)

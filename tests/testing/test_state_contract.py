@@ -174,9 +174,7 @@ TIERED_MUTANTS = {
 
 
 @pytest.mark.parametrize("rule", TIERED_MUTANTS)
-def test_a_rule_of_the_tiered_backend_that_is_left_out_is_missed(
-    rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_rule_of_the_tiered_backend(rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = TieredInFoldersOfTheirOwn()
     small.folder = tmp_path
     monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)

@@ -8,20 +8,18 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import chdir, closing, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from running import Run, assert_copies, assert_totals, orders, run_here
+from running import Run, assert_copies, assert_totals, exactlyonce, orders, run_here
 from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -228,15 +226,6 @@ def exported_and_reset(fed: Fed, folder: Path) -> str:
     exactlyonce(fed.kafka, "reset", fed.name, "--yes", "--force")
     (savepoint,) = folder.glob(f"{fed.name}-*")
     return f"file://{savepoint}"
-
-
-def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE, code: int = 0) -> str:
-    """A command in this process, run in *folder*, with its exit *code*; what it writes to stdout."""
-    out, err = StringIO(), StringIO()
-    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
-        ended = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
-    assert ended == code, err.getvalue()
-    return out.getvalue()
 
 
 def parameters(fed: Fed, params: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from blank_manifest import blank_manifest
+from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 
@@ -18,7 +18,6 @@ manifest = partial(
 def committable(name: str, producer_id: int = 0, checkpoint: int = 7, **written: tuple[int, int]) -> Committable:
     """One of sink `out` subtask 0; `p1=(40, 3)` are three records in partition 1 from offset 40 on."""
     places = tuple(Written("t", int(partition[1:]), *place) for partition, place in written.items())
-    return Committable(
-        transactional_id=name, producer_id=producer_id, epoch=5, transaction_version=2, cluster_id="", sink="out",
-        subtask=0, checkpoint=checkpoint, written=places,
-    )  # fmt: skip
+    return blank_committable(
+        transactional_id=name, producer_id=producer_id, epoch=5, cluster_id="", checkpoint=checkpoint, written=places
+    )

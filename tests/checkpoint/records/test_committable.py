@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from blank_manifest import blank_committable
 
 from exactlyonce.checkpoint.records.committable import (
-    Committable,
     TransactionalId,
     Written,
     coordinator_id,
@@ -52,13 +52,7 @@ def test_the_coordinators_id_is_listed_with_its_pipeline_but_is_no_sinks_id() ->
 
 def test_a_committable_within_another_is_what_both_have_partitions_of() -> None:
     """Only the partitions count: first offsets and counts are one's own."""
-    whole = Committable(
-        transactional_id="a", producer_id=1, epoch=0, transaction_version=2, cluster_id="c", sink="out", subtask=0,
-        checkpoint=1, written=(Written("t", 0, 5, 2), Written("t", 1, 7, 3)),
-    )  # fmt: skip
-    other = Committable(
-        transactional_id="b", producer_id=9, epoch=4, transaction_version=2, cluster_id="c", sink="out", subtask=0,
-        checkpoint=1, written=(Written("t", 1, 90, 3), Written("u", 0, 1, 1)),
-    )  # fmt: skip
+    whole = blank_committable(written=(Written("t", 0, 5, 2), Written("t", 1, 7, 3)))
+    other = blank_committable(producer_id=9, epoch=4, written=(Written("t", 1, 90, 3), Written("u", 0, 1, 1)))
     assert whole.within(other).written == (Written("t", 1, 7, 3),)
     assert whole.within(whole) == whole

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from blank_manifest import blank_manifest
+from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -49,9 +49,9 @@ def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7
 
 def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
     written = (Written("t", 0, 100 * slot, records),)
-    return Committable(
-        transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, transaction_version=2,
-        cluster_id="cluster", sink="out", subtask=subtask, checkpoint=checkpoint, written=written,
+    return blank_committable(
+        transactional_id=name(slot, subtask), producer_id=10 + slot, subtask=subtask, checkpoint=checkpoint,
+        written=written,
     )  # fmt: skip
 
 

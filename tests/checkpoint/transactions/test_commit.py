@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_committable
 from scripted_broker import World
 
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
@@ -35,10 +36,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 
 
 def committable(name: str, subtask: int = 0, checkpoint: int = 1, records: int = 5) -> Committable:
-    return Committable(
-        transactional_id=name, producer_id=7, epoch=3, transaction_version=2, cluster_id="cluster", sink="out",
-        subtask=subtask, checkpoint=checkpoint, written=(Written("t", 0, 10, records),),
-    )  # fmt: skip
+    written = (Written("t", 0, 10, records),)
+    return blank_committable(transactional_id=name, subtask=subtask, checkpoint=checkpoint, written=written)
 
 
 def rounds(world: World) -> list[list[str]]:
@@ -100,11 +99,7 @@ def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(an
 
 @pytest.mark.parametrize(
     ("fate", "fates", "lost", "gone"),
-    [
-        (Fate.COMMITTED, {"a": "proven"}, [], []),
-        (Fate.ABORTED, {}, ["a"], []),
-        (Fate.GONE, {}, [], ["a"]),
-    ],
+    [(Fate.COMMITTED, {"a": "proven"}, [], []), (Fate.ABORTED, {}, ["a"], []), (Fate.GONE, {}, [], ["a"])],
 )
 def test_the_unknown_are_settled_by_their_records(
     fate: Fate, fates: dict[str, str], lost: list[str], gone: list[str]
@@ -135,8 +130,7 @@ def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[in
 
 
 @pytest.mark.parametrize(
-    ("incarnation", "attempt", "older"),
-    [(2, 9, True), (3, 1, True), (3, 2, False), (3, 3, False), (4, 0, False)],
+    ("incarnation", "attempt", "older"), [(2, 9, True), (3, 1, True), (3, 2, False), (3, 3, False), (4, 0, False)]
 )
 def test_an_id_is_older_by_incarnation_and_then_by_attempt(incarnation: int, attempt: int, older: bool) -> None:
     name = TransactionalId("p", "out", 0, incarnation, f"{attempt}-stage", "0")

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from blank_manifest import blank_manifest
+from blank_manifest import blank_committable, blank_manifest
+from scripted_broker import transactions
 
-from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.requests import (
@@ -42,10 +42,7 @@ PLACES = (("t", 0), ("t", 1))
 
 def committable(name: str = "a", producer_id: int = 7, checkpoint: int = 1) -> Committable:
     written = tuple(Written(topic, partition, 10, 5) for topic, partition in PLACES)
-    return Committable(
-        transactional_id=name, producer_id=producer_id, epoch=3, transaction_version=2, cluster_id="cluster",
-        sink="out", subtask=0, checkpoint=checkpoint, written=written,
-    )  # fmt: skip
+    return blank_committable(transactional_id=name, producer_id=producer_id, checkpoint=checkpoint, written=written)
 
 
 class Broker:
@@ -286,10 +283,8 @@ def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
     broker.fates = [Fate.COMMITTED, Fate.ABORTED]
     decided = committable("eo:p:out:0:2.0:0")
     manifest = blank_manifest(checkpoint=1, incarnation=2, base=0, previous=0, committables=(decided,))
-    protocol = TransactionCommits(
-        pipeline="p", incarnation=3, attempt=0, cluster_id="cluster", transaction_version=2,
-        transaction_timeout_ms=60_000,
-    )  # fmt: skip
-    assert drive(finish(manifest, [], [protocol], 3, lambda: 9), broker) == {decided.transactional_id: "repaired"}
+    assert drive(finish(manifest, [], [transactions(attempt=0)], 3, lambda: 9), broker) == {
+        decided.transactional_id: "repaired"
+    }
     part = msgspec.structs.replace(decided, written=decided.written[1:])
     assert broker.of(CopyTransaction) == [CopyTransaction(part, "eo:p:out:0:3.0:repair-1-1")]

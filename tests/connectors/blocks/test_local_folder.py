@@ -1,4 +1,4 @@
-"""A folder as a block storage."""
+"""A folder as a block storage: it keeps the contract, and a test of that misses each rule that is left out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_files import FileStorageContract
 from waiting import until
 
-from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.connectors.blocks import storage as storages
 from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.names import aside, file_name, name_of, reference
 from exactlyonce.connectors.blocks.storage import FileStorage, file_storage, folder_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
+from exactlyonce.pipeline.names import NAME_LENGTH_MAX
 from exactlyonce.testing.cluster import LIMIT_S
+from tests.testing.conftest import Mutant
 
 INNER = "totals/topic-1"
 
@@ -175,3 +182,112 @@ def test_removing_the_folder(tmp_path: Path) -> None:
     (tmp_path / "others" / "topic-1").mkdir(parents=True)
     storage.erase()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["others"]
+
+
+# --- rules that are left out ------------------------------------------------------------------------------------------
+
+SINCE, BEGIN, FETCH = FileStorage.since, FileStorage.begin, FileStorage.fetch
+POLL, WAIT = FileBlocks.poll, FileBlocks.wait
+
+
+def _unverified(ref: BlockRef, value: bytes, named: str) -> Block:
+    try:
+        return decode(value, Block)
+    except DamagedRecord as error:
+        raise DamagedBlock(named, ref) from error
+
+
+def _own_alone(self: Any, ends: Iterable[int]) -> Scanned:
+    found = SINCE(self, ends)
+    return Scanned(tuple(each for each in found.blocks if each.key.startswith("block/1/")), found.end_offsets)
+
+
+def _without_a_process(self: Any, incarnation: int, attempt: int) -> FileBlocks:
+    blocks = BEGIN(self, incarnation, attempt)
+    blocks._nonce = "0123456789ab"
+    return blocks
+
+
+def _failing(self: Any, timeout_s: float = 0.0) -> int:
+    for put in self._unresolved if self._obstacle else ():
+        put.failure = self._obstacle
+    return POLL(self, timeout_s)
+
+
+def _unseeing(self: Any, timeout_s: float, look: Any = None, *, left: int = 0) -> None:
+    WAIT(self, timeout_s if look is None else 0.1, left=left)
+
+
+def _damaged_when_away(self: Any, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+    try:
+        yield from FETCH(self, refs)
+    except StorageUnavailable as error:
+        raise DamagedBlock(str(error), next(iter(refs))) from error
+
+
+def _nothing_when_away(self: Any, ends: Iterable[int]) -> Scanned:
+    try:
+        return SINCE(self, ends)
+    except StorageUnavailable:
+        return Scanned((), tuple(ends))
+
+
+MUTANTS = {
+    "bytes are not compared": Mutant(
+        storages, "verified_value", _unverified, "other_bytes_than_were_written", "names by their SHA-256"),
+    "what is cut off is returned": Mutant(
+        storages, "verified_value", _unverified, "a_block_that_was_cut_off", "names by their SHA-256"),
+    "what is gone is left out": Mutant(
+        FileStorage, "fetch", lambda self, refs: FETCH(self, [ref for ref in refs if self._got(ref) is not None]),
+        "a_block_that_is_gone", "would be missing in silence"),
+    "a key may be put twice":
+        Mutant(KeysWritten, "add", lambda self, key: None, "a_key_is_put_once", "A key was put twice"),
+    "processes share keys": Mutant(
+        FileStorage, "begin", _without_a_process, "two_processes_of_one_attempt", "A block was given twice"),
+    "others' orphans are not listed":
+        Mutant(FileStorage, "since", _own_alone, "orphans_are_listed", "nobody remembers it"),
+    "nothing is dropped":
+        Mutant(FileStorage, "dropped", lambda self, refs: None, "what_is_dropped", "A dropped block is listed"),
+    "nothing is erased":
+        Mutant(FileStorage, "erase", lambda self: None, "erasing", "stay when the pipeline is forgotten"),
+    "nobody is told what is waited for":
+        Mutant(FileBlocks, "waiting", "", "a_storage_that_is_away_is_waited_for", "Nobody is told what is waited for"),
+    "what is waited for is told for good": Mutant(
+        FileBlocks, "waiting", "waiting for the folder", "a_storage_that_is_away_is_waited_for",
+        "Nothing is waited for any more"),
+    "a block fails while the storage is away": Mutant(
+        FileBlocks, "poll", _failing, "a_storage_that_is_away_is_waited_for", "is waited for, by whoever writes"),
+    "nobody looks while it is waited for":
+        Mutant(FileBlocks, "wait", _unseeing, "who_waits_looks_meanwhile", "looks whether it is fenced"),
+    "what may be left is waited for": Mutant(
+        FileBlocks, "wait", lambda self, timeout_s, look=lambda: None, **_: WAIT(self, timeout_s, look),
+        "who_waits_looks_meanwhile", "A newer instance took over"),
+    "what is away is damaged":
+        Mutant(FileStorage, "fetch", _damaged_when_away, "reading_while_it_is_away", "neither gone nor damaged"),
+    "nothing is listed while it is away":
+        Mutant(FileStorage, "since", _nothing_when_away, "reading_while_it_is_away", "neither gone nor damaged"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_left_out_is_missed(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = TestLocalFolder()
+    contract.root, contract._to_close, contract.limit_s = tmp_path / "checkpoints", [], 0.1
+    contract.root.mkdir()
+    MUTANTS[rule].is_missed_by(contract, monkeypatch)
+    for each in contract._to_close:
+        each.close()
+
+
+def test_names_of_files() -> None:
+    key = BlockKey(10**17, 10**17, "o" * NAME_LENGTH_MAX, 32_767, 10**6, 10**6, "0123456789ab")
+    name = file_name(key, bytes(32))
+    assert len(aside(key, bytes(32))) <= 255
+    assert reference(name, 7) == BlockRef(1, 0, str(key), 7, bytes(32))
+    assert name_of(BlockRef(1, 0, str(key), 7, bytes(32))) == name
+    assert name_of(BlockRef(1, 0, "manifest/7", 7, bytes(32))) is None
+    other = reference(aside(key, bytes(32)), 7)
+    assert other is not None
+    assert other.key != str(key)
+    for foreign in ("probe", "README", f"{name}.crc", f".{name}", name[:-1], name.upper()):
+        assert reference(foreign, 7) is None

@@ -105,9 +105,7 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
         ("Bad_Bucket!", "AWS_REGION", "eu-west-1", "Bad_Bucket! cannot be the name of a bucket; correct the URL"),
     ],
 )  # fmt: skip
-def test_settings_that_are_wrong(
-    bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings(bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be used: .*{said}") as caught:
         S3Folder(bucket, "prod/x").check()

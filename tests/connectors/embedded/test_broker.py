@@ -1,9 +1,10 @@
-"""The embedded broker: a real Kafka as a child process, and the downloads and Java it needs."""
+"""The embedded broker: a real Kafka as a child process, the downloads, Java and archive of classes it needs."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import re
 import socket
@@ -19,11 +20,15 @@ from waiting import until
 
 from exactlyonce.connectors.embedded import jars, java
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
-from exactlyonce.connectors.embedded.progress import Passing
+from exactlyonce.connectors.embedded.class_archive import ensure_class_archive
+from exactlyonce.connectors.embedded.jars import cache_dir, class_archive, kafka_jars
+from exactlyonce.connectors.embedded.java import find_java
+from exactlyonce.connectors.embedded.progress import Passing, seldom, told_on
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.clock import SimulatedClock
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +143,7 @@ class TestRefusals:
 
 class TestJava:
     @pytest.mark.parametrize(("at_home", "taken"), [("openjdk 21.0.1", "home"), ("java 1.8.0_402", "path")])
-    def test_the_first_that_is_new_enough(
-        self, at_home: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_first(self, at_home: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """JAVA_HOME comes before PATH. No Java is started after the one that is taken: each is a process."""
         name, _, version = at_home.partition(" ")
         found = {
@@ -277,3 +280,64 @@ def program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_the_next_line_replaces_a_passing_one() -> None:
+    terminal = Terminal()
+    tell = told_on(terminal)
+    for line in ("begins", Passing("  1 of 2"), Passing("  2 of 2"), "ended"):
+        tell(line)
+    assert terminal.getvalue() == "\r\x1b[Kbegins\n\r\x1b[K  1 of 2\r\x1b[K  2 of 2\r\x1b[Kended\n"
+
+
+def test_elsewhere_passing_lines_are_seldom() -> None:
+    told = list[str]()
+    clock = SimulatedClock()
+    tell = seldom(told.append, 5.0, lambda: clock.monotonic_ms() / 1000)
+    for line in ("begins", Passing("4"), Passing("8"), Passing("12"), "ended"):
+        tell(line)
+        clock.advance(4_000)
+    assert told == ["begins", "8", "ended"]
+
+
+def test_a_file_gets_lines() -> None:
+    file = io.StringIO()
+    told_on(file)("begins")
+    assert file.getvalue() == "begins\n"
+
+
+def takes(broker: EmbeddedBroker, archive: Path) -> bool:
+    return str(archive) in Path(f"/proc/{broker.status().pid}/maps").read_text()
+
+
+def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None:
+    java = find_java()
+    archive = class_archive(java, kafka_jars(print))
+    assert takes(stoppable.broker, archive) == archive.exists()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exactlyonce").mkdir()
+    (tmp_path / "exactlyonce" / "kafka").symlink_to(kafka_jars(print))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jars = cache_dir() / "kafka"
+    jars.rename(cache_dir() / jars.resolve().name)
+    told: list[str] = []
+    archive = ensure_class_archive(told.append)
+    assert archive is not None
+    assert [line.split()[0] for line in told] == ["Archiving"]
+    assert ensure_class_archive(told.append) == archive
+    assert len(told) == 1
+    assert sorted(each.suffix for each in cache_dir().iterdir()) == [".1", ".jsa"]
+    broker = EmbeddedBroker(tmp_path / "broker", port=0, lifetime="process")
+    broker.start()
+    assert takes(broker, archive)
+    broker.kill()

@@ -253,9 +253,7 @@ def test_compressed_files_that_are_cut_off(suffix: str, tmp_path: Path) -> None:
         read(source, found(source)[0])
 
 
-def test_what_is_wrong_is_said_before_anything_is_read(
-    tmp_path: Path, folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong(tmp_path: Path, folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"format": "xml"}, "format='xml' must be one of 'jsonl', 'csv', 'parquet', 'avro'"),
         ({"value": object}, "object"),

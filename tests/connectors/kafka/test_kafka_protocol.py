@@ -38,7 +38,7 @@ class Time:
         self.now_s += duration_s
 
 
-def wire_at(address: str, timeout_ms: int = 1_000, **settings: str) -> Wire:
+def wire_at(address: str, timeout_ms: int = 100, **settings: str) -> Wire:
     dotted = {name.replace("_", "."): value for name, value in settings.items()}
     return Wire(ClientConfig({"bootstrap.servers": address, **dotted}), timeout_ms=timeout_ms)
 
@@ -84,7 +84,7 @@ class TestNobodyThere:
 
     @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
     def test_a_server_that_says_nothing(self, silent: str, protocol: str) -> None:
-        said = f"no broker answers at {silent} .tried for 1 s: .*speaks {protocol} "
+        said = f"no broker answers at {silent} .tried for 0.1 s: .*speaks {protocol} "
         self.fails(wire_at(silent, security_protocol=protocol), said)
 
     @pytest.mark.usefixtures("unhurried")

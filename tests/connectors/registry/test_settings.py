@@ -90,9 +90,7 @@ def test_arguments_that_contradict_each_other_are_refused(arguments: Any, proble
         ({"basic.auth.user.info": "env:LOGIN"}, "must be in the form"),
     ],
 )
-def test_settings_that_the_client_refuses_are_no_outage(
-    settings: Any, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_the_client_refuses(settings: Any, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client needs the extra `registry`")
     monkeypatch.setenv("LOGIN", "hunter2")
     with pytest.raises(ConfigError, match=problem) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from shop import on_mariadb, on_postgres
 from table_reading import Named, read, read_on
 
+from exactlyonce.connectors.tables import TableSplit
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 ROWS = 2_500
@@ -69,6 +71,28 @@ def test_a_snapshot_of_another_start_of_the_server_is_gone(shop: Any) -> None:
         read_on(source, (msgspec.structs.replace(position, topic_id=position.topic_id.replace("@", "@1")),), 20)
     assert len(read_on(source, (position,), 100)[0]) == 30
     finder.close()
+
+
+@on_postgres
+def test_a_snapshot_is_gone_while_its_session_ends(shop: Any) -> None:
+    """The session's process has ended, its file is still there."""
+    shop.sql("CREATE TABLE names (id int PRIMARY KEY, name text)")
+    shop.sql("INSERT INTO names VALUES (1, 'a')")
+    source = shop.source("names", value=Named)
+    finder = source.finder("s")
+    splits = finder.find(())
+    name, _, _ = TableSplit.parse(splits[0].topic_id).snapshot.partition("@")
+    exported = shop.server.folder / "data" / "pg_snapshots" / name
+    content = exported.read_bytes()
+    finder.close()
+    while exported.exists():
+        time.sleep(0.01)
+    exported.write_bytes(content)
+    exported.chmod(0o644)
+    try:
+        assert len(read_on(source, splits, 20)[0]) == 1
+    finally:
+        exported.unlink()
 
 
 @on_postgres

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from blank_manifest import blank_committable
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
@@ -26,10 +27,7 @@ class Broker:
 
 
 def committable(name: str) -> Committable:
-    return Committable(
-        transactional_id=name, producer_id=7, epoch=4, transaction_version=2, cluster_id="cluster", sink="out",
-        subtask=0, checkpoint=1, written=(Written("out", 0, 0, 1),),
-    )  # fmt: skip
+    return blank_committable(transactional_id=name, epoch=4, checkpoint=1, written=(Written("out", 0, 0, 1),))
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
-from lake_hands import TOTALS, commit, totals, without_rights
+from lake_hands import TOTALS, Hands, commit, lake_in, totals, without_rights
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks.writer import SinkFailed
@@ -20,6 +21,12 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 pytest.importorskip("deltalake", reason="DELTA NOT TESTED: it needs the extra `delta`")
 
 from exactlyonce.sinks.delta import table as delta_table
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Hands]:
+    with lake_in(tmp_path / "totals", "delta") as hands:
+        yield hands
 
 
 class Sale(msgspec.Struct):

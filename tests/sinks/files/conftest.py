@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from flushing import flushed
+from table_rows import Total
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks import FileSink
@@ -20,11 +21,6 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
-
-
-class Total(msgspec.Struct):
-    customer: str
-    cents: int
 
 
 class Clients:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from table_rows import Total
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -16,11 +17,6 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import Committing
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
-
-
-class Total(msgspec.Struct):
-    customer: str
-    cents: int
 
 
 @dataclass

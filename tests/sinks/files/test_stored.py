@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from hdfs_server import HdfsServer
+from table_rows import Total
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.connectors.blocks.s3 import S3Folder
@@ -23,7 +24,7 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, SinkWriter
 from exactlyonce.testing.servers.s3 import BUCKET, S3Server
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
-from tests.sinks.files.conftest import Target, Total, stage
+from tests.sinks.files.conftest import Target, stage
 
 
 class Files:
@@ -162,9 +163,7 @@ def uploads(files: Files) -> list[str]:
 
 @on_s3
 @pytest.mark.exhaustive
-def test_abandoned_uploads_are_aborted(
-    files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of older attempts at once, by their owners; those without an owner by their age; a neighbour's stay."""
     monkeypatch.setattr(stored, "ORPHAN_AGE_MS", 1_000_000_000_000)  # moto's uploads are of 2010
     target = at()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lake_hands import MODES, TOTALS, commit, totals
+from lake_hands import MODES, TOTALS, Hands, commit, lake_in, totals
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError
 
@@ -21,6 +22,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[Hands]:
+    with lake_in(tmp_path / "lake", "iceberg") as hands:
+        yield hands
 
 
 class Event(msgspec.Struct):

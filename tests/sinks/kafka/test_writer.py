@@ -128,9 +128,7 @@ def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, 
 
 
 @pytest.mark.parametrize("keys", [None, [b"a", None, None]], ids=["none", "behind one with a key"])
-def test_a_record_without_a_key_for_a_compacted_topic(
-    kafka: KafkaCluster, topic_name: str, writer_at: Make, keys: Any
-) -> None:
+def test_a_record_without_a_key(kafka: KafkaCluster, topic_name: str, writer_at: Make, keys: Any) -> None:
     kafka.create_topic(topic_name, cleanup_policy="compact")
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"1", b"2", b"3"], keys, None))

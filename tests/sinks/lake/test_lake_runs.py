@@ -120,9 +120,7 @@ def test_a_kill_at_every_step(job: LakeJob, step: str, failpoint: Any, tmp_path:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["folder", "s3"])
-def test_many_rows_through_kills(
-    job: LakeJob, place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_rows(job: LakeJob, place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers and coordinators are killed at random instants, with another width each time: 0 missing, 0 doubled."""
     if place == "s3":
         job.s3 = request.getfixturevalue("s3")

@@ -34,9 +34,7 @@ def table(charset: str, key: tuple[str, ...]) -> str:
     ("charset", "key"),
     [("utf8mb4", ("name", "shop")), ("utf8mb3", ("name",)), ("latin1", ("name",)), ("ascii", ("shop", "name"))],
 )
-def test_a_key_finds_its_row_in_every_character_set(
-    mariadb: Any, stores: Stores, charset: str, key: tuple[str, ...]
-) -> None:
+def test_a_key_in_every_character_set(mariadb: Any, stores: Stores, charset: str, key: tuple[str, ...]) -> None:
     mariadb.sql(table(charset, key))
     texts = TEXTS.get(charset, [*LATIN, "Ω"])
     upserts, deletes = stores(Total, mode="upsert", key=key), stores(Total, mode="delete", key=key)

@@ -12,25 +12,18 @@ import msgspec
 import pymysql
 import pytest
 import refusing
-from table_keys import key_of
+from table_rows import ORIGIN, Total, entry, key_of
 
 from exactlyonce.connectors.mysql.address import MySQLAddress
 from exactlyonce.connectors.mysql.refusals import as_ours
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, UserError
-from exactlyonce.sinks.ledger import LedgerEntry
 
 Stores = Callable[..., Any]
 SECRET = "hunter2"
 refused = partial(refusing.refused, secrets=[SECRET])
-FIRST = LedgerEntry(pipeline="p", sink="s", subtask=0, checkpoint=1, previous=0, incarnation=1, origin="origin")
 COLUMNS = "customer VARCHAR(50) COLLATE utf8mb4_bin NOT NULL, cents BIGINT NOT NULL"
 TABLE = f"CREATE TABLE totals ({COLUMNS})"
 KEYED = f"CREATE TABLE totals ({COLUMNS}, PRIMARY KEY (customer))"
-
-
-class Total(msgspec.Struct):
-    customer: str
-    cents: int
 
 
 @pytest.fixture
@@ -100,8 +93,8 @@ def test_a_ledger_that_cannot_be_made(mariadb: Any, stores: Stores, shop: str) -
     mariadb.sql("GRANT UPDATE ON shop.exactlyonce_ledger TO shop")
     store = stores(Total, dsn=shop)
     store.check()
-    store.fence("p", "s", 1, "origin")
-    assert store.apply(store.encoder().encode([Total("ann", 1)]), FIRST)
+    store.fence("p", "s", 1, ORIGIN)
+    assert store.apply(store.encoder().encode([Total("ann", 1)]), entry(1))
 
 
 def test_a_weaker_delivery_needs_no_ledger(mariadb: Any, stores: Stores, shop: str) -> None:
@@ -177,8 +170,8 @@ def test_names_are_quoted(mariadb: Any, stores: Stores) -> None:
     type_ = msgspec.defstruct("Row", [("a", int), ("b", int)], rename=names)
     store = stores(type_, "or`der %s", create=True, mode="upsert", key=("x`; DROP TABLE t; --",))
     store.check()
-    store.fence("p", "s", 1, "origin")
-    assert store.apply(store.encoder().encode([type_(1, 2), type_(1, 3)]), FIRST)
+    store.fence("p", "s", 1, ORIGIN)
+    assert store.apply(store.encoder().encode([type_(1, 2), type_(1, 3)]), entry(1))
     assert mariadb.sql("SELECT * FROM `or``der %s`") == [(1, 3)]
 
 

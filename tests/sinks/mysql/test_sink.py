@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from table_rows import Total
 
 from exactlyonce.connectors.mysql.address import MySQLAddress
 from exactlyonce.pipeline.errors import ConfigError
@@ -13,11 +13,6 @@ from exactlyonce.sinks import MySQLSink
 
 SECRET = "hunter2"
 DSN = f"mysql://shop:{SECRET}@db:3306/shop"
-
-
-class Total(msgspec.Struct):
-    customer: str
-    cents: int
 
 
 def problems(type_: Any = Total, table: Any = "totals", **arguments: Any) -> str:

@@ -17,8 +17,8 @@ import msgspec
 import psycopg
 import pytest
 import refusing
-from postgres_rows import ORIGIN, Database, Total, chunks, entry
-from table_keys import key_of
+from postgres_rows import Database, chunks
+from table_rows import ORIGIN, Total, entry, key_of
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.refusals import Refusals
@@ -83,9 +83,7 @@ def test_a_login_of_a_role(database: Database, role: str, forbid: str, kind: Any
         database.execute("GRANT CONNECT ON DATABASE shared TO PUBLIC")
 
 
-def test_a_connection_string_is_looked_up_when_it_is_needed(
-    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_dsn_is_looked_up_late(database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file, right = tmp_path / "dsn", os.environ["TOTALS_DSN"]
     monkeypatch.delenv("TOTALS_DSN")
     refused(database.store().check, ConfigError, "no variable TOTALS_DSN. Export it.")
@@ -160,9 +158,7 @@ CHECKED = [
 
 
 @pytest.mark.parametrize(("sql", "options", "texts"), CHECKED, ids=[texts[0] for _, _, texts in CHECKED])
-def test_a_table_that_does_not_match(
-    database: Database, sql: str, options: dict[str, Any], texts: tuple[str, ...]
-) -> None:
+def test_a_table_that_differs(database: Database, sql: str, options: dict[str, Any], texts: tuple[str, ...]) -> None:
     database.execute(sql or "SELECT 1")
     refused(database.store(**options).check, StoreError, *texts)
     if not sql:

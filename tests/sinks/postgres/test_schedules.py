@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from held_chunks import Applying
-from postgres_rows import ORIGIN, Database, Total, chunks, entry
+from postgres_rows import Database, chunks
 from statement_proxy import Fate, StatementProxy
+from table_rows import ORIGIN, Total, entry
 
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable

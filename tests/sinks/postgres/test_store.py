@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from postgres_rows import ORIGIN, Database, Total, chunks, entry
-from table_keys import key_of
+from hypothesis import given
+from hypothesis import strategies as st
+from postgres_rows import Database, chunks
+from table_rows import ORIGIN, Total, entry, key_of
 
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.postgres.copy_text import unmarked
 
 
 class Other(msgspec.Struct):
@@ -79,3 +82,19 @@ def test_a_table_that_was_dropped(database: Database) -> None:
     database.execute("DROP TABLE totals")
     database.store(delivery="at_least_once").check()
     assert database.totals() == []
+
+
+MARK = b"ab01ab01"
+
+
+def counted(chunk: bytes) -> bool:
+    lines = chunk.splitlines(keepends=True)
+    return all(line.startswith(MARK) and line.endswith(b"\n") for line in lines)
+
+
+@given(st.lists(st.sampled_from([b"", b"\n", b"1\t2", MARK, b"ab01", b"\n" + MARK, MARK + b"x\n"]), max_size=12))
+def test_a_chunk_gives_its_lines_if_all_are_marked(parts: list[bytes]) -> None:
+    """Each line loses one mark, however much its text looks like one; a line without a mark, or an end, is refused."""
+    chunk = b"".join(parts)
+    expected = b"".join(line.removeprefix(MARK) for line in chunk.splitlines(keepends=True)) if counted(chunk) else None
+    assert unmarked(chunk, MARK) == expected

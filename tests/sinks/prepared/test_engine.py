@@ -1,4 +1,4 @@
-"""Prepared transactions under `exactlyonce run`: killed at every step, the store killed, checkpoints aborted."""
+"""Prepared transactions under `exactlyonce run` and in bounded work: processes and the store are killed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bounded import Silent, load_pipeline, twice
 from prepared_job import PreparedJob
 from preparing import on_mariadb, on_postgres
 from running import abort_while_a_worker_sleeps
 from waiting import until
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchUp
+from exactlyonce.engines.options import RunOptions
 
 PLACES = ("store-preparing", "store-prepared", "coordinator-decided", "store-committing", "store-entering")
 """Steps at which something is prepared; the crash matrix has all of them on PostgreSQL."""
@@ -88,6 +93,25 @@ def test_somebody_rolls_back_what_was_decided(job: PreparedJob, failpoint: Any) 
 def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
     for commit in ("write_ahead", "", "write_ahead", ""):
         job.finish("--param", f"commit={commit}")
+        job.feed(500)
+    job.finish()
+    job.assert_exact()
+
+
+def catch_up(job: PreparedJob, folder: Path) -> None:
+    loaded = load_pipeline("prepared_totals", "totals", job.name, store=job.preparing.name)
+    options = RunOptions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}), parallelism=2)
+    CatchUp(loaded, options, Silent()).lead(twice, folder)
+
+
+@on_mariadb
+@pytest.mark.broker
+@pytest.mark.exhaustive(matrix=True)
+def test_a_unit_that_is_tried_again(job: PreparedJob, tmp_path: Path) -> None:
+    """One of its two transactions is named, and committed; the other is rolled back as soon as the interval is done."""
+    for _ in range(2):
+        catch_up(job, tmp_path)
+        job.assert_exact()
         job.feed(500)
     job.finish()
     job.assert_exact()

@@ -7,8 +7,9 @@ from typing import cast
 
 import msgspec
 import pytest
-from preparing import ORIGIN, Preparing, Total
+from preparing import Preparing
 from statement_proxy import Fate
+from table_rows import ORIGIN, Total
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind

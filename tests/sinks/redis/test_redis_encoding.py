@@ -161,9 +161,7 @@ def test_what_the_server_could_not_take_is_refused(case: Refused) -> None:
     st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=9) | st.none()), max_size=30),
     st.integers(1, 7), st.integers(1, 9), st.integers(0, 30),
 )  # fmt: skip
-def test_parts_are_the_rows_in_order(
-    rows: list[tuple[bytes, bytes | None]], rows_max: int, chunk_rows: int, applied: int
-) -> None:
+def test_parts(rows: list[tuple[bytes, bytes | None]], rows_max: int, chunk_rows: int, applied: int) -> None:
     encoded = rows_of(Record[bytes], [Record(value, key) for key, value in rows], key=None)
     chunks = [b"".join(encoded[at : at + chunk_rows]) for at in range(0, len(encoded), chunk_rows)]
     parts, found, first = Parts(chunks, "string", rows_max), dict[bytes, bool](), min(applied, len(rows))

@@ -44,9 +44,7 @@ def test_a_password_that_is_missing_or_wrong(own_server: Own) -> None:
     store_of(f"redis://:{CANARY}@{address}").check()
 
 
-def test_the_url_is_looked_up_when_a_connection_is_made(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_url_is_looked_up_late(server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = store_of("env:THE_REDIS")
     refused(store.check, ConfigError, "no variable THE_REDIS")
     for url, said in (

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from flushing import flushed
+from table_rows import Total
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
@@ -27,11 +28,6 @@ NOBODY = 65534
 
 TOTALS = pa.schema([pa.field("customer", pa.string(), nullable=False), pa.field("cents", pa.int64(), nullable=False)])
 MODES: dict[str, dict[str, Any]] = {"append": {}, "upsert": {"mode": "upsert", "key": ("customer",)}}
-
-
-class Total(msgspec.Struct):
-    customer: str
-    cents: int
 
 
 def totals(*cents: int) -> list[Total]:

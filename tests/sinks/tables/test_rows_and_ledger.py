@@ -7,7 +7,8 @@ from decimal import Decimal
 
 import msgspec
 import pytest
-from table_stores import ORIGIN, TOTALS, Tables, Total, entry, on_mariadb
+from table_rows import ORIGIN, Total, entry
+from table_stores import TOTALS, Tables, on_mariadb
 
 from exactlyonce.pipeline.errors import StoreError
 

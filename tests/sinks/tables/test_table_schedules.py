@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from held_chunks import Applying
 from statement_proxy import Fate
-from table_stores import ORIGIN, TOTALS, Tables, Total, entry, on_mariadb
+from table_rows import ORIGIN, Total, entry
+from table_stores import TOTALS, Tables, on_mariadb
 from waiting import succeeds, until
 
+from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.sinks.postgres import store as postgres_store
 from exactlyonce.testing.cluster import LIMIT_S
 
 LOST = "has closed the connection, or it was cut"
@@ -120,9 +124,10 @@ def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables) -> None:
     assert tables.totals() == []
 
 
-def test_a_paused_server_is_unavailable(tables: Any, aside: Any) -> None:
+def test_a_paused_server_is_unavailable(tables: Any, aside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call is held for longer than its limit: neither a login, nor rows, nor a commit. Rows come once."""
     waiting = tables.chunks(tables.ready())
+    monkeypatch.setattr(postgres_store, "Limits", partial(Limits, connect=3))
     limit: dict[str, Any] = {"quick": True} if tables.name == "mariadb" else {"answer_timeout": "3s"}
     middle, connected, new = (tables.of(Total, create=True, **limit) for _ in range(3))
     until(lambda: succeeds(lambda: connected.apply(waiting, entry(1)), unless=StoreUnavailable))

@@ -17,7 +17,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from table_stores import ORIGIN, Tables, Total, on_mariadb, on_postgres
+from table_rows import ORIGIN, Total
+from table_stores import Tables, on_mariadb, on_postgres
 
 from exactlyonce.pipeline.errors import StoreError
 

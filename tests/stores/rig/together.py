@@ -71,3 +71,14 @@ def alone(name: str, store: str, target: str) -> Pipeline:
     pipeline, sums = running_totals(name)
     sums.sink("rows", table_sink(store, target))
     return pipeline
+
+
+STORED_FORMATS = ("parquet", "avro", "jsonl")
+
+
+def filed(name: str, url: str) -> Pipeline:
+    """Running totals go to files in S3 or HDFS."""
+    pipeline, sums = running_totals(name)
+    for format in STORED_FORMATS:
+        sums.sink(format, FileSink(f"{url}/{format}", format=format))
+    return pipeline

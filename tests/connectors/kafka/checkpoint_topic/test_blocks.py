@@ -107,9 +107,7 @@ class TestDamage:
             ({"offset": 1_000_000}, "is gone"),
         ],
     )
-    def test_a_reference_that_does_not_fit(
-        self, store: Any, refs: list[BlockRef], change: dict[str, Any], message: str
-    ) -> None:
+    def test_a_wrong_reference(self, store: Any, refs: list[BlockRef], change: dict[str, Any], message: str) -> None:
         wrong = msgspec.structs.replace(refs[0], **change)
         for idle_timeout_s in (1.0, 10.0, float(LIMIT_S)):  # what may yet come is waited for, as is a slow broker
             with pytest.raises((DamagedBlock, BrokerUnavailable)) as damage:

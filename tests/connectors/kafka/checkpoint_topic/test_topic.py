@@ -36,9 +36,7 @@ class TestTopic:
             first, second = pool.map(lambda _: prepare_topic(config(kafka), topic_name), range(2))
         assert first == second
 
-    def test_a_setting_that_brokers_have_yet_to_learn(
-        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_setting_that_is_stale(self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A setting may be wrong right after an AlterConfigs, also another instance's; one that stays so is refused."""
         real, stale = Topics.settings, iter(range(2))
 
@@ -87,6 +85,7 @@ class TestTopic:
 
 
 class TestNoBroker:
+    @pytest.mark.exhaustive  # eight seconds for what test_bad_input.py shows, but for the password
     def test_nobody_listens_and_no_secret_is_told(self) -> None:
         login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
         config = ClientConfig({"bootstrap.servers": "127.0.0.1:1", **login, "sasl.password": "canary-4711"})

@@ -16,6 +16,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
+from tests.testing.conftest import Mutant
 
 
 class TestTopicStorage(BlockStorageContract):
@@ -62,3 +63,20 @@ class TestTopicStorage(BlockStorageContract):
 )
 class TestTopicStorageThatStaysConnected(TestTopicStorage):
     stays_connected = True
+
+
+SINCE = TopicStorage.since
+MUTANTS = {
+    "ends are not looked at": Mutant(
+        TopicStorage, "since", lambda self, ends: SINCE(self, (0,) * 5), "orphans_are_listed", "is not asked for"),
+    "ends say one too much": Mutant(
+        TopicStorage, "since", lambda self, ends: SINCE(self, [each + 1 for each in ends]), "ends_only_grow",
+        "nobody remembers it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_left_out_is_missed(rule: str, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = TestTopicStorage()
+    contract.store, contract._to_close = store, []
+    MUTANTS[rule].is_missed_by(contract, monkeypatch)

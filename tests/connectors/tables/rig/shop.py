@@ -19,7 +19,7 @@ class Server:
     """A database that tests write to; its source connects by SHOP_DSN."""
 
     def __init__(self, kind: str, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kind, self._server = kind, server
+        self.kind, self.server = kind, server
         if kind == "postgres":
             from postgres_rows import Database
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
+from table_rows import ORIGIN, Total
 
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.sinks import PostgresSink
-from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.testing.servers.postgres import PostgresServer
-
-ORIGIN = "topic-1"
-
-
-class Total(msgspec.Struct, frozen=True):
-    customer: str
-    cents: int
 
 
 class Database:
@@ -79,15 +71,6 @@ class Database:
     def close(self) -> None:
         for store in self._stores:
             store.close()
-
-
-def entry(
-    checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s", previous: int = 0
-) -> LedgerEntry:
-    return LedgerEntry(
-        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=previous,
-        incarnation=incarnation, origin=ORIGIN,
-    )  # fmt: skip
 
 
 def chunks(store: PostgresStore, records: Sequence[Any], rows: int = 1000) -> list[bytes]:

@@ -33,6 +33,5 @@ class PreparedJob(Job):
         for number, customer, total in rows:
             sums[customer] += given[number]["total"]
             assert total == sums[customer], f"the total of {customer} at order {number}"
-        self.assert_totals()
-        self.assert_copies()
+        self.assert_output()
         assert (self.preparing.listed(), self.preparing.left()) == ([], [])

@@ -12,6 +12,7 @@ import pytest
 from flushing import staged
 from sql_servers import OnMariaDB, OnPostgres, SqlServer
 from statement_proxy import StatementProxy
+from table_rows import ORIGIN, Total
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
@@ -25,15 +26,9 @@ from exactlyonce.sinks.prepared.writer import PreparedWriter
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 
-ORIGIN = "topic-1"
 on_postgres = pytest.mark.parametrize("preparing", ["postgres"], indirect=True)
 on_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
 XAER_NOTA = 1397
-
-
-class Total(msgspec.Struct, frozen=True):
-    customer: str
-    cents: int
 
 
 class Preparing(SqlServer):

@@ -5,37 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import msgspec
 import pytest
 from sql_servers import OnMariaDB, OnPostgres, SqlServer
 from statement_proxy import StatementProxy
-from table_keys import key_of
+from table_rows import ORIGIN, Total, key_of
 from waiting import until
 
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.sinks import MySQLSink, PostgresSink
-from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
 
-ORIGIN = "topic-1"
 on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)
 on_mariadb = pytest.mark.parametrize("tables", ["mariadb"], indirect=True)
 TOTALS = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)]
 """The rows of `chunks`."""
-
-
-class Total(msgspec.Struct, frozen=True):
-    customer: str
-    cents: int
-
-
-def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
-    return LedgerEntry(
-        pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=1, origin=ORIGIN
-    )
 
 
 class Tables(SqlServer):
