@@ -242,8 +242,8 @@ class VerifiedSavepoint:
 
 def verified(config: ClientConfig, pipeline: str, checkpoint: int) -> VerifiedSavepoint:
     """Read every block of a savepoint in the topic of *pipeline*; ConfigError if there is none of that number."""
-    (topic, history), parts = read_topic(config, pipeline), 0
-    manifest = require_savepoint(history, checkpoint)
+    topic, history = read_topic(config, pipeline)
+    manifest, parts = require_savepoint(history, checkpoint), 0
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         try:
             wanted = references(manifest, blocks)
