@@ -20,8 +20,7 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.last_look import last_look
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import processes
 from exactlyonce.engines.blocks import block_storage
@@ -83,8 +82,8 @@ def connected(
 ) -> Iterator[Connections]:
     """The connections of a leader that has not begun."""
     with closing(Connections(config, pipeline, note)) as connections:
-        topic = find_topic(config, pipeline)
-        storage = read_history(config, pipeline).storage
+        topic, history = read_topic(config, pipeline)
+        storage = history.storage
         timeout_ms = connections.transactions.max_timeout_ms()
         log = connections.open_log(topic, transaction_timeout_ms=timeout_ms, replay=NO_REPLAY, storage=storage)
         staging: Mapping[str, StagingSink] = {}

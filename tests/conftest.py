@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ THREADS = pytest.StashKey[int]()
 """How many this process had when it was last rid of clients."""
 THREADS_LEFT_MAX = 40
 """More of them than there were before are clients that only a cycle of references keeps."""
+MEMORY_MIN_BYTES = 2**31
+"""A broker of all tests writes a tenth of that; a container has less."""
 EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 20
 """How many hypothesis draws for a test that does not say it."""
 
@@ -75,7 +78,7 @@ class OneBroker:
         if node.config.getoption("--kafka") == "container" or os.environ.get("EXACTLYONCE_BOOTSTRAP_SERVERS"):
             return
         if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="kafka-of-tests-")
+            self._folder = TemporaryDirectory(prefix="kafka-of-tests-", dir=_in_memory())
             self._broker = EmbeddedBroker(Path(self._folder.name), port=0, lifetime="process")
             self._broker.start()
         node.workerinput["kafka"] = self._broker.status().bootstrap_servers
@@ -84,6 +87,12 @@ class OneBroker:
         if self._folder is not None:
             self._broker.kill()
             self._folder.cleanup()
+
+
+def _in_memory() -> str | None:
+    """Where it takes no time to sync a file, as a broker does for each partition; None: not on this machine."""
+    memory = "/dev/shm"
+    return memory if Path(memory).is_dir() and shutil.disk_usage(memory).free > MEMORY_MIN_BYTES else None
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
 from exactlyonce.checkpoint.records.stats import CheckpointStats, slowest, slowest_first
 from exactlyonce.checkpoint.requests import DecisionRecord
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_history, read_log, stable_end
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_log, read_topic, stable_end
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, found
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
@@ -170,9 +170,9 @@ def starts(history: History, manifests: Sequence[Manifest]) -> Iterator[Start]:
 
 def recorded(config: ClientConfig, pipeline: str) -> tuple[History, list[Manifest]]:
     """The decisions, and all manifests in their order that the log has: also expired ones until it is compacted."""
-    name = find_topic(config, pipeline).name
     with closing(Topics(config)) as topics:
-        log = read_log(config, name, stable_end(topics, name))
+        name = found(topics, pipeline).name
+        log = read_log(topics, name, stable_end(topics, name))
     history, manifests = History(pipeline), dict[int, Manifest]()
     for record in log.items:
         if isinstance(record, DecisionRecord):
@@ -242,9 +242,8 @@ class VerifiedSavepoint:
 
 def verified(config: ClientConfig, pipeline: str, checkpoint: int) -> VerifiedSavepoint:
     """Read every block of a savepoint in the topic of *pipeline*; ConfigError if there is none of that number."""
-    history = read_history(config, pipeline)
-    manifest = require_savepoint(history, checkpoint)
-    topic, parts = find_topic(config, pipeline), 0
+    topic, history = read_topic(config, pipeline)
+    manifest, parts = require_savepoint(history, checkpoint), 0
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         try:
             wanted = references(manifest, blocks)

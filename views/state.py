@@ -10,8 +10,7 @@ from typing import Any
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
@@ -111,8 +110,8 @@ def state_at(config: ClientConfig, pipeline: str, checkpoint: int | None = None)
 
     Raises ConfigError if there is no such checkpoint, or it expires while it is read.
     """
-    manifest = choose_checkpoint(read_history(config, pipeline), checkpoint)
-    topic = find_topic(config, pipeline)
+    topic, history = read_topic(config, pipeline)
+    manifest = choose_checkpoint(history, checkpoint)
     storage = block_storage(config, topic, manifest.storage, stays_connected=True)
     with closing(storage) as blocks, unless_expired(config, manifest):
         yield StateView(manifest, blocks)

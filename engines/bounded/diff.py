@@ -14,8 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history, read_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
@@ -150,9 +149,8 @@ class Diff:
                 f"These are two pipelines, {old.pipeline.name!r} and {new.pipeline.name!r}, and a diff compares two "
                 f"versions of one: give both its name, which its checkpoints have."
             )
-        self._history = read_history(client, self.name)
+        self._topic, self._history = read_topic(client, self.name)
         self._base = self._chosen(checkpoint)
-        self._topic = find_topic(client, self.name)
         for graph in self._graphs:
             refuse_unbounded(graph)
             self._require_same_sources(graph)

@@ -248,9 +248,9 @@ class SourceDecoder:
         if not is_bad_record(error):
             raise RecordError(
                 f"{sentence()} The job has stopped before it; nothing is lost. "
-                f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
-                f"away, so {option}= does not leave it out. Fix {raiser}: let it raise ValueError for a bad record, "
-                f"and exactlyonce.Unavailable for an outage{or_skip(message)}."
+                f"{type(error).__name__}{'' if place else place_of(error)} says neither that the record is bad nor "
+                f"that something is away, so {option}= does not leave it out. Fix {raiser}: let it raise ValueError "
+                f"for a bad record, and exactlyonce.Unavailable for an outage{or_skip(message)}."
             ) from error
         if on_error == "fail":
             raise RecordError(

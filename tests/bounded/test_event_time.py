@@ -18,7 +18,6 @@ from running import Job, Run, runs_of, stop
 from waiting import until
 from window_clicks import Clicks
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import AuditReport
 from exactlyonce.engines.bounded.diff import Diff
 from exactlyonce.engines.bounded.submit import Executors, in_process
@@ -148,8 +147,7 @@ def test_what_goes_by_the_clock_is_computed_again(
         stop(incarnation)
     assert ids_to(kafka, f"{topic_name}-out", job) == list(range(fed))
     loaded = load_pipeline("ordering_pipelines", target, topic_name)
-    client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    assert_judged(audited(loaded, client, tmp_path), 3)
+    assert_judged(audited(loaded, job.config, tmp_path), 3)
     with pytest.raises(ConfigError, match="'gathered' goes by the clock"):
         catch_up(cast(Any, SimpleNamespace(kafka=kafka, name=topic_name, storage="")), loaded, 1, tmp_path)
 
@@ -190,7 +188,7 @@ def test_a_backfill_of_joins_gives_what_a_run_gives(
         loaded = load_pipeline("join_pipelines", "joined", job.name, join=join)
         if job is backfilled:
             catch_up(fed, loaded, 3, tmp_path, chunk_records=700)
-        assert_judged(audited(loaded, ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), tmp_path), 1)
+        assert_judged(audited(loaded, job.config, tmp_path), 1)
         found.append(sorted(record.value or b"" for record in kafka.read_committed(f"{job.name}-out")))
     assert len(found[0]) > 100
     assert join in ("lookup", "co-process-arrival") or found[0] == found[1]

@@ -26,7 +26,7 @@ def keys(orders: Orders) -> list[str]:
     topic = checkpoint_topic(orders.name)
     topics = Topics(orders.config)
     live: dict[str, None] = {}
-    for item in read_log(orders.config, topic, stable_end(topics, topic)).items:
+    for item in read_log(topics, topic, stable_end(topics, topic)).items:
         assert isinstance(item, DecisionRecord)
         key = (item.key or b"").decode()
         live.pop(key, None)

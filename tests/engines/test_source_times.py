@@ -276,8 +276,9 @@ def test_what_is_no_fault_of_the_record_is_never_skipped() -> None:
     def time(record: Any) -> int:
         raise RuntimeError("a defect")
 
-    with pytest.raises(RecordError, match="so on_time_error= does not leave it out"):
+    with pytest.raises(RecordError, match="so on_time_error= does not leave it out") as caught:
         SourceDecoder("clicks", source(time=time, on_time_error="skip")).decode(messages({}))
+    assert str(caught.value).count("test_source_times.py") == 1
 
 
 class Click(msgspec.Struct):

@@ -14,7 +14,6 @@ from auditing import audited
 from bounded import Silent
 from jobs import Job
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.submit import Submit, in_process, perform
 from exactlyonce.engines.options import RunOptions
@@ -35,8 +34,7 @@ def loaded(job: Job) -> Loaded:
 
 
 def catch_up(job: Job, parallelism: int, staging: Path, submit: Submit = in_process, chunk: int = 5_000_000) -> Summary:
-    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
-    options = RunOptions(client, parallelism=parallelism)
+    options = RunOptions(job.config, parallelism=parallelism)
     return CatchUp(loaded(job), options, Silent(), chunk_records=chunk).lead(submit, staging)
 
 
@@ -57,8 +55,7 @@ def test_in_process(job: Job, tmp_path: Path) -> None:
     job.feed(300)
     catch_up(job, 2, tmp_path, submit=twice)
     job.assert_agreement()
-    client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
-    report = audited(loaded(job), client, tmp_path)
+    report = audited(loaded(job), job.config, tmp_path)
     assert report.findings == []
     for sink in SINKS:
         assert any(f"records of sink '{sink}' are in a store" in each for each in report.unjudged), report.unjudged

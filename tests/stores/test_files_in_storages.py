@@ -21,7 +21,6 @@ from running import Run, assert_updates
 from together import STORED_FORMATS
 from waiting import until
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
@@ -63,8 +62,7 @@ class Filed(running.Job):
         return Loaded(load_reference(reference), reference)
 
     def catch_up(self, parallelism: int) -> None:
-        client = ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
-        CatchUp(self.loaded(), RunOptions(client, parallelism=parallelism), Silent()).lead(in_process, self.folder)
+        CatchUp(self.loaded(), RunOptions(self.config, parallelism=parallelism), Silent()).lead(in_process, self.folder)
 
     def contents(self, format: str) -> Iterator[bytes]:
         """The published files, by clients that share no code with the sink."""

@@ -21,8 +21,6 @@ from waiting import until
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
@@ -83,12 +81,11 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
     monkeypatch.setattr(leader, "UPKEEP_INTERVAL_S", 0.2)
     monkeypatch.setattr(postgres_store, "Limits", partial(Limits, lock=LIMIT_S, answer=LIMIT_S))  # never given up
     pipeline = alone("postgres")
-    client = ClientConfig({"bootstrap.servers": pipeline.kafka.bootstrap_servers})
     params = {"name": pipeline.name, "store": pipeline.store, "target": pipeline.target}
     reference: dict[str, object] = {
         "module": "together", "attribute": "alone", "params": params, "path": str(Path(__file__).parent / "rig"),
     }  # fmt: skip
-    loaded, options = Loaded(load_reference(reference), reference), RunOptions(client)
+    loaded, options = Loaded(load_reference(reference), reference), RunOptions(pipeline.config)
     held = psycopg.connect(pipeline.servers.postgres.dsn(DATABASE))
     held.execute(f"LOCK TABLE {pipeline.target} IN EXCLUSIVE MODE".encode())
     with ThreadPoolExecutor(1) as pool:
@@ -97,7 +94,7 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             until(lambda: pipeline.servers.sql("postgres", waiting)[0][0], pause_s=0.05)
             long_after_ms = SystemClock().now_ms() + 2 * history.SILENCE_MS
-            until(lambda: read_history(client, pipeline.name).living(long_after_ms), pause_s=0.1)  # a heartbeat comes
+            until(lambda: pipeline.history().living(long_after_ms), pause_s=0.1)  # a heartbeat comes
             assert not running.done()
         finally:
             held.close()

@@ -12,7 +12,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import read_range
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, describe, find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, describe, found
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import explained
 from exactlyonce.connectors.kafka.topics import Topics
@@ -31,13 +31,12 @@ def log_ends(topics: Topics, topic: str) -> Ends:
     return Ends(stable_end(topics, topic), end)
 
 
-def read_log(config: ClientConfig, topic: str, end: int, start: int | None = None) -> LogRead:
+def read_log(topics: Topics, topic: str, end: int, start: int | None = None) -> LogRead:
     """The committed decisions in *topic* below offset *end*, from *start* on; None: from the first that is there."""
     if start is None:
-        with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
-            start = topics.start_offsets(topic, [DECISIONS])[DECISIONS]
+        start = topics.start_offsets(topic, [DECISIONS])[DECISIONS]
     items: list[DecisionRecord | Unreadable] = []
-    settings = config.confluent()
+    settings = topics.config.confluent()
     with explained(settings, f"reading {topic}"):
         messages = read_range(
             settings, topic, DECISIONS, start, end, "read_committed",
@@ -53,7 +52,7 @@ class LogFollower:
     """Reads the decision log of *pipeline* repeatedly, each time only its new records. Fences nobody."""
 
     def __init__(self, config: ClientConfig, pipeline: str) -> None:
-        self._config, self._pipeline, self._topic = config, pipeline, checkpoint_topic(pipeline)
+        self._pipeline, self._topic = pipeline, checkpoint_topic(pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
         self._topic_id = ""
         self._end = 0
@@ -88,10 +87,10 @@ class LogFollower:
         """The decisions in *topic*. It raises one of several errors if the topic is deleted meanwhile."""
         end = stable_end(self._topics, self._topic)
         if topic.topic_id != self._topic_id:
-            read = read_log(self._config, self._topic, end)
+            read = read_log(self._topics, self._topic, end)
             self._history = history_of(self._pipeline, self._topic, read)
         elif end > self._end:
-            take_in(self._history, read_log(self._config, self._topic, end, self._end))
+            take_in(self._history, read_log(self._topics, self._topic, end, self._end))
         self._topic_id, self._end = topic.topic_id, end
         return self._history
 
@@ -99,15 +98,19 @@ class LogFollower:
 def read_topic(config: ClientConfig, pipeline: str) -> tuple[TopicInfo, History]:
     """The checkpoint topic of *pipeline* and the decisions in it: of the same topic, though it may be deleted and made
     anew meanwhile; see `read_history`."""
-    while True:
-        topic, history = find_topic(config, pipeline), read_history(config, pipeline)
-        if find_topic(config, pipeline).topic_id == topic.topic_id:
-            return topic, history
+    with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+        while True:
+            topic = found(topics, pipeline)
+            history = _history(topics, topic.name, pipeline)
+            if found(topics, pipeline).topic_id == topic.topic_id:
+                return topic, history
 
 
 def read_history(config: ClientConfig, pipeline: str) -> History:
     """The decisions of *pipeline* so far, without taking part: it fences nobody."""
-    name = find_topic(config, pipeline).name
     with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
-        end = stable_end(topics, name)
-    return history_of(pipeline, name, read_log(config, name, end))
+        return _history(topics, found(topics, pipeline).name, pipeline)
+
+
+def _history(topics: Topics, topic: str, pipeline: str) -> History:
+    return history_of(pipeline, topic, read_log(topics, topic, stable_end(topics, topic)))

@@ -78,7 +78,7 @@ class LogRequests:
     ) -> None:
         """*observed* is called for each client that is made."""
         self.topic = topic
-        self._config, self._sleep = config, sleep
+        self._sleep = sleep
         self._places = Places()
         """A look in another thread may clear them at any time."""
 
@@ -114,7 +114,7 @@ class LogRequests:
             case ask.LogEnds():
                 return log_ends(self._ends, self.topic.name)
             case ask.ReadLog(end):
-                return read_log(self._config, self.topic.name, end)
+                return read_log(self._ends, self.topic.name, end)
             case ask.FirstOffsets():
                 topic = as_topic(self.topic)
                 firsts = self._topics.first_offsets(topic)

@@ -84,13 +84,18 @@ def prepare_topic(config: ClientConfig, pipeline: str, partitions: int = PARTITI
 
 def find_topic(config: ClientConfig, pipeline: str) -> TopicInfo:
     """The existing checkpoint topic of *pipeline*; `TopicError` if there is none."""
-    name = checkpoint_topic(pipeline)
     with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
-        topic = describe(topics, name)
+        return found(topics, pipeline)
+
+
+def found(topics: Topics, pipeline: str) -> TopicInfo:
+    """As `find_topic`, over the connections of *topics*."""
+    name = checkpoint_topic(pipeline)
+    topic = describe(topics, name)
     if topic is None:
         raise TopicError(
-            f"{pipeline} has no checkpoints at {config.bootstrap_servers}: there is no topic {name}. Check the name of "
-            f"the pipeline, or the sinkId, and the address."
+            f"{pipeline} has no checkpoints at {topics.config.bootstrap_servers}: there is no topic {name}. Check the "
+            f"name of the pipeline, or the sinkId, and the address."
         )
     return topic
 

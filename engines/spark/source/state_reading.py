@@ -21,8 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import SavedFile
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
@@ -212,8 +211,7 @@ def plan_state(options: StateOptions) -> StatePlan:
 def _in_topic(options: StateOptions) -> InTopic:
     config = options.client()
     config.check()
-    history = read_history(config, options.pipeline)
-    topic = find_topic(config, options.pipeline)
+    topic, history = read_topic(config, options.pipeline)
     manifest = chosen_checkpoint(history, options.checkpoint, options.moment)
     _require_operator(options, [snapshot.operator for snapshot in manifest.operators])
     with closing(block_storage(config, topic, manifest.storage)) as blocks, unless_expired(config, manifest):

@@ -12,7 +12,6 @@ from preparing import on_mariadb, on_postgres
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import main
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import load
 from exactlyonce.views.doctor.examination import examine, traces_of
@@ -35,11 +34,10 @@ def pipeline(job: PreparedJob) -> tuple[str, ...]:
 
 def problems(job: PreparedJob) -> list[Diagnosis]:
     """The doctor's findings about the stores, once the run has been silent for long."""
-    config = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     graph = load("prepared_totals:totals", {"name": job.name, "store": job.preparing.name}).pipeline.build()
     now_ms = SystemClock().now_ms() + SILENT_MS
     _, found = examine(
-        config, traces_of(config, job.name, graph), graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0,
+        job.config, traces_of(job.config, job.name, graph), graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0,
         deep=False,
     )  # fmt: skip
     assert [each.what for each in found.unchecked] == ["the bytes of blocks, and orphans before the last checkpoint"]

@@ -12,7 +12,6 @@ from preparing import on_mariadb, on_postgres
 from running import abort_while_a_worker_sleeps
 from waiting import until
 
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.options import RunOptions
 
@@ -100,7 +99,7 @@ def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
 
 def catch_up(job: PreparedJob, folder: Path) -> None:
     loaded = load_pipeline("prepared_totals", "totals", job.name, store=job.preparing.name)
-    options = RunOptions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}), parallelism=2)
+    options = RunOptions(job.config, parallelism=2)
     CatchUp(loaded, options, Silent()).lead(twice, folder)
 
 
