@@ -53,13 +53,14 @@ class PipelineConnections(Connections):
         reference: Reference,
         units: tuple[Submit, str | Path] | None = None,
         succession: Succession | None = None,
+        asks: Callable[[str], None] = lambda store: None,
     ) -> None:
         """*step* hears of each durable record. *reference* is how the pipeline is imported. *units* run a replay on
         Spark, and have a folder for its files; None: on a Spark of its own. *succession* says whether to wait for
-        another leader; None: no."""
+        another leader; None: no. *asks* hears of each store before it is asked for the first time."""
         super().__init__(options.client, plan.graph.pipeline_id, note, timeout_ms=APPEND_TIMEOUT_MS)
         self._plan, self._options, self._step = plan, options, step
-        self._reference, self._units, self._succession = reference, units, succession
+        self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
         self.surroundings = self.keep(
             PipelineTopics(self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest")
         )
@@ -131,7 +132,7 @@ class PipelineConnections(Connections):
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
         self.answers += [self.surroundings, self.keep(BackgroundStores(stores)), self._answer_own]
-        stores.check()
+        stores.check(self._asks)
         check_services(self._plan.graph)
         self._restoring = self._savepoint_to_restore(history)
         config = self._config(stores)

@@ -218,7 +218,7 @@ def decoder(values: list[Any], **rest: Any) -> SourceDecoder:
     def time(record: dict[str, Any]) -> Any:
         return values[record["n"]] if values[record["n"]] is not ... else record["ts"]
 
-    return SourceDecoder("clicks", source(time=time, **rest), lambda line: None)
+    return SourceDecoder("clicks", source(time=time, **rest))
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
