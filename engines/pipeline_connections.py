@@ -62,8 +62,11 @@ class PipelineConnections(Connections):
         self._plan, self._options, self._step = plan, options, step
         self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
         self.surroundings = self.keep(
-            PipelineTopics(self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest")
-        )
+            PipelineTopics(
+                self.topics, plan.graph, plan.parallelism, note,
+                bounded=options.until == "latest", accepted=options.accept_new_output,
+            )
+        )  # fmt: skip
         self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self.transaction_timeout_ms = 0
         """The timeout of the sinks' transactions; known after `look`."""

@@ -191,6 +191,17 @@ class MarkedPlace(RecordPlace, frozen=True):
         return f"{super().__str__()}@{self.mark}"
 
 
+class Output(NamedTuple):
+    """The topic of one sink, as it was when a checkpoint was decided."""
+
+    sink: str
+    topic: str
+    partitions: int
+    """The partitioning that a replay must reproduce."""
+    topic_id: str = ""
+    """The identity of the topic; empty: a version before it was noted."""
+
+
 class OperatorSnapshot(msgspec.Struct, frozen=True):
     """The state of one stateful operator: an index block for each of its subtasks."""
 
@@ -255,8 +266,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorSnapshot, ...]
     order_logs: tuple[OrderLog, ...]
     committables: tuple[Committable, ...]
-    sinks: tuple[tuple[str, str, int], ...]
-    """(sink id, topic, partition count): the partitioning that a replay must reproduce."""
+    sinks: tuple[Output, ...]
+    """The sinks that write to topics, each with its topic."""
     staged: tuple[StoreCommittable, ...] = ()
     """The committables of sinks whose stores keep a ledger; those of Kafka are in `committables`."""
     ledger: tuple[tuple[str, int, int], ...] = ()
@@ -277,6 +288,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
+
+    @property
+    def output_ids(self) -> dict[str, str]:
+        """The identities of the output topics by name, as far as they are known; none before the first output."""
+        return {output.topic: output.topic_id for output in self.sinks if output.topic_id and self.checkpoint}
 
     @property
     def in_cluster(self) -> tuple[SourceOffset, ...]:

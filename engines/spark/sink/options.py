@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KAFKA = "kafka."
 OPTIONS = ("sinkId", "sink", "adoptQuery", "acceptLoss", "writeId")
-OF_KAFKA = ("topic", "transactionTimeout")
+OF_KAFKA = ("topic", "transactionTimeout", "acceptNewOutput")
 OF_STORES = ("storeTimeout",)
 BATCH_ONLY = ("writeId",)
 WRITE_ID_BYTES_MAX = 128
@@ -56,6 +56,8 @@ class SinkOptions:
     """The place of each existing column of `COLUMNS`."""
     adopt_query: str
     accept_loss: int | None
+    accept_new_output: str
+    """A topic to write to though it was created again since the last job; empty: none."""
     write_id: str
     transaction_timeout_ms: int | None
     """None: see `timeout_within`."""
@@ -110,6 +112,7 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
         columns=_columns(schema, topic) if target is None else {},
         adopt_query=options.get("adoptquery", ""),
         accept_loss=_checkpoint(options.get("acceptloss")),
+        accept_new_output=options.get("acceptnewoutput", ""),
         write_id=_write_id(options.get("writeid", "")),
         transaction_timeout_ms=_timeout_ms(options.get("transactiontimeout")),
         client_settings=client_settings,
