@@ -447,6 +447,7 @@ class Assembler:
         prepared: Callable[[str], None],
         note: Callable[[str], None],
         partitions: int | None,
+        partitioner: str | None,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
@@ -462,6 +463,7 @@ class Assembler:
             prepared=prepared,
             note=note,
             partitions=partitions,
+            partitioner=partitioner,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)

@@ -35,6 +35,7 @@ class SinkConfig(LeaderConfig):
 
     attempt: int = ATTEMPT
     count_partitions: Callable[[str], int]
+    partitioner: Callable[[], str]
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """Skip ids whose transaction is complete: its end from outside, or by the broker, raised the epoch, so its
@@ -51,6 +52,7 @@ class SinkConfig(LeaderConfig):
             max_parallelism=tasks,
             parallelism=tasks,
             sinks=tuple((SINK, topic, self.count_partitions(topic)) for topic in topics),
+            partitioners=((SINK, self.partitioner()),),
         )
         try:
             encode_in_parts(filled)
