@@ -25,6 +25,8 @@ from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
+from exactlyonce.connectors.kafka.partitioning import SETTING
+from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
@@ -63,8 +65,8 @@ class PipelineConnections(Connections):
         self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
         self.surroundings = self.keep(
             PipelineTopics(
-                self.topics, plan.graph, plan.parallelism, note,
-                bounded=options.until == "latest", accepted=options.accept_new_output,
+                self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest",
+                accepted=options.accept_new_output, partitioner=options.client.settings.get(SETTING),
             )
         )  # fmt: skip
         self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
@@ -90,6 +92,7 @@ class PipelineConnections(Connections):
         self._judge_restoring()
         manifest = self.drive(self.leader.recover())
         self._settle_skips(manifest)
+        self._note_other_writers()
         for skip in read_before(manifest, self.skips):
             self.note(f"--skip {skip}: the run goes on after that record, so there is nothing to leave out")
         savepoints = self.leader.log.history.savepoints
@@ -107,6 +110,18 @@ class PipelineConnections(Connections):
                 f"there stay. Each start tries to remove them; `exactlyonce reset` or an empty folder ends that"
             )
         return manifest
+
+    def _note_other_writers(self) -> None:
+        """Note each output that begins in a topic whose keys another partitioner has put into their partitions."""
+        outputs = self.surroundings.outputs
+        for id in sorted(outputs.begun):
+            topic, chosen = outputs.described[outputs.sinks[id].topic], outputs.partitioners[id]
+            if other := other_partitioner(self.topics, topic, chosen):
+                self.note(
+                    f"sink {id}: the keys of topic {topic.name} lie in partitions by {other}, and this pipeline writes "
+                    f'by {chosen}, so a key goes on in another partition: give the sink partitioner="{other}" before '
+                    f"its first run, if its order matters across both"
+                )
 
     def look(self) -> None:
         """Look at topics, stores and decisions, delete condemned checkpoints, and refuse what cannot work. Nothing is
@@ -203,7 +218,9 @@ class PipelineConnections(Connections):
             note=self.note,
             drops_fields=self._options.allow_dropped_fields,
         )
-        return Restoring(asked, around, history)
+        restoring = Restoring(asked, around, history)
+        self.surroundings.restored = restoring.manifest
+        return restoring
 
     def _config(self, stores: PipelineStores) -> LeaderConfig:
         graph = self._plan.graph

@@ -288,6 +288,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
+    partitioners: tuple[tuple[str, str], ...] = ()
+    """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
 
     @property
     def output_ids(self) -> dict[str, str]:
@@ -306,6 +308,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def partitions_of(self, sink: str) -> int | None:
         """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""
         return dict(self.outputs_by_partition).get(sink)
+
+    def writes(self, sink: str, topic: str) -> bool:
+        """Whether *sink* writes to *topic*."""
+        return any((output.sink, output.topic) == (sink, topic) for output in self.sinks)
 
     @property
     def is_savepoint(self) -> bool:

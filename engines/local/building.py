@@ -286,6 +286,7 @@ class _Builder:
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
             note=self.parts.notes.add,
             partitions=start.output_partitions.get(node.id),
+            partitioner=start.partitioners.get(node.id),
         )
         letters = self.operators.dead_letters.get(node.id)
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)

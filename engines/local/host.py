@@ -302,6 +302,7 @@ class LocalHost:
             drops_fields=options.allow_dropped_fields,
             skips=connections.skips,
             output_partitions=topics.outputs.partitions,
+            partitioners=topics.outputs.partitioners,
         )
 
     @property

@@ -54,6 +54,8 @@ class Start(msgspec.Struct, tag=True):
     """The input records to leave out."""
     output_partitions: dict[str, int] = {}
     """The number of partitions of each sink's topic, by sink."""
+    partitioners: dict[str, str] = {}
+    """The partitioner of each of these sinks."""
 
 
 class Trigger(msgspec.Struct, tag=True):

@@ -448,6 +448,7 @@ class Assembler:
         prepared: Callable[[str], None],
         note: Callable[[str], None],
         partitions: int | None,
+        partitioner: str | None,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
@@ -463,6 +464,7 @@ class Assembler:
             prepared=prepared,
             note=note,
             partitions=partitions,
+            partitioner=partitioner,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)

@@ -314,7 +314,8 @@ class Assembly:
                 receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
             elif self.stage.by_partition:
                 receivers = self.stage.output_partitions[node.id]
-                distribution = ByPartition(partitioner(self._config.settings), receivers, self.unit.subtask)
+                partition_of = partitioner(self.stage.partitioners[node.id])
+                distribution = ByPartition(partition_of, receivers, self.unit.subtask)
                 self.distributions.append(distribution)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return self._stage_output(node, encoder, receivers, distribution)
@@ -331,6 +332,7 @@ class Assembly:
             prepared=_refuse,
             note=_refuse,
             partitions=partitions,
+            partitioner=self.stage.partitioners.get(node.id),
         )
         waiting = _Waiting(opened.writer, self.blocks.attempt)
         return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
@@ -386,8 +388,8 @@ class _Clients:
     executor: ThreadPoolExecutor
     clock: SystemClock = field(default_factory=SystemClock)
 
-    def producers(self, topic: str) -> KafkaProducers:
-        return KafkaProducers(topic, self.config.confluent(), 0, self.executor)
+    def producers(self, topic: str, partitioner: str | None) -> KafkaProducers:
+        return KafkaProducers(topic, self.config.confluent(), 0, self.executor, partitioner=partitioner)
 
 
 class _Records:

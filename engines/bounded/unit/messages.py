@@ -70,6 +70,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """`CheckpointSettings.incremental`."""
     output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
     """The number of partitions of each sink's topic, by sink."""
+    partitioners: dict[str, str] = msgspec.field(default_factory=dict)
+    """The partitioner of each of these sinks."""
     sent: tuple[SentFile, ...] = ()
     """The files of the stages before."""
 
