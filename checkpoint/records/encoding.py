@@ -38,6 +38,7 @@ from exactlyonce.checkpoint.records.columns import (
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LATE_AT_FLOOR,
     LOSS_ACCEPTED,
     MANIFEST_SIZE_MAX,
     BlockRef,
@@ -306,6 +307,7 @@ LAYOUTS: dict[type, tuple[Layout, ...]] = {
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
 
 _MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1.fields, parts=_array(_SHA256))
+_MANIFEST_9 = _with(_MANIFEST_8, rules=("int", LATE_AT_FLOOR))
 _FINALIZED_1 = _record(
     "Finalized",
     checkpoint="long",
@@ -319,7 +321,7 @@ _FINALIZED_3 = _with(_FINALIZED_2, decided_at_ms=("long", 0), stats=("bytes", ""
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (
         *(_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6, _MANIFEST_7),
-        _MANIFEST_8,
+        *(_MANIFEST_8, _MANIFEST_9),
     ),
     ManifestPart: (_record("ManifestPart", checkpoint="long", incarnation="long", part="int", body="bytes"),),
     Finalized: (_FINALIZED_1, _FINALIZED_2, _FINALIZED_3),

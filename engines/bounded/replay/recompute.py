@@ -253,6 +253,7 @@ def _common(
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
+        rules=manifest.rules,
         output_partitions=_output_partitions(client, manifest),
         by_partition=bool(manifest.outputs_by_partition),
     )
