@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, RecordPlace, read_before
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Finalized, Manifest, RecordPlace, read_before
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession
@@ -40,6 +40,7 @@ from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_ser
 from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.traces import erase_condemned
 from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -91,6 +92,12 @@ class PipelineConnections(Connections):
         self.begin()
         self._judge_restoring()
         manifest = self.drive(self.leader.recover())
+        if manifest.rules < LATE_BELOW_LATEST and any(offset.floor != NO_FLOOR for offset in manifest.offsets):
+            self.note(
+                f"checkpoint {manifest.checkpoint} was taken by a version for which a record was late if its time was "
+                f"that of the latest one of its partition, less disorder=. From here on only an older one is. What "
+                f"has left windows and timers stays as it is"
+            )
         self._settle_skips(manifest)
         self._note_other_writers()
         for skip in read_before(manifest, self.skips):

@@ -38,6 +38,7 @@ from exactlyonce.checkpoint.records.columns import (
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LATE_AT_FLOOR,
     LOSS_ACCEPTED,
     MANIFEST_SIZE_MAX,
     BlockRef,

@@ -20,6 +20,8 @@ from exactlyonce.pipeline.event_time import NO_FLOOR
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
 SAVEPOINT, RESTORED, SPARK_SINK = "savepoint", "restored", "spark"
+LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
+"""What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 LOSS_ACCEPTED = "loss accepted"
 """The fate of a committable that the user gives up."""
 
@@ -138,7 +140,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
     floor: int = NO_FLOOR
-    """The event time in ms up to which its later records are late; see `engines.runtime.source_times`."""
+    """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
     def in_topic(self) -> bool:
@@ -290,6 +292,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     number. Of other sinks the client has distributed each subtask's outputs."""
     partitioners: tuple[tuple[str, str], ...] = ()
     """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
+    rules: int = LATE_AT_FLOOR
+    """The rule by which records of its interval were late: a replay goes by it. The default is that of older versions."""
 
     @property
     def output_ids(self) -> dict[str, str]:

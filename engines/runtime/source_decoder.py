@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
@@ -59,9 +59,11 @@ class SourceDecoder:
         sleep: Callable[[float], None] = pause,
         skips: Iterable[RecordPlace] = (),
         dead_letters: DeadLetterOutput | None = None,
+        rules: int = LATE_BELOW_LATEST,
     ) -> None:
         """*before*: the starts of its partitions, with the records skipped before them. *skips*: records of any topic
-        that are left out undecoded. *dead_letters* takes bad records, where the source says so."""
+        that are left out undecoded. *dead_letters* takes bad records, where the source says so.
+        *rules*: see `Manifest.rules`."""
         self.id = id
         self.skipped: dict[int, Skipped] = {}
         """The records skipped since the start, by partition."""
@@ -75,7 +77,7 @@ class SourceDecoder:
         self.times: SourceTimes | None = None
         """None: its records have no event time."""
         if (event_time := source.event_time) is not None:
-            self.times, self._on_time_error = SourceTimes(event_time, before), event_time.on_error
+            self.times, self._on_time_error = SourceTimes(event_time, before, rules), event_time.on_error
         self._looked_at_times = False
         self._decoder = source.decoder()
 

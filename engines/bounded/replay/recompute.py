@@ -254,8 +254,11 @@ def _common(
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
+        rules=manifest.rules,
         output_partitions=_output_partitions(client, manifest),
-        partitioners={id: partitioner_in(manifest, id, client.settings) for id, _, _ in manifest.sinks},
+        partitioners={
+            output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks
+        },
         by_partition=bool(manifest.outputs_by_partition),
     )
 

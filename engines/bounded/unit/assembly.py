@@ -240,7 +240,9 @@ class Assembly:
         source, unit, stage = cast("Readable", node.source), self.unit, self.stage
         base = [] if unit.split else [noted for noted in stage.base.offsets if noted.source == node.id]
         letters = self.operators.dead_letters.get(node.id)
-        decoder = SourceDecoder(node.id, source, before=base, skips=stage.skips, dead_letters=letters)
+        decoder = SourceDecoder(
+            node.id, source, before=base, skips=stage.skips, dead_letters=letters, rules=stage.rules
+        )
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
