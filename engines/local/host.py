@@ -300,6 +300,7 @@ class LocalHost:
             drops_fields=options.allow_dropped_fields,
             skips=connections.skips,
             output_partitions=topics.outputs.partitions,
+            checkpoint_timeout_ms=checkpoint.timeout_ms,
         )
 
     @property

@@ -53,6 +53,8 @@ class Start(msgspec.Struct, tag=True):
     """The input records to leave out."""
     output_partitions: dict[str, int] = {}
     """The number of partitions of each sink's topic, by sink."""
+    checkpoint_timeout_ms: int = 0
+    """See `CheckpointSettings.timeout_ms`; 0: none."""
 
 
 class Trigger(msgspec.Struct, tag=True):
