@@ -21,6 +21,7 @@
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an unexpected error; a retry would not help
+    │   └── Outdated                its settings are no longer those that the run began with; the next incarnation asks
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
     ├── Undetermined            the outcome of a decision is unknown here; the next incarnation reads it
     ├── Halt                    going on would lose or double records; the message has the choices
@@ -140,6 +141,10 @@ class BrokerRefused(ExactlyOnceError):
     """A broker answered with an unexpected error. It is no outage: a retry would wait permanently."""
 
     exit_code = 8
+
+
+class Outdated(BrokerRefused):
+    """A broker's settings are no longer those that this incarnation asked for. It ends, and the next one asks again."""
 
 
 class Fenced(ExactlyOnceError):

@@ -1,8 +1,8 @@
 """Runs a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
 
-If the broker or a schema registry is away, or an outcome is unknown, the next incarnation fences the last one and reads
-what is true. Any other end of an incarnation ends the run. All share one restart strategy and one clock, so that any
-completed checkpoint counts as progress.
+If the broker or a schema registry is away, or has other settings than at the start, or an outcome is unknown, the next
+incarnation fences the last one and reads what is true. Any other end of an incarnation ends the run. All share one
+restart strategy and one clock, so that any completed checkpoint counts as progress.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Unavailable, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Outdated, Unavailable, Undetermined
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 
@@ -110,7 +110,7 @@ def run_loaded(
                         "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or "
                         "lost: run it again."
                     ) from None
-            except (BrokerUnavailable, Unavailable, Undetermined) as error:
+            except (BrokerUnavailable, Unavailable, Undetermined, Outdated) as error:
                 recovered = recovered or job.recovered
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
                 if not recovered or delay_ms is None or options.inline:
