@@ -175,6 +175,10 @@ class StoppedShort(EndedAtOnce):
     exit_code = 9
 
 
+BEFORE_ANYTHING_RAN = "Stopped, as asked for, before anything ran. Nothing is lost."
+"""The text of a `StoppedShort`."""
+
+
 class EndedEarly(ExactlyOnceError):
     """A request to stop came before the end of a bounded run. It ended cleanly; the next run goes on."""
 
