@@ -56,6 +56,8 @@ class Start(msgspec.Struct, tag=True):
     """The number of partitions of each sink's topic, by sink."""
     partitioners: dict[str, str] = {}
     """The partitioner of each of these sinks."""
+    checkpoint_timeout_ms: int = 0
+    """See `CheckpointSettings.timeout_ms`; 0: none."""
 
 
 class Trigger(msgspec.Struct, tag=True):
