@@ -76,7 +76,8 @@ def add(commands: Commands) -> None:
 
 def _add_running(parser: Parser) -> None:
     settings = declared(RunOptions)
-    add_settings(parser, *(settings[name] for name in ("until", "drain", "standby", "parallelism", "inline")))
+    own = "until", "drain", "max_late", "standby", "parallelism", "inline"
+    add_settings(parser, *(settings[name] for name in own))
     parser.add_argument(
         "--restart",
         metavar="STRATEGY",
