@@ -224,7 +224,8 @@ class TaskOperators:
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)
-        return Cut(tables, order, offsets, self.sinks, left, captures)
+        left_out = tuple(operator.left_out for operator in self.timed)
+        return Cut(tables, order, offsets, self.sinks, left, captures, left_out)
 
     def close(self) -> None:
         """Close what the user's operators opened."""

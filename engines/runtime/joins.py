@@ -137,7 +137,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         self._take(batch, RIGHT)
 
     def _take(self, batch: Batch, side: int) -> None:
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch = self.in_time(batch, right=side == RIGHT)
         assert batch.keys is not None
         assert batch.times is not None
@@ -152,7 +152,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
             self._write(side, batch.keys, batch.times, batch.records, set(places))
         else:
             self._keep(batch.keys, batch.times, batch.records, self._unwritten[side])
-        self.activity.leave(self.id, entered_s, len(batch.records))
+        self.activity.leave(self.id, entered_s, count)
         if places:
             self.push(self._pairs(batch, places, partners, side))
 
@@ -321,9 +321,8 @@ class AsOfJoiner(Joiner[AsOf]):
                     self._written.add([cast("EarlyLeft", (time, key, *rest)) for time, *rest in lefts if time > over])
 
     def left(self, batch: Batch) -> None:
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch, floors = self._in_time(batch, LEFT)
-        count = len(batch.records)
         late: tuple[Batch, list[bytes]] | None = None
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         if times and not self.are_in_time(batch, min(times)):
@@ -352,7 +351,7 @@ class AsOfJoiner(Joiner[AsOf]):
         self._written.add(new)
 
     def right(self, batch: Batch) -> None:
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch, floors = self._in_time(batch, RIGHT)
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         values = _values(batch, changelog=self.join.changelog)
@@ -369,7 +368,7 @@ class AsOfJoiner(Joiner[AsOf]):
         needed = [_needed(versions, oldest) for versions in by_key.values()]
         self.table.update(_versioned, [VERSIONS] * len(needed), [*by_key], needed)
         self.table.update(_versioned, [slot for slot, _ in ends], [key for _, key in ends], [()] * len(ends))
-        self.activity.leave(self.id, entered_s, len(times))
+        self.activity.leave(self.id, entered_s, count)
 
     def _in_time(self, batch: Batch, side: int) -> tuple[Batch, list[int]]:
         """*batch* without the records that are too late, and the floor of each late one that is left."""

@@ -14,14 +14,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from exactlyonce.checkpoint.events import LeftOut
 from exactlyonce.engines.runtime.batch import Batch, floors_of, shown_origin
 from exactlyonce.engines.runtime.operators import BatchOperator
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.state.backend import TimedTable
 
@@ -33,6 +35,13 @@ SLICE_KEYS = 2_000
 """The most keys in a slice of a firing."""
 LATE_NAMED_MAX = 5
 """The late records of an operator that get a line each."""
+
+
+def _remedy(floor: int, time: int) -> str:
+    """What would have kept a record of *time* that was late at *floor*."""
+    if floor > LATEST_MS:
+        return ", for a run with --drain had ended time"
+    return f"; disorder= of its source, larger by more than {shown_duration(floor - time)}, takes it; late= keeps it"
 
 
 class Due(NamedTuple, Generic[R]):
@@ -131,6 +140,8 @@ class TimedOperator(BatchOperator, Generic[R]):
     """Likewise, of those of the second input."""
     late: int = field(default=0, init=False)
     """The number of late records."""
+    _left_out: int = field(default=0, init=False)
+    """Of these, the number that no output gets."""
     watermark: int = field(default=NO_WATERMARK, init=False)
     """No earlier record comes: a record at or below it is late here, whatever its floor."""
     idle: bool = field(default=False, init=False)
@@ -246,10 +257,16 @@ class TimedOperator(BatchOperator, Generic[R]):
         output = self.late_right_output if right else self.late_output
         if output is None:
             self._name(late)
+            self._left_out += len(late.records)
         for push in () if output is None else self.sides[output]:
             push(late.unkeyed(late.records))
         self.late += len(late.records)
         return batch.where(kept)
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The late records that no output gets, of all that have come."""
+        return LeftOut(self.id, self._left_out, self.activity.records.get(self.id, 0))
 
     def _name(self, late: Batch) -> None:
         assert late.times is not None
@@ -260,5 +277,5 @@ class TimedOperator(BatchOperator, Generic[R]):
             more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
             self.note(
                 f"late: operator {self.id!r} leaves out {shown_origin(origin)}, of {shown_time(time)}: its time was "
-                f"over at {shown_time(floor)}{more}"
+                f"over at {shown_time(floor)}{_remedy(floor, time)}{more}"
             )

@@ -74,11 +74,11 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
 
     def __call__(self, batch: Batch, *, right: bool = False) -> None:
         """Take *batch*, of the first or *right* input."""
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch, slots = self._accept(batch, right=right)
         if batch.records:
             self._add(batch, slots, self._given(batch, right=right))
-        self.activity.leave(self.id, entered_s, len(batch.records))
+        self.activity.leave(self.id, entered_s, count)
 
     def _give(self, results: Sequence[WindowResults]) -> None:
         columns = _Columns()
