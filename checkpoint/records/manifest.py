@@ -295,7 +295,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def writes(self, sink: str, topic: str) -> bool:
         """Whether *sink* writes to *topic*."""
-        return any((id, name) == (sink, topic) for id, name, _ in self.sinks)
+        return any((id, name) == (sink, topic) for id, name, *_ in self.sinks)
 
     @property
     def is_savepoint(self) -> bool:

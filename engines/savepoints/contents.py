@@ -150,7 +150,7 @@ class TopicSavepoint:
                 for state in states
             ),
             loops=tuple(SavedLoop(loop, records, schemas.get(loop)) for loop, records in sorted(loops.items())),
-            outputs=tuple((id, topic, dict(manifest.partitioners).get(id, "")) for id, topic, _ in manifest.sinks),
+            outputs=tuple((id, topic, dict(manifest.partitioners).get(id, "")) for id, topic, *_ in manifest.sinks),
         )
 
     @property

@@ -113,7 +113,7 @@ class VisibleRecords:
             partitioners={
                 (manifest.checkpoint, sink): partitioner_in(manifest, sink, client.settings)
                 for manifest in manifests
-                for sink, _, _ in manifest.sinks
+                for sink, *_ in manifest.sinks
             },
         )
         partitions = [ClaimedPartition(*place, tuple(own), to_end) for place, own in sorted(self.claims.items())]

@@ -255,7 +255,7 @@ def _common(
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
         output_partitions=_output_partitions(client, manifest),
-        partitioners={id: partitioner_in(manifest, id, client.settings) for id, _, _ in manifest.sinks},
+        partitioners={id: partitioner_in(manifest, id, client.settings) for id, *_ in manifest.sinks},
         by_partition=bool(manifest.outputs_by_partition),
     )
 
