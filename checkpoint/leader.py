@@ -27,6 +27,7 @@ from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
     Incarnation,
@@ -445,6 +446,7 @@ class Leader:
         config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
+            rules=LATE_BELOW_LATEST,
             pipeline=config.pipeline,
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,

@@ -150,7 +150,9 @@ class TopicSavepoint:
                 for state in states
             ),
             loops=tuple(SavedLoop(loop, records, schemas.get(loop)) for loop, records in sorted(loops.items())),
-            outputs=tuple((id, topic, dict(manifest.partitioners).get(id, "")) for id, topic, *_ in manifest.sinks),
+            outputs=tuple(
+                (sink, topic, dict(manifest.partitioners).get(sink, "")) for sink, topic, *_ in manifest.sinks
+            ),
         )
 
     @property

@@ -16,17 +16,18 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlace, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlace, Output, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
 from exactlyonce.engines.surroundings.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.pipeline.names import checkpoint_topic, setting
 from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions, gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
+MADE_ANEW = "was deleted and created again"
 TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
 Offsets = dict[str, dict[int, SourceOffset]]
 """Where to go on, by source and split."""
@@ -409,6 +410,8 @@ class OutputTopics:
     sinks: Mapping[str, WritesToTopic]
     described: Mapping[str, Topic]
     """By topic name, without topics to be created; ids never change, partitions only become more."""
+    accepted: Collection[str] = ()
+    """The topics that the user lets the pipeline go on into, though they are not those that it has written to."""
     by_key: Collection[str] = ()
     """The sinks whose outputs a partitioner distributes by their keys."""
     setting: str | None = None
@@ -419,35 +422,46 @@ class OutputTopics:
     """The sinks of `by_key` whose outputs begin with this run."""
 
     @property
-    def counted(self) -> tuple[tuple[str, str, int], ...]:
-        """(sink id, topic, partitions) of every sink."""
-        return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
+    def known(self) -> ask.Outputs:
+        """The topic of every sink."""
+        topics = ((id, self.described[sink.topic]) for id, sink in self.sinks.items())
+        return tuple(Output(id, topic.name, topic.partitions, topic.topic_id) for id, topic in topics)
 
     @property
     def partitions(self) -> dict[str, int]:
         """The number of partitions by sink id."""
-        return {id: count for id, _, count in self.counted}
+        return {output.sink: output.partitions for output in self.known}
 
     @property
     def foreseen(self) -> tuple[tuple[str, str, int], ...]:
-        """The same, with the partitions of topics to be created."""
+        """(sink id, topic, partitions) of every sink, also of topics to be created."""
         known = {name: topic.partitions for name, topic in self.described.items()}
         return tuple(
             (id, sink.topic, known.get(sink.topic, sink.create_partitions or 1)) for id, sink in self.sinks.items()
         )
 
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
-        """Create missing topics; Halt if *manifest*, the newest, shows that they were written to."""
-        written = {topic for _, topic, _ in manifest.sinks} if manifest and manifest.checkpoint else set()
+        """Create missing topics. Halt if *manifest*, the newest, shows that a missing topic was written to, or another
+        one in the place of a topic, unless that is accepted."""
+        written = {output.topic for output in manifest.sinks} if manifest and manifest.checkpoint else set()
+        if manifest is not None:
+            self._require_same(manifest, note)
         for id, sink in self.sinks.items():
             if sink.topic in self.described:
                 continue
-            if manifest is not None and sink.topic in written:
-                raise _output_gone(manifest, sink.topic, "was deleted")
+            if manifest is not None and sink.topic in written and sink.topic not in self.accepted:
+                raise output_gone(manifest, sink.topic, "was deleted")
             self.topics.create(sink.topic, partitions=sink.create_partitions or 1)
             note(f"sink {id}: created topic {sink.topic} with {sink.create_partitions} partitions")
             self.described = {**self.described, **self.topics.describe([sink.topic])}
 
+    def _require_same(self, manifest: Manifest, note: Callable[[str], None]) -> None:
+        for name, before in manifest.output_ids.items():
+            if name not in self.described or self.described[name].topic_id == before:
+                continue
+            if name not in self.accepted:
+                raise output_gone(manifest, name, MADE_ANEW)
+            note(f"topic {name} is not the one that checkpoint {manifest.checkpoint} has written to: that is accepted")
     def settle_partitioners(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
         """Find the partitioner of each output: that of *manifest*, from which the pipeline goes on, else the chosen
         one. ConfigError where another one is chosen than the keys of the output lie by."""
@@ -499,9 +513,9 @@ class OutputTopics:
         for name, known in self.described.items():
             now = _now(known, seen_by_each[name])
             if now is None:
-                raise _output_gone(manifest, name, "was deleted")
+                raise output_gone(manifest, name, "was deleted")
             if now.topic_id != known.topic_id:
-                raise _output_gone(manifest, name, "was deleted and created again")
+                raise output_gone(manifest, name, MADE_ANEW)
             described[name] = now
         self.described = described
 
@@ -521,11 +535,12 @@ def _now(known: Topic, seen: Sequence[Topic | None]) -> Topic | None:
     return msgspec.structs.replace(known, partitions=max(known.partitions, min(topic.partitions for topic in views)))
 
 
-def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
+def output_gone(manifest: Manifest, name: str, what: str) -> Halt:
     return Halt(
         f"Output topic {name!r} {what} since checkpoint {manifest.checkpoint} or before: what the pipeline wrote to it "
-        f"is gone, and it would go on behind the gap.\n"
-        f"  Choices: restore the topic from a replica or backup and run again; {_reset(manifest)}."
+        f"is gone, and it would go on after the gap.\n"
+        f"  Choices: restore the topic from a replica or backup and run again; go on into the topic that is there, "
+        f"without the records before: `exactlyonce run ... --accept-new-output {name}`; {_reset(manifest)}."
     )
 
 
@@ -540,9 +555,10 @@ class PipelineTopics:
         note: Callable[[str], None],
         *,
         bounded: bool,
+        accepted: Collection[str] = (),
         partitioner: str | None = None,
     ) -> None:
-        """*partitioner*: the client's, if the user has set one."""
+        """*accepted*: see `OutputTopics`. *partitioner*: the client's, if the user has set one."""
         self.inputs: Inputs
         self.outputs: OutputTopics
         self.offsets: Offsets = {}
@@ -551,7 +567,7 @@ class PipelineTopics:
         """The first offsets of partitions that the newest manifest lacks."""
         self._topics, self._graph, self._parallelism, self._note = topics, graph, parallelism, note
         self._input_topics = InputTopics(topics)
-        self._bounded, self._setting = bounded, partitioner
+        self._bounded, self._accepted, self._setting = bounded, accepted, partitioner
         self.restored: Manifest | None = None
         """What is known of the outputs of a savepoint that begins the pipeline, for want of a manifest."""
 
@@ -596,11 +612,17 @@ class PipelineTopics:
                         f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
                         f"KafkaSink({sink.topic!r}, create_partitions=4)."
                     ) from None
+        written = {sink.topic for sink in sinks.values()}
+        if unknown := sorted({*self._accepted} - written):
+            raise ConfigError(
+                f"{setting('accept_new_output')} {unknown[0]}: the pipeline writes to no such topic. It writes to "
+                f"{', '.join(sorted(written)) or 'none'}."
+            )
         by_key = {
             node.id for node in nodes
             if gives_keys(node.sink, self._graph.type_of(node.inputs[0])) and not gives_partitions(node.sink)
         }  # fmt: skip
-        self.outputs = OutputTopics(self._topics, sinks, described, by_key, self._setting)
+        self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, self._setting)
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
@@ -634,7 +656,7 @@ class PipelineTopics:
                 self.outputs.note_times(self._note)
                 return tuple(self.outputs.partitioners.items())
             case ask.KnownOutputs():
-                return self.outputs.counted
+                return self.outputs.known
         return NotImplemented
 
     def _note_empty(self, noted: Sequence[SourceOffset]) -> None:

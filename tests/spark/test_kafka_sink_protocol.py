@@ -29,7 +29,7 @@ from exactlyonce.engines.spark.sink.writer import batch_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
 from exactlyonce.sinks.writer import SinkFailed
-from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -270,6 +270,23 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
         topics.delete(as_topic(find_topic(config, world.name)))
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
+
+
+def test_a_topic_that_was_created_again_since_the_last_job(world: World, kafka: KafkaCluster) -> None:
+    """Every job halts before its first row, until the topic is accepted; later jobs go on in it."""
+    planner, committer = world.pair("a")
+    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    kafka.delete_topics([world.target.topic])
+    kafka.create_topic(world.target.topic, 2)
+    for driver in (planner, world.driver("b"), world.driver("b", acceptNewOutput="other")):
+        accepting = rf'\("acceptNewOutput", "{world.target.topic}"\)'
+        with pytest.raises(Halt, match=rf"(?s)created again since checkpoint 1 .*{accepting}"):
+            driver.assign()
+    planner, committer = world.pair("c", acceptNewOutput=world.target.topic)
+    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
+    planner, committer = world.pair("d")
+    committer.commit(Job(QUERY, 2), world.tasks(planner, 2))
+    world.assert_exact(1, 2)
 
 
 def test_the_transaction_timeout(world: World, transactions: Transactions) -> None:

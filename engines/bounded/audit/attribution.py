@@ -111,9 +111,9 @@ class VisibleRecords:
             timed=frozenset(self.timed),
             placed=frozenset(self.placed),
             partitioners={
-                (manifest.checkpoint, sink): partitioner_in(manifest, sink, client.settings)
+                (manifest.checkpoint, output.sink): partitioner_in(manifest, output.sink, client.settings)
                 for manifest in manifests
-                for sink, *_ in manifest.sinks
+                for output in manifest.sinks
             },
         )
         partitions = [ClaimedPartition(*place, tuple(own), to_end) for place, own in sorted(self.claims.items())]

@@ -118,7 +118,7 @@ class Replay:
 
 
 def _chosen(manifest: Manifest, sink: str | None) -> str:
-    ids = [sink for sink, _, _ in manifest.sinks]
+    ids = [sink for sink, *_ in manifest.sinks]
     if sink is None and len(ids) == 1:
         return ids[0]
     if not ids:
@@ -131,7 +131,7 @@ def _chosen(manifest: Manifest, sink: str | None) -> str:
 def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
     """The counts of each sink and partition; *history* are the decisions by now."""
     counted: list[Count] = []
-    for sink, _, _ in manifest.sinks:
+    for sink, *_ in manifest.sinks:
         if manifest.partitions_of(sink) is not None:
             known = Counter[int | None]({lane: again.count(sink, lane) for lane in again.lanes(sink)})
             counted += _counts_of(sink, manifest, +known)
@@ -182,7 +182,7 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     A missing topic is created with as many partitions as the sink's had; if it has as many, each record goes to the
     same partition.
     """
-    own = {read.topic for read in manifest.in_cluster} | {written for _, written, _ in manifest.sinks}
+    own = {read.topic for read in manifest.in_cluster} | {output.topic for output in manifest.sinks}
     if topic in own | {checkpoint_topic(manifest.pipeline)}:
         raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
     _, partitions = topic_of(manifest, sink)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KAFKA = "kafka."
 OPTIONS = ("sinkId", "sink", "adoptQuery", "acceptLoss", "writeId")
-OF_KAFKA = ("topic", "partitioner", "transactionTimeout")
+OF_KAFKA = ("topic", "partitioner", "transactionTimeout", "acceptNewOutput")
 OF_STORES = ("storeTimeout",)
 BATCH_ONLY = ("writeId",)
 REPEATABLE = "none"
@@ -59,6 +59,8 @@ class SinkOptions:
     """The place of each existing column of `COLUMNS`."""
     adopt_query: str
     accept_loss: int | None
+    accept_new_output: str
+    """A topic to write to though it was created again since the last job; empty: none."""
     write_id: str
     """Empty: none was given."""
     transaction_timeout_ms: int | None
@@ -116,6 +118,7 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
         columns=_columns(schema, topic) if target is None else {},
         adopt_query=options.get("adoptquery", ""),
         accept_loss=_checkpoint(options.get("acceptloss")),
+        accept_new_output=options.get("acceptnewoutput", ""),
         write_id=_write_id(options.get("writeid", "")),
         transaction_timeout_ms=_timeout_ms(options.get("transactiontimeout")),
         client_settings=client_settings,
