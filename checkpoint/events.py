@@ -71,6 +71,8 @@ class Ack(msgspec.Struct, frozen=True):
     """Why the subtask has no snapshot: the checkpoint is aborted, and the rest of this acknowledgement carried on."""
     phases: Phases | None = None
     """None: not timed."""
+    goes_on: bool = False
+    """Whether results are due, where the input has ended, that this checkpoint does not have: it is not the last."""
 
     def stats(self, after_ms: int | None) -> SubtaskStats:
         """Its figures; it came *after_ms* after the trigger, None: not known."""

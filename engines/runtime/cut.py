@@ -75,6 +75,8 @@ class Cut:
     left: Sequence[InFlightFrame] = ()
     """Restored in-flight records that are not taken yet. They go before those captured now."""
     captures: Sequence[InFlightCapture] = ()
+    goes_on: bool = False
+    """See `Ack.goes_on`."""
 
     def acknowledge(self, blocks: SubtaskBlocks, stopwatch: Stopwatch | None = None) -> Steps[Ack]:
         """Write the cut and acknowledge it. An index waits for its blocks; all else is written in parallel.
@@ -127,4 +129,5 @@ class Cut:
             written=tuple(blocks.written),
             declined=declined,
             phases=None if stopwatch is None else stopwatch.phases,
+            goes_on=self.goes_on,
         )
