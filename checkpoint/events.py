@@ -82,6 +82,8 @@ class Ack(msgspec.Struct, frozen=True):
     """None: not timed."""
     left_out: tuple[LeftOut, ...] = ()
     """Of each operator with event time, at the barrier."""
+    goes_on: bool = False
+    """Whether results are due, where the input has ended, that this checkpoint does not have: it is not the last."""
 
     def stats(self, after_ms: int | None) -> SubtaskStats:
         """Its figures; it came *after_ms* after the trigger, None: not known."""

@@ -76,6 +76,8 @@ class Cut:
     """Restored in-flight records that are not taken yet. They go before those captured now."""
     captures: Sequence[InFlightCapture] = ()
     left_out: tuple[LeftOut, ...] = ()
+    goes_on: bool = False
+    """See `Ack.goes_on`."""
 
     def acknowledge(self, blocks: SubtaskBlocks, stopwatch: Stopwatch | None = None) -> Steps[Ack]:
         """Write the cut and acknowledge it. An index waits for its blocks; all else is written in parallel.
@@ -129,4 +131,5 @@ class Cut:
             declined=declined,
             phases=None if stopwatch is None else stopwatch.phases,
             left_out=self.left_out,
+            goes_on=self.goes_on,
         )
