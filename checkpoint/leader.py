@@ -27,6 +27,7 @@ from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
     Incarnation,
@@ -129,6 +130,8 @@ class Leader:
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
         self._late = LateRecords(config.max_late)
+        self._partitioners: tuple[tuple[str, str], ...] = ()
+        """See `Manifest.partitioners`."""
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
@@ -174,7 +177,7 @@ class Leader:
         erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
-        yield ask.CreateOutputs(history.latest)
+        self._partitioners = yield ask.CreateOutputs(history.latest)
         config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
@@ -511,6 +514,7 @@ class Leader:
         config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
+            rules=LATE_BELOW_LATEST,
             pipeline=config.pipeline,
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
@@ -537,6 +541,7 @@ class Leader:
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
             outputs_by_partition=plan.outputs_by_partition,
+            partitioners=self._partitioners,
         )
         for protocol in self._protocols:
             manifest = protocol.entered(manifest, plan, self.log.history.latest)

@@ -113,7 +113,7 @@ class StateSettings(msgspec.Struct, frozen=True):
 
 
 BOUNDED_CHECKPOINT = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
-BOUNDED_RUN = ("checkpoint_partitions", "accept_loss", "skip", "repair")
+BOUNDED_RUN = ("checkpoint_partitions", "accept_loss", "accept_new_output", "skip", "repair")
 """The fields of `CheckpointSettings` and `RunOptions` that bounded work has, too, beside parallelism and savepoints."""
 
 
@@ -201,6 +201,10 @@ class RunOptions:
     inline: bool = _declare(False, Setting(FLAG, "all in one process, for a debugger", in_file=False))
     accept_loss: int | None = _declare(None, Setting(
         COUNT, "give up the output of checkpoint N that a halt has named as lost, and go on", in_file=False,
+    ))  # fmt: skip
+    accept_new_output: tuple[str, ...] = _declare((), Setting(
+        OTHER, "go on into a topic that was created again since the last checkpoint, as a halt has said: records that "
+        "it lost stay lost; any number of topics", default="none", in_file=False, metavar="TOPIC",
     ))  # fmt: skip
     skip: tuple[RecordPlace, ...] = _declare((), Setting(
         OTHER, "leave out a record of the input that an error has named, any number of them; checkpoints note it",

@@ -85,7 +85,7 @@ def _add_running(parser: Parser) -> None:
         help="after failures: none, fixed_delay:attempts=N,delay=T, failure_rate:failures=N,window=T,delay=T or "
         "exponential_delay:initial=T,max=T (the default)",
     )
-    add_settings(parser, *(settings[name] for name in ("accept_loss", "skip", "repair")))
+    add_settings(parser, *(settings[name] for name in ("accept_loss", "accept_new_output", "skip", "repair")))
 
 
 def restart(text: str) -> dict[str, int | str]:

@@ -27,6 +27,7 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
@@ -56,7 +57,7 @@ class WorkerParts:
     sockets: list[SocketChannel] = field(default_factory=list)
     outgoing: list[SocketChannel] = field(default_factory=list)
     """The sockets that this worker writes to."""
-    notes: list[str] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
     """Notes of sources, sinks and tables since the last report."""
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class _Builder:
             drops_fields=start.drops_fields,
             skips=start.skips,
             activity=parts.activity,
-            note=parts.notes.append,
+            notes=parts.notes,
         )
         graph = plan.graph
         self.loops = {
@@ -265,7 +266,7 @@ class _Builder:
         )
         letters = self.operators.dead_letters.get(node.id)
         notes = self.parts.notes
-        decoder = SourceDecoder(node.id, source, notes.append, before, skips=start.skips, dead_letters=letters)
+        decoder = SourceDecoder(node.id, source, notes, before, skips=start.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.now_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
@@ -283,8 +284,9 @@ class _Builder:
             clients=self.clients,
             blocks=self.parts.blocks,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
-            note=self.parts.notes.append,
+            note=self.parts.notes.add,
             partitions=start.output_partitions.get(node.id),
+            partitioner=start.partitioners.get(node.id),
         )
         letters = self.operators.dead_letters.get(node.id)
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.connectors.confluent import make_producer
 from exactlyonce.connectors.kafka.client import connect
+from exactlyonce.connectors.kafka.partitioning import SETTING
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, RecordError
 from exactlyonce.sinks.writer import SinkFailed
 
@@ -133,10 +134,18 @@ class KafkaProducers:
     """Producers of confluent-kafka: made and dropped on the thread of *executor*, flushed on a thread of their own."""
 
     def __init__(
-        self, topic: str, config: dict[str, str], transaction_timeout_ms: int, executor: ThreadPoolExecutor
+        self,
+        topic: str,
+        config: dict[str, str],
+        transaction_timeout_ms: int,
+        executor: ThreadPoolExecutor,
+        *,
+        partitioner: str | None = None,
     ) -> None:
-        """*config*: librdkafka settings, without a transactional id."""
-        self._topic, self._config, self._timeout_ms, self._executor = topic, config, transaction_timeout_ms, executor
+        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: that of *config*."""
+        own = {} if partitioner is None else {SETTING: partitioner}
+        self._topic, self._config, self._timeout_ms = topic, {**config, **own}, transaction_timeout_ms
+        self._executor = executor
         self._flusher = ThreadPoolExecutor(1, "flush")
         self._abandoned = False
 

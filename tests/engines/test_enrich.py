@@ -21,6 +21,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.enriching import Enricher, Service
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import PART_SIZE_MAX, OrderRuns, answers_in, runs_of
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.errors import GraphError, Halt
@@ -44,7 +45,7 @@ def enriched(
     given: list[Batch] = []
     dead = None
     if letters is not None:
-        dead = DeadLetterOutput("p", "ask", "operator", lambda line: None)
+        dead = DeadLetterOutput("p", "ask", "operator", Notes())
         dead.listeners.append(lambda batch: letters.extend(batch.records))
     answers = answers or Answers()
     with closing(Service(fetch)) as service:
