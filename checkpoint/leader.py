@@ -30,6 +30,7 @@ from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     INITIAL,
+    LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
     Failure,
@@ -50,6 +51,7 @@ from exactlyonce.pipeline.errors import (
     Fenced,
     Halt,
     InvariantViolation,
+    Outdated,
     RecordError,
     StoreUnavailable,
     Unavailable,
@@ -62,7 +64,7 @@ WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
 """Before a refused heartbeat is tried again."""
 
-UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, InvariantViolation)
+UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
 """Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
 
 Verdict = Decided | Refuse | Unresolved
@@ -81,6 +83,8 @@ class Leader:
         self._noted_ms = -NOTED_INTERVAL_MS
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
+        self._partitioners: tuple[tuple[str, str], ...] = ()
+        """See `Manifest.partitioners`."""
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
@@ -126,7 +130,7 @@ class Leader:
         erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
-        yield ask.CreateOutputs(history.latest)
+        self._partitioners = yield ask.CreateOutputs(history.latest)
         config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
@@ -460,6 +464,7 @@ class Leader:
         config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
+            rules=LATE_BELOW_LATEST,
             pipeline=config.pipeline,
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
@@ -486,6 +491,7 @@ class Leader:
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
             outputs_by_partition=plan.outputs_by_partition,
+            partitioners=self._partitioners,
         )
         for protocol in self._protocols:
             manifest = protocol.entered(manifest, plan, self.log.history.latest)

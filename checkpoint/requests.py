@@ -206,7 +206,8 @@ class GoOnFrom(Request, frozen=True):
 
 
 class CreateOutputs(Request, frozen=True):
-    """-> None. Creates missing outputs; Halt if *newest* shows that they, or topics in their place, were written to."""
+    """-> `Manifest.partitioners`. Creates missing outputs; Halt if *newest* shows that they, or topics in their place,
+    were written to."""
 
     newest: Manifest | None
 

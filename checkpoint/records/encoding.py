@@ -38,6 +38,7 @@ from exactlyonce.checkpoint.records.columns import (
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LATE_AT_FLOOR,
     LOSS_ACCEPTED,
     MANIFEST_SIZE_MAX,
     BlockRef,
@@ -308,7 +309,11 @@ LAYOUTS: dict[type, tuple[Layout, ...]] = {
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
 
 _MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1.fields, parts=_array(_SHA256))
-_MANIFEST_9 = _with_items(_MANIFEST_8, sinks=_with(_SINK_1, topic_id=_TEXT))
+_SINK_PARTITIONER = _record("SinkPartitioner", sink="string", partitioner="string")
+_MANIFEST_9 = _with(
+    _with_items(_MANIFEST_8, sinks=_with(_SINK_1, topic_id=_TEXT)),
+    **_arrays(partitioners=_SINK_PARTITIONER), rules=("int", LATE_AT_FLOOR),
+)  # fmt: skip
 _FINALIZED_1 = _record(
     "Finalized",
     checkpoint="long",
@@ -363,6 +368,7 @@ _TUPLES = {
     "fates": ("transactional_id", "fate"),
     "ledger": ("sink", "subtask", "checkpoint"),
     "outputs_by_partition": ("sink", "partitions"),
+    "partitioners": ("sink", "partitioner"),
 }
 """Fields whose elements are plain tuples in Python; Avro knows records only."""
 

@@ -22,6 +22,8 @@ from exactlyonce.pipeline.event_time import NO_FLOOR
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
 INITIAL, SAVEPOINT, RESTORED, SPARK_SINK = "initial", "savepoint", "restored", "spark"
+LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
+"""What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 FAILURE_CHARACTERS_MAX = 2_000
 """Of the text of a failure; the rest is left out."""
 LOSS_ACCEPTED = "loss accepted"
@@ -142,7 +144,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
     floor: int = NO_FLOOR
-    """The event time in ms up to which its later records are late; see `engines.runtime.source_times`."""
+    """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
     def in_topic(self) -> bool:
@@ -292,6 +294,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
+    partitioners: tuple[tuple[str, str], ...] = ()
+    """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
+    rules: int = LATE_AT_FLOOR
+    """The rule by which records of its interval were late, for a replay. The default is that of older versions."""
 
     @property
     def output_ids(self) -> dict[str, str]:
@@ -310,6 +316,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def partitions_of(self, sink: str) -> int | None:
         """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""
         return dict(self.outputs_by_partition).get(sink)
+
+    def writes(self, sink: str, topic: str) -> bool:
+        """Whether *sink* writes to *topic*."""
+        return any((output.sink, output.topic) == (sink, topic) for output in self.sinks)
 
     @property
     def is_savepoint(self) -> bool:

@@ -27,6 +27,7 @@ from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
@@ -266,7 +267,7 @@ class Assembler:
     skips: Sequence[RecordPlace] = ()
     """The records of the inputs to leave out."""
     activity: Activity = field(default_factory=Activity)
-    note: Callable[[str], None] = field(default=lambda line: None)
+    notes: Notes = field(default_factory=Notes)
     """Called with a line about each of the first dead letters."""
 
     @cached_property
@@ -284,7 +285,7 @@ class Assembler:
             if node.dead_letters is not None:
                 kind = node.kind.value if node.kind in (Kind.SOURCE, Kind.SINK) else "operator"
                 inputs = inputs_at_hand(graph, node)
-                operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.note, inputs)
+                operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.notes, inputs)
             operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
@@ -384,7 +385,7 @@ class Assembler:
                 has_times=self.plan.graph.has_event_time,
             )
         )
-        operator.firings, operator.note = operators.firings, self.note
+        operator.firings, operator.note = operators.firings, self.notes.add
         operator.late_output, operator.late_right_output = node.late, node.late_right
         operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
@@ -447,6 +448,7 @@ class Assembler:
         prepared: Callable[[str], None],
         note: Callable[[str], None],
         partitions: int | None,
+        partitioner: str | None,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
@@ -462,6 +464,7 @@ class Assembler:
             prepared=prepared,
             note=note,
             partitions=partitions,
+            partitioner=partitioner,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)

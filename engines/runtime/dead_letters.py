@@ -15,13 +15,12 @@ import msgspec
 
 from exactlyonce.engines.runtime.answers import FetchFailed
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.users_code import portable_traceback
 from exactlyonce.pipeline.dead_letters import INPUT, RECORD, DeadLetter, Reason
 from exactlyonce.pipeline.errors import text_of
 from exactlyonce.pipeline.records import Record
 
-NAMED_MAX = 5
-"""The letters of an attempt that get a line each."""
 TEXT_LENGTH_MAX = 4_000
 """Longer messages and tracebacks are cut, so that a letter has room in its topic."""
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -36,8 +35,7 @@ class DeadLetterOutput:
     operator: str
     kind: str
     """That of `Reason`."""
-    say: Callable[[str], None]
-    """Called with a line about each of the first few."""
+    notes: Notes
     inputs: Mapping[str, Callable[[Any], DeadLetter]] = field(default_factory=dict)
     """By topic, what makes a letter of an input record; empty: a record has only the place of its input record."""
     listeners: list[Push] = field(default_factory=list)
@@ -81,12 +79,10 @@ class DeadLetterOutput:
             traceback=_portable(portable_traceback(error)),
         )
         self.count += 1
-        if self.count <= NAMED_MAX:
-            more = ", as others will be that are not named here" if self.count == NAMED_MAX else ""
-            self.say(
-                f"dead letter: {self.kind} {self.operator!r}, {shown_origin(origin)}: {reason.error}: "
-                f"{reason.message}{more}"
-            )
+        self.notes.repeat(
+            f"dead letter: {self.kind} {self.operator!r}",
+            lambda: f"{shown_origin(origin)}: {reason.error}: {reason.message}",
+        )
         return msgspec.structs.replace(record, headers=(*record.headers, *reason.headers()))
 
 

@@ -17,13 +17,14 @@ import msgspec
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlace, Output, RecordPlace, SourceOffset
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
 from exactlyonce.engines.surroundings.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic, setting
-from exactlyonce.sinks.kafka.sink import gives_times
+from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions, gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
 MADE_ANEW = "was deleted and created again"
@@ -411,6 +412,14 @@ class OutputTopics:
     """By topic name, without topics to be created; ids never change, partitions only become more."""
     accepted: Collection[str] = ()
     """The topics that the user lets the pipeline go on into, though they are not those that it has written to."""
+    by_key: Collection[str] = ()
+    """The sinks whose outputs a partitioner distributes by their keys."""
+    setting: str | None = None
+    """The client's partitioner, if the user has set one."""
+    partitioners: dict[str, str] = field(default_factory=dict)
+    """By sink id; known once they are settled."""
+    begun: set[str] = field(default_factory=set)
+    """The sinks of `by_key` whose outputs begin with this run."""
 
     @property
     def known(self) -> ask.Outputs:
@@ -453,6 +462,34 @@ class OutputTopics:
             if name not in self.accepted:
                 raise output_gone(manifest, name, MADE_ANEW)
             note(f"topic {name} is not the one that checkpoint {manifest.checkpoint} has written to: that is accepted")
+    def settle_partitioners(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
+        """Find the partitioner of each output: that of *manifest*, from which the pipeline goes on, else the chosen
+        one. ConfigError where another one is chosen than the keys of the output lie by."""
+        settings = {} if self.setting is None else {SETTING: self.setting}
+        for id, sink in self.sinks.items():
+            chosen = sink.partitioner or self.setting
+            if chosen is not None:
+                partitioner(chosen)
+            if manifest is None or not manifest.writes(id, sink.topic):
+                self.partitioners[id] = chosen or DEFAULT
+                self.begun |= {id} & {*self.by_key}
+                continue
+            known = self.partitioners[id] = partitioner_in(manifest, id, settings)
+            if id not in self.by_key:
+                self.partitioners[id] = chosen or known
+            elif chosen not in (None, known):
+                raise ConfigError(
+                    f"Sink {id!r}: checkpoint {manifest.checkpoint} has put the keys of topic {sink.topic!r} into "
+                    f"partitions by {known}, and this run is to do so by {chosen}: a key would go on in another "
+                    f"partition, and readers would see its records out of order. Nothing was changed.\n"
+                    f'  Choices: partitioner="{known}", or leave it out, to go on as before; or another topic; or, if '
+                    f"readers bear that order, another id for the sink, which begins a new output."
+                )
+            elif known != DEFAULT and id not in dict(manifest.partitioners):
+                note(
+                    f"sink {id}: topic {sink.topic} keeps the partitioner {known}, by which it was written so far; new "
+                    f"outputs have {DEFAULT}, as Java's clients and Spark do"
+                )
 
     def note_times(self, note: Callable[[str], None]) -> None:
         """Note each topic that does not keep the times that its sink gives."""
@@ -519,8 +556,9 @@ class PipelineTopics:
         *,
         bounded: bool,
         accepted: Collection[str] = (),
+        partitioner: str | None = None,
     ) -> None:
-        """*accepted*: see `OutputTopics`."""
+        """*accepted*: see `OutputTopics`. *partitioner*: the client's, if the user has set one."""
         self.inputs: Inputs
         self.outputs: OutputTopics
         self.offsets: Offsets = {}
@@ -529,7 +567,9 @@ class PipelineTopics:
         """The first offsets of partitions that the newest manifest lacks."""
         self._topics, self._graph, self._parallelism, self._note = topics, graph, parallelism, note
         self._input_topics = InputTopics(topics)
-        self._bounded, self._accepted = bounded, accepted
+        self._bounded, self._accepted, self._setting = bounded, accepted, partitioner
+        self.restored: Manifest | None = None
+        """What is known of the outputs of a savepoint that begins the pipeline, for want of a manifest."""
 
     def close(self) -> None:
         """Close the connections to sources that are not in the cluster of the checkpoints."""
@@ -578,7 +618,11 @@ class PipelineTopics:
                 f"{setting('accept_new_output')} {unknown[0]}: the pipeline writes to no such topic. It writes to "
                 f"{', '.join(sorted(written)) or 'none'}."
             )
-        self.outputs = OutputTopics(self._topics, sinks, described, self._accepted)
+        by_key = {
+            node.id for node in nodes
+            if gives_keys(node.sink, self._graph.type_of(node.inputs[0])) and not gives_partitions(node.sink)
+        }  # fmt: skip
+        self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, self._setting)
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
@@ -607,8 +651,10 @@ class PipelineTopics:
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):
+                self.outputs.settle_partitioners(newest or self.restored, self._note)
                 self.outputs.create_missing(newest, self._note)
-                return self.outputs.note_times(self._note)
+                self.outputs.note_times(self._note)
+                return tuple(self.outputs.partitioners.items())
             case ask.KnownOutputs():
                 return self.outputs.known
         return NotImplemented

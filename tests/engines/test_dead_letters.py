@@ -23,6 +23,7 @@ from exactlyonce.engines.runtime.assembler import inputs_at_hand
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, origins_of
 from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import (
     BatchOperator,
     Filter,
@@ -114,7 +115,7 @@ def run(operator: BatchOperator, numbers: list[int]) -> tuple[list[int], list[An
     outputs: list[int] = []
     letters: list[Any] = []
     operator.downstream.append(lambda batch: outputs.extend(batch.records))
-    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", Notes())
     operator.dead_letters.listeners.append(lambda batch: letters.extend(batch.records))
     operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key(n) for n in numbers]))
     return outputs, letters
@@ -144,7 +145,7 @@ def test_a_state_that_was_changed_in_place_is_as_before() -> None:
     operator = OPERATORS["stateful_map"]()
     assert isinstance(operator, Stateful)
     numbers = [1, 3, 2, 6, 4]
-    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", Notes())
     operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key("ann")] * len(numbers)))
     assert operator.table.get(canonical_key("ann")) == Tally([1, 2, 4])
 
@@ -153,7 +154,7 @@ def test_a_reduction_goes_on_from_the_last_good_record() -> None:
     operator = Stateful("op", reduced, table(int), reduces=True)
     outputs: list[int] = []
     operator.downstream.append(lambda batch: outputs.extend(batch.records))
-    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", Notes())
     numbers = [3, 1, 6, 2]  # the first of a key is its state: no function runs
     operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key("ann")] * len(numbers)))
     assert outputs == [3, 4, 6]
@@ -184,7 +185,7 @@ def test_an_outage_makes_no_letter(kind: str, raised: Exception, error: type[Exc
 
 def test_a_letter_depends_on_the_record_alone() -> None:
     """Addresses of objects and folders of files differ between processes, sets have no order; long texts are cut."""
-    output = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    output = DeadLetterOutput("p", "op", "operator", Notes())
     place = Coordinates("t", 0, 1)
     texts = [
         Reason.of(output.letter({"b", "a"}, place, ValueError(f"{object()} {'x' * 9_999}")).headers) for _ in range(2)
@@ -237,7 +238,7 @@ def test_a_letter_of_a_result_by_time_has_no_place_in_a_topic() -> None:
     result = origins_of("counts", [5], [1_700_000_000_123])
     (sent,) = BatchCodec(int).decode(BatchCodec(int).encode(Batch([1], result))).origins
     (kept,) = map(Coordinates, *coordinates_of([sent]))  # as an operator with state holds them
-    letter = DeadLetterOutput("p", "op", "operator", lambda line: None).letter(1, kept, ValueError())
+    letter = DeadLetterOutput("p", "op", "operator", Notes()).letter(1, kept, ValueError())
     reason = Reason.of(letter.headers)
     assert reason is not None
     assert (reason.upstream, reason.time) == ("counts", "2023-11-14T22:13:20.123Z")
@@ -246,7 +247,7 @@ def test_a_letter_of_a_result_by_time_has_no_place_in_a_topic() -> None:
     assert "on a result of operator 'counts' at 2023-11-14T22:13:20.123Z." in str(stopped)
     assert "--skip" not in str(stopped)
     assert stopped.facts == {"operator": "op"}
-    again = DeadLetterOutput("q", "in", "source", lambda line: None, {"t": lambda _: letter})
+    again = DeadLetterOutput("q", "in", "source", Notes(), {"t": lambda _: letter})
     outer = Reason.of(again.undecoded(Coordinates("t", 2, 7), ValueError(), "no").headers)
     assert outer is not None
     assert (outer.topic, outer.partition, outer.offset, outer.upstream) == ("t", 2, 7, "")
@@ -323,11 +324,11 @@ def test_what_a_letter_holds() -> None:
     holding = [id for id in ("in", "early", "kept", "late", "out", "copies") if inputs_at_hand(graph, graph.node(id))]
     assert holding == ["in", "early", "kept", "copies"]
     inner = DeadLetterOutput(
-        "p", "a", "source", lambda line: None, {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
+        "p", "a", "source", Notes(), {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
     )
     place = Coordinates("t", 0, 1)
     letter = inner.undecoded(place, ValueError("first"), "first")
-    outer = DeadLetterOutput("q", "b", "source", lambda line: None, {"t": lambda _: letter})
+    outer = DeadLetterOutput("q", "b", "source", Notes(), {"t": lambda _: letter})
     assert as_input(outer.undecoded(place, ValueError("second"), "second")) == letter
     assert as_input(letter).headers == (("h", b"1"),)
 

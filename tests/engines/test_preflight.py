@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
-from exactlyonce.checkpoint.records.manifest import MarkedPlace, Output, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, Output, RecordPlace, SourceOffset
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, OutputTopics
 from exactlyonce.pipeline.errors import ConfigError, Halt
@@ -139,3 +140,55 @@ def test_an_output_of_which_nothing_is_known() -> None:
     assert begun(written=Output("out", "totals", 2), there=other) == []
     assert begun(written=Output("out", "totals", 2, "old"), there=other, checkpoint=0) == []
     assert begun(written=Output("old", "elsewhere", 2, "old"), there=other) == []
+def settled(
+    newest: Manifest | None, given: str | None = None, setting: str | None = None, **changes: Any
+) -> tuple[str, list[str]]:
+    """The partitioner of the output of a pipeline that goes on from *newest*, and the notes."""
+    nobody: Any = None
+    sink: Any = KafkaSink("totals", key=str, partitioner=given)
+    outputs = OutputTopics(nobody, {"out": sink}, {}, **{"by_key": ["out"], "setting": setting, **changes})
+    notes = list[str]()
+    outputs.settle_partitioners(newest, notes.append)
+    return outputs.partitioners["out"], notes
+
+
+OLDER = blank_manifest(checkpoint=5, sinks=(Output("out", "totals", 4),))
+"""Of a version that wrote no partitioner."""
+
+
+def test_a_new_output_has_javas_partitioner_or_the_chosen_one() -> None:
+    """The sink's own wins over the client's setting; a sink that now writes to another topic begins a new output."""
+    elsewhere = blank_manifest(sinks=(Output("out", "old-totals", 4),), partitioners=(("out", OF_LIBRARY),))
+    for newest in (None, elsewhere):
+        assert settled(newest) == (DEFAULT, [])
+        assert settled(newest, setting="fnv1a") == ("fnv1a", [])
+        assert settled(newest, "murmur2", "fnv1a") == ("murmur2", [])
+
+
+def test_an_output_keeps_the_partitioner_of_its_manifests() -> None:
+    newest = blank_manifest(sinks=(Output("out", "totals", 4),), partitioners=(("out", "fnv1a"),))
+    assert settled(newest) == settled(newest, "fnv1a") == settled(newest, setting="fnv1a") == ("fnv1a", [])
+    for chosen in ({"given": DEFAULT}, {"setting": DEFAULT}):
+        with pytest.raises(ConfigError, match=r"by fnv1a.*by murmur2_random.*(?s:.*)another id for the sink"):
+            settled(newest, **chosen)
+
+
+def test_an_output_of_an_older_version_keeps_the_librarys_partitioner_and_says_so() -> None:
+    """Unless the setting has named another one all along; its next manifest names it, so nothing is said again."""
+    partitioner, (note,) = settled(OLDER)
+    assert (partitioner, note.partition(":")[0]) == (OF_LIBRARY, "sink out")
+    assert "keeps the partitioner consistent_random" in note
+    assert settled(OLDER, setting=DEFAULT) == (DEFAULT, [])
+    assert settled(msgspec.structs.replace(OLDER, partitioners=(("out", OF_LIBRARY),))) == (OF_LIBRARY, [])
+    with pytest.raises(ConfigError, match="by consistent_random"):
+        settled(OLDER, DEFAULT)
+
+
+def test_an_output_without_keys_takes_any_partitioner() -> None:
+    assert settled(OLDER, DEFAULT, by_key=()) == (DEFAULT, [])
+    assert settled(OLDER, by_key=()) == (OF_LIBRARY, [])
+
+
+def test_an_unknown_partitioner_in_the_settings_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'mine' is unknown"):
+        settled(None, setting="mine")

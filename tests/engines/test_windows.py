@@ -63,10 +63,10 @@ def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
     greatest = {0: NO_WATERMARK, 1: NO_WATERMARK}
     for number, (partition, key, time) in enumerate(arrivals):
         before = greatest[partition]
-        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder
+        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder - 1
         greatest[partition] = max(before, time)
         lowest = min(greatest.values())
-        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
+        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder - 1
 
 
 def operator_of(

@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Flushed
@@ -171,6 +172,18 @@ def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
     world.assert_exact(0)
 
 
+def test_a_sink_keeps_the_partitioner_that_it_began_with(world: World) -> None:
+    """That of pipelines unless another was chosen; it is in the decisions, also in those without rows."""
+    planner = world.driver("b", partitioner=OF_LIBRARY)
+    for batch, partitions in enumerate((2, 0, 2)):
+        planner.commit(Job(QUERY, batch), world.tasks(planner, batch, partitions))
+        planner = world.driver("b")
+        assert planner.assign().partitioner == OF_LIBRARY
+    for chosen in ({"partitioner": DEFAULT}, {"kafka.partitioner": DEFAULT}):
+        with pytest.raises(ConfigError, match=rf"by {OF_LIBRARY}, and is to do so by {DEFAULT}"):
+            world.driver("b", **chosen).assign()
+
+
 def test_a_gap_is_a_halt(world: World) -> None:
     planner = world.driver("a")
     planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
@@ -288,6 +301,7 @@ def test_the_transaction_timeout(world: World, transactions: Transactions) -> No
     with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
         world.driver("a", transactionTimeout="1000s").assign()
     given = {"sinkId": "a", "topic": "b", "kafka.bootstrap.servers": "a:1"}
-    for wrong, said in (({"transactionTimeout": "1s"}, "10 s at least"), ({"writeId": "x" * 129}, "128 at most")):
+    refusals = {"transactionTimeout": ("1s", "10 s at least"), "writeId": ("x" * 129, "128 at most")}
+    for option, (wrong, said) in {**refusals, "partitioner": ("mine", "'mine' is unknown")}.items():
         with pytest.raises(ConfigError, match=said):
-            parse_sink_options({**given, **wrong}, VALUES, streaming=False)
+            parse_sink_options({**given, option: wrong}, VALUES, streaming=False)

@@ -18,6 +18,7 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.kafka.visible import is_visible
@@ -360,6 +361,7 @@ class Audit:
                         owner=owner,
                         topic=topic,
                         by_partition=recomputed.is_by_partition(sink),
+                        partitioner=partitioner_in(manifest, sink, self._client.settings),
                         placed=sink in visible.placed,
                         timed=sink in visible.timed,
                         partitions=counts,

@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_loops
@@ -253,7 +254,11 @@ def _common(
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
+        rules=manifest.rules,
         output_partitions=_output_partitions(client, manifest),
+        partitioners={
+            output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks
+        },
         by_partition=bool(manifest.outputs_by_partition),
     )
 

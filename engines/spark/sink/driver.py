@@ -31,7 +31,9 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
 from exactlyonce.connectors.kafka.topics import Topic
+from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.spark.sink.leader_config import (
@@ -108,6 +110,7 @@ class SinkDriver:
             staging=self._stores.staging,
             store_timeout_ms=self.options.store_timeout_ms,
             describe=self._described,
+            partitioner=lambda: self._partitioner(self._connections.log.history.latest),
         )
         config = replace(self._config, **changes)
         log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=NO_REPLAY)
@@ -146,14 +149,46 @@ class SinkDriver:
             self._clean(leader, newest.incarnation, self._attempt)
         assert history is not None
         assert newest is not None
-        position = Position.of(history.latest)
+        position, partitioner = Position.of(history.latest), self._partitioner(history.latest)
         self._looked = history
         self._connections.drive(leader.transactions.sweep_for(newest, leader.config.fenced_below(newest)))
         self._looked = None
         hit("coordinator-swept")
         timeout_ms, topic = leader.config.transaction_timeout_ms, leader.log.topic
-        self._assignment = Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
+        self._assignment = Assignment(
+            newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic, partitioner
+        )
+        if history.latest is None:
+            self._note_other_writers(partitioner)
         return self._assignment
+
+    def _partitioner(self, newest: Manifest | None) -> str:
+        """The partitioner of the sink, which stays; ConfigError where the options have another one."""
+        chosen = self.options.partitioner
+        known = None if newest is None else dict(newest.partitioners).get(SINK)
+        if known is not None and chosen not in (None, known) and self.options.target is None:
+            raise ConfigError(
+                f"Sink {self.options.sink_id!r} has put keys into partitions by {known}, and is to do so by {chosen} "
+                f"now: a key would go on in another partition, and readers would see its rows out of order.\n"
+                f'  Choices: .option("{SETTING}", "{known}"), or none, to go on as before; or, if readers bear that '
+                f"order, a sinkId of its own, which begins a new output."
+            )
+        return known or chosen or DEFAULT
+
+    def _note_other_writers(self, partitioner: str) -> None:
+        """Note that the sink begins in a topic whose keys another partitioner has put into their partitions."""
+        name = self.options.topic
+        if not name or "key" not in self.options.columns:
+            return
+        topics = self._connections.topics
+        if other := other_partitioner(topics, topics.describe([name])[name], partitioner):
+            print(
+                f"exactlyonce, sink {self.options.sink_id}: the keys of topic {name} lie in partitions by {other}, and "
+                f"this sink writes by {partitioner}, so a key goes on in another partition: begin with "
+                f'.option("{SETTING}", "{other}") under another sinkId, if its order matters across both',
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _is_undecided(self, history: History | None) -> bool:
         """Whether the job of the last assignment was not decided, or another process has assigned since.
@@ -390,8 +425,10 @@ class SinkDriver:
                 topics = {output.topic for manifest in history.retained for output in manifest.sinks}
                 wanted = sorted(topics | {self.options.topic} - {""})
                 return tuple(output_of(self._described(topic)) for topic in wanted)
+            case ask.CreateOutputs():
+                return ()  # the manifest is filled with them
             case (
-                ask.CreateOutputs() | ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
+                ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
                 | ask.CheckContinuity()
             ):  # fmt: skip
                 return None  # Spark's concern

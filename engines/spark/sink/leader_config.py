@@ -40,6 +40,7 @@ class SinkConfig(LeaderConfig):
 
     attempt: int = ATTEMPT
     describe: Callable[[str], Topic]
+    partitioner: Callable[[], str]
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """Skip ids whose transaction is complete: its end from outside, or by the broker, raised the epoch, so its
@@ -56,6 +57,7 @@ class SinkConfig(LeaderConfig):
             max_parallelism=tasks,
             parallelism=tasks,
             sinks=tuple(output_of(self.describe(topic)) for topic in topics),
+            partitioners=((SINK, self.partitioner()),),
         )
         try:
             encode_in_parts(filled)

@@ -31,6 +31,8 @@ from exactlyonce.checkpoint.records.encoding import (
 )
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LATE_AT_FLOOR,
+    LATE_BELOW_LATEST,
     MANIFEST_SIZE_MAX,
     BlockRef,
     ChannelLog,
@@ -97,7 +99,7 @@ class TestValues:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
                 packed = set(wire.LAYOUTS[kind][-1].fields) if name == kind.__name__ and kind in wire.LAYOUTS else set()
                 packing = {"layout", "size", "parts", "body"} if packed else set()
-                if name not in ("SinkPartitions", "DistributedSink"):  # plain tuples in Python
+                if name not in ("SinkPartitions", "DistributedSink", "SinkPartitioner"):  # plain tuples in Python
                     assert {*fields} - packing | packed == {*known[name].__struct_fields__}, name
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +302,7 @@ class TestKeys:
 FINGERPRINTS = {
     Manifest: [
         "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
-        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be", "f9f224e49f49904e",
+        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be", "0caef6d196ee18cb",
     ],
     ManifestPart: ["abcda5c455931ae6"],
     Finalized: ["97b9bc06bfcdb453", "65b62497561b98ea", "8b0564428567ae04"],
@@ -335,7 +337,8 @@ def _record_fields(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 FOREIGN = BlockRef(0, -1, "elsewhere", 7, bytes(range(32)))
 WHOLE = Manifest(
-    pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4, previous=3, triggered_at_ms=1_000,
+    rules=LATE_BELOW_LATEST, pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4,
+    previous=3, triggered_at_ms=1_000,
     completed_at_ms=1_100, outputs_by_partition=(("out", 3),), fingerprint="f1", max_parallelism=128, parallelism=2,
     block_partitions=5, block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10,
     offsets=(
@@ -356,7 +359,7 @@ WHOLE = Manifest(
         ),
     ),
     ledger=(("db", 1, 4), ("db", 9, 2)), requests=("r1",), channel_logs=(ChannelLog("head", 0, 5, (FOREIGN,), True),),
-    storage="s3://b/c", origin="o", skips=(RecordPlace("orders", 0, 3),),
+    storage="s3://b/c", origin="o", skips=(RecordPlace("orders", 0, 3),), partitioners=(("out", "murmur2_random"),),
 )  # fmt: skip
 MARK = Finalized(5, 1, 2_000, (("db:1:4", "committed"), ("eo:p:out:0:1.0:0", "repaired")))
 OLDER_MANIFESTS = [
@@ -445,11 +448,11 @@ STATS = CheckpointStats(
     (AbortedCheckpoint(4, 1_500, 1_000, "it took too long"),),
 )  # fmt: skip
 PACKED_MANIFEST = (
-    "wwH58iTkn0mQTgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYEaWQAAgRyMQAQczM6Ly9iL2MCbw"
-    "IMb3JkZXJzAAYAAgZvdXQGAAaSCwC8BHictVJdTsMwDHZTr8uyUsYo/z/jBKi89gHO0pFIQ6oU1HYaXI8jcYHhOM2Y2EOfsJzYid3PX+wK"
-    "BEGa2kabpj3w8U0DGcDse0vyApiMATH2SyIFgRMBcBskoivBmna2q2oPlbudPxMRoJqS7X3KxJDJgLvlIlgtew/mpm7NZmUaA5iPAD8GBC"
-    "IR4ygZy4mapkfZ8exkfpqfnV9cXl3f3N7dLw5o7oir4PyJQshxrJwFftggkR7qwdjyvbTrrizKp8eiLEB8PYPIuEEUz17rdduZhg8J5XEB"
-    "6Ufxy4QnoiR1bRKQUXs+lJt4p7Gb1kd1gP+PhylYWv0ZGDoaKGb0a8ShilyZSjOeCsARK4Tjfnm/7w3aNWd4jhH8AA/yc0o="
+    "wwEMrvbRlu4YywJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYEaWQAAgRyMQAQczM6Ly9iL2MCbwIMb3Jk"
+    "ZXJzAAYAAgZvdXQGAAaSCwC8BHictVJdTsMwDHZTr8uyUsYo/z/jBKi89gHO0pFIQ6oU1HYaXI8jcYHhOM2Y2EOfsJzYid3PX+wKBEGa2kabpj3w"
+    "8U0DGcDse0vyApiMATH2SyIFgRMBcBskoivBmna2q2oPlbudPxMRoJqS7X3KxJDJgLvlIlgtew/mpm7NZmUaA5iPAD8GBCIR4ygZy4mapkfZ8exk"
+    "fpqfnV9cXl3f3N7dLw5o7oir4PyJQshxrJwFftggkR7qwdjyvbTrrizKp8eiLEB8PYPIuEEUz17rdduZhg8J5XEB6Ufxy4QnoiR1bRKQUXs+lJt4"
+    "p7Gb1kd1gP+PhylYWv0ZGDoaKGb0a8ShilyZSjOeCsARK4Tjfnm/7w3aNWd4jhH8AA/yc0oCBm91dBxtdXJtdXIyX3JhbmRvbQAC"
 )
 PACKED_MARK = (
     "wwGLBWRChWeuBAoCoB8AdHx4nGNiYWBhYmJg4UlJsjK0MlFIzbcqsMovLbEysDLUM7AygMgKJefn5maWlKSmCBSlFiRmFqWmMAAATLkNy7"
@@ -465,7 +468,7 @@ def without_news_since(version: int) -> Manifest:
     """`WHOLE` as a reader of a manifest of *version* knows it."""
     offsets, logs, changes = WHOLE.offsets, WHOLE.channel_logs, dict[str, Any]()
     if version < 9:
-        changes["sinks"] = (Output("out", "totals", 3),)
+        changes |= {"sinks": (Output("out", "totals", 3),), "partitioners": (), "rules": LATE_AT_FLOOR}
     if version < 7:
         changes["outputs_by_partition"] = ()
     if version < 6:
