@@ -20,6 +20,8 @@ from exactlyonce.pipeline.event_time import NO_FLOOR
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
 SAVEPOINT, RESTORED, SPARK_SINK = "savepoint", "restored", "spark"
+LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
+"""What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 LOSS_ACCEPTED = "loss accepted"
 """The fate of a committable that the user gives up."""
 
@@ -138,7 +140,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
     floor: int = NO_FLOOR
-    """The event time in ms up to which its later records are late; see `engines.runtime.source_times`."""
+    """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
     def in_topic(self) -> bool:
@@ -189,6 +191,17 @@ class MarkedPlace(RecordPlace, frozen=True):
 
     def __str__(self) -> str:
         return f"{super().__str__()}@{self.mark}"
+
+
+class Output(NamedTuple):
+    """The topic of one sink, as it was when a checkpoint was decided."""
+
+    sink: str
+    topic: str
+    partitions: int
+    """The partitioning that a replay must reproduce."""
+    topic_id: str = ""
+    """The identity of the topic; empty: a version before it was noted."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
@@ -255,8 +268,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorSnapshot, ...]
     order_logs: tuple[OrderLog, ...]
     committables: tuple[Committable, ...]
-    sinks: tuple[tuple[str, str, int], ...]
-    """(sink id, topic, partition count): the partitioning that a replay must reproduce."""
+    sinks: tuple[Output, ...]
+    """The sinks that write to topics, each with its topic."""
     staged: tuple[StoreCommittable, ...] = ()
     """The committables of sinks whose stores keep a ledger; those of Kafka are in `committables`."""
     ledger: tuple[tuple[str, int, int], ...] = ()
@@ -277,6 +290,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
+    partitioners: tuple[tuple[str, str], ...] = ()
+    """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
+    rules: int = LATE_AT_FLOOR
+    """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
+
+    @property
+    def output_ids(self) -> dict[str, str]:
+        """The identities of the output topics by name, as far as they are known; none before the first output."""
+        return {output.topic: output.topic_id for output in self.sinks if output.topic_id and self.checkpoint}
 
     @property
     def in_cluster(self) -> tuple[SourceOffset, ...]:
@@ -290,6 +312,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def partitions_of(self, sink: str) -> int | None:
         """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""
         return dict(self.outputs_by_partition).get(sink)
+
+    def writes(self, sink: str, topic: str) -> bool:
+        """Whether *sink* writes to *topic*."""
+        return any((output.sink, output.topic) == (sink, topic) for output in self.sinks)
 
     @property
     def is_savepoint(self) -> bool:

@@ -168,7 +168,6 @@ class SourceInput:
             if self.decoder.times is not None:
                 self.decoder.times.found(start.partition)
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
-        self.decoder.tell()
         self.stopped = trigger.final
         return trigger.frame
 

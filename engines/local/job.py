@@ -35,6 +35,7 @@ from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
+    BEFORE_ANYTHING_RAN,
     EndedAtOnce,
     EndedEarly,
     ExactlyOnceError,
@@ -188,8 +189,8 @@ class Job:
         self._sources = {(task.name, i) for task in plan.tasks if task.sources for i in numbers}
         self._attempt = Attempt(LastOutput(plan.graph))
         self._agenda = Agenda()
-        self._delay_ms = 0
-        """The pause before the next deployment, as the restart strategy says."""
+        self._deploy_ms = 0
+        """When the next deployment is due: after the pause that the restart strategy says, counted from the failure."""
         self._deleted: set[str] = set()
         """The requests to delete a savepoint that were taken up."""
 
@@ -251,7 +252,7 @@ class Job:
 
     def _stop(self) -> None:
         if not self.recovered:
-            self._break_off(StoppedShort("Stopped, as asked for, before anything ran. Nothing is lost."))
+            self._break_off(StoppedShort(BEFORE_ANYTHING_RAN))
         else:
             self._later(self.options.checkpoint.stop_timeout_ms, "stop", self._stopped_too_late)
             self._feed(events.Stop())
@@ -304,12 +305,15 @@ class Job:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
                 self.report.triggered(checkpoint)
                 drains = final and self.options.drain and self._attempt.finished == self._sources
+                completes = final and not self.core.stopping
                 for worker in self.host.workers:
                     added = {
                         source: tuple(share_of(offsets, self.plan.parallelism, worker.subtask).values())
                         for source, offsets in self.host.added.items()
                     }
-                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms, drains))
+                    worker.tell(
+                        msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms, drains, completes)
+                    )
                 hit("coordinator-triggered")
             case events.Decide(plan):
                 self.host.decide(plan, tuple(self.core.pinned), partial(self._decided, plan), self._failed)
@@ -321,7 +325,7 @@ class Job:
             case events.Restart():
                 self._restart(effect)
             case events.Deploy():
-                self._later(self._delay_ms, "deploy", partial(self._deploy, effect))
+                self._agenda.at(self._deploy_ms, "deploy", partial(self._deploy, effect))
             case events.End():
                 self._end_with(effect)
             case events.Note(text):
@@ -347,7 +351,7 @@ class Job:
             self.report.restarting(effect.reason, f"restarting from the last completed checkpoint: {effect.reason}")
         self._agenda.drop("deploy")
         self._attempt.last_output = LastOutput(self.plan.graph)
-        self._delay_ms = effect.delay_ms
+        self._deploy_ms = self.host.clock.monotonic_ms() + effect.delay_ms
         if self.host.kill_workers():
             begin = self.leader.begin_attempt(effect.attempt)
             self._lead(begin, lambda manifest: self._feed(events.Recovered(manifest)))

@@ -495,7 +495,8 @@ class SimulatedClients:
 
         return Consumers({}, make)
 
-    def producers(self, topic: str) -> SimulatedProducers:
+    def producers(self, topic: str, partitioner: str | None) -> SimulatedProducers:
+        """The broker's model distributes by keys in a way of its own."""
         return SimulatedProducers(self.process, topic)
 
     def pipe(self, name: str) -> Pipe:

@@ -283,6 +283,14 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("Choices:" in each.do for each in found.diagnoses[3:])
 
 
+def test_what_may_be_a_cause_comes_before_its_effects() -> None:
+    found = Findings()
+    for kind, level in (("readers", PROBLEM), ("decisions", NOTE), ("stores", PROBLEM), ("rights", NOTE)):
+        found.add(kind, f"{kind} are not as they should be", do="something", level=level)
+    assert [each.about for each in found.in_order] == ["stores", "readers", "rights", "decisions"]
+    assert next(as_text(found, 80)).startswith("problem: stores")
+
+
 def test_what_could_not_be_looked_at() -> None:
     found = Findings()
     with found.checking("rights"):
@@ -292,7 +300,8 @@ def test_what_could_not_be_looked_at() -> None:
     found.not_checked("bytes", "by --deep alone")
     assert found.unchecked == [("rights", "gone", True), ("bytes", "by --deep alone", False)]
     assert found.checked == ["settings"]
-    assert list(as_text(found, 80))[1:] == ["not checked  bytes: by --deep alone", "failed       rights: gone"]
+    lines = list(as_text(found, 80))
+    assert (lines[0], lines[-1]) == ("failed       rights: gone", "not checked  bytes: by --deep alone")
     assert found.failed == 1
 
 

@@ -151,9 +151,9 @@ def test_a_watermark_follows_each_batch_and_sn_has_the_floor() -> None:
         read.triggers.append(SourceTrigger(Barrier(7, 6), False, ()))
         read.next(2)
         told.append(read.processed())
-    assert taken == [[10, 5], [NO_FLOOR, 8], [20, 21], None, [22], None]
+    assert taken == [[10, 5], [NO_FLOOR, 7], [20, 21], None, [22], None]
     assert batch is None
-    assert told == [Watermark(8), Watermark(19), Watermark(20)]
+    assert told == [Watermark(7), Watermark(18), Watermark(19)]
     assert [position.floor for position in read.noted[7]] == [20]
 
 
@@ -170,14 +170,14 @@ def test_the_watermark_of_an_ended_source_follows_the_clock_after_a_while() -> N
     (read, now), told = timed([10, 11, 12]), []
     while isinstance(read.next(2), Batch):
         told.append(read.processed())
-    assert told == [Watermark(9), Watermark(10)]
+    assert told == [Watermark(8), Watermark(9)]
     now[0] += TICK_S
-    assert read.next(2) == Watermark(10, idle=True)
+    assert read.next(2) == Watermark(9, idle=True)
     now[0] += 9
     assert read.next(2) is None
     for elapsed_ms in (10_000, 11_000):
         now[0] += 1
-        assert read.next(2) == Watermark(10 + elapsed_ms, idle=True)
+        assert read.next(2) == Watermark(9 + elapsed_ms, idle=True)
     waiting, now = timed([10], positions=0)
     assert waiting.next(2) == Watermark(NO_WATERMARK, idle=True)
     assert waiting.next(2) is None

@@ -63,10 +63,10 @@ def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
     greatest = {0: NO_WATERMARK, 1: NO_WATERMARK}
     for number, (partition, key, time) in enumerate(arrivals):
         before = greatest[partition]
-        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder
+        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder - 1
         greatest[partition] = max(before, time)
         lowest = min(greatest.values())
-        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
+        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder - 1
 
 
 def operator_of(
@@ -74,11 +74,12 @@ def operator_of(
     listen: Callable[[Batch], None],
     late: Callable[[Batch], None],
     watermarks: dict[int, int] | None = None,
+    table: Any = None,
 ) -> WindowOperator[Any]:
     accumulator = folded(list, add, merge, list[int], {})
     node = Node("w", Kind.WINDOW, timed=window, accumulator=accumulator, key_type=str)
     kept = VersionedState(kept_state(window, accumulator.state))
-    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks)
+    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks, table=table)
     operator: WindowOperator[Any] = (OPERATORS | REVISING)[type(window)].made(parts)
     operator.downstream, operator.sides, operator.late_output = [listen], {"late": [late]}, "late"
     return operator

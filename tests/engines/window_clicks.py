@@ -23,9 +23,9 @@ STEP_MS = {"daily": 400_000}
 FLOORED = """
     with floored as (
         select *, max(ts) over (partition by partition order by "offset" rows between unbounded preceding
-                                and 1 preceding) - {disorder} as floor
+                                and 1 preceding) - {disorder} - 1 as floor
         from clicks),
-    ending as (select min(greatest) - {disorder} as watermark from
+    ending as (select min(greatest) - {disorder} - 1 as watermark from
                (select max(ts) as greatest from clicks group by partition))
 """
 OVER = """

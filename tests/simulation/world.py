@@ -113,6 +113,7 @@ class World(SimulatedWorld):
             self.stores.tilt(self.luck.stores)
         self.load = Load(self, seed) if self.luck.load else None
         self.drains = self.topology.has_times
+        self.fires_slowly = self.drains and random.Random(f"firings of {seed}").random() < 0.5
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
@@ -159,7 +160,9 @@ class World(SimulatedWorld):
         settings = msgspec.structs.replace(settings, **self.luck.settings)
         needed_ms = settings.transaction_timeout_needed_ms
         settings = msgspec.structs.replace(settings, transaction_timeout_ms=self.rng.randint(needed_ms, 2 * needed_ms))
-        self.transaction_timeout_ms = settings.transaction_timeout_for(TRANSACTION_TIMEOUT_MAX_MS)
+        self.transaction_timeout_ms = settings.transaction_timeout_for(
+            TRANSACTION_TIMEOUT_MAX_MS, decisions_ms=0
+        )
         return settings
 
     def _broker_settings(self) -> BrokerSettings:

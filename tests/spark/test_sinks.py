@@ -182,8 +182,10 @@ def test_a_batch_write_to_kafka(stream: Stream, request: pytest.FixtureRequest) 
             raise RuntimeError("the last task fails")
 
     with pytest.raises(PySparkException, match="the last task fails"):
-        stream.write(rows.mapInArrow(failing, rows.schema), topic="")
+        stream.write(rows.mapInArrow(failing, rows.schema), topic="", writeId="monday")
     assert kafka.read_committed(topics[0]) == []
+    with pytest.raises(PySparkException, match="has no writeId"):
+        stream.write(rows, topic="")
     for _ in range(2):
         stream.write(rows, topic="", writeId="monday")
     for first, topic in enumerate(topics):
@@ -196,7 +198,7 @@ def test_a_batch_write_to_kafka(stream: Stream, request: pytest.FixtureRequest) 
         stream.write(rows, "overwrite", topic="")
     request.getfixturevalue("speculation")
     with pytest.raises(PySparkException, match=r"spark\.speculation is on"):
-        stream.write(rows, topic="")
+        stream.write(rows, topic="", writeId="tuesday")
 
 
 @pytest.mark.parametrize("target", ["postgres"], indirect=True)
@@ -204,7 +206,7 @@ def test_a_batch_that_only_the_server_refuses(stream: Stream) -> None:
     """The commit's halt is what Spark raises, though its abort halts as well: the choices are the last that is said."""
     rows = stream.spark.range(0, 3, 1, 1).selectExpr("id", "'ann' as customer", "-1L as total")
     with pytest.raises(PySparkException, match=r"(?s)refuses its 3 records.*total_check") as refused:
-        stream.write(rows)
+        stream.write(rows, writeId="none")
     lines = [line for line in str(refused.value).splitlines() if not line.startswith(" SQLSTATE")]
     assert lines[-1].endswith('accepts that by .option("acceptLoss", "1").')
     assert len(lines) < LINES_MAX
@@ -236,6 +238,6 @@ def test_a_batch_write_of_every_type(spark: SparkSession, make_target: Callable[
     seen = table.target.sql(f"SELECT * FROM {table.target.table}_all ORDER BY id")
     assert seen == [row[:-1] for row in values]
     with pytest.raises(PySparkException, match=r"Column 'span' is of type interval year"):
-        files.write(rows.selectExpr("id", "interval 1 year as span"))
+        files.write(rows.selectExpr("id", "interval 1 year as span"), writeId="tuesday")
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         files.write(rows, "overwrite")

@@ -38,7 +38,7 @@ def totals(*cents: int) -> list[Total]:
 class Clients:
     clock = SimulatedClock()
 
-    def producers(self, topic: str) -> Any:
+    def producers(self, topic: str, partitioner: str | None) -> Any:
         raise AssertionError(topic)
 
 
