@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -27,9 +29,11 @@ from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    INITIAL,
     LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
+    Failure,
     Incarnation,
     Manifest,
     Restored,
@@ -37,11 +41,22 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.records.stats import CheckpointStats
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
-from exactlyonce.checkpoint.requests import Outputs, Procedure, R
+from exactlyonce.checkpoint.requests import Outputs, Procedure, R, relayed
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
+from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, RecordError, Undetermined
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    Fenced,
+    Halt,
+    InvariantViolation,
+    Outdated,
+    RecordError,
+    StoreUnavailable,
+    Unavailable,
+    Undetermined,
+)
 from exactlyonce.pipeline.names import setting
 
 UPKEEP_INTERVAL_S = 10.0
@@ -54,6 +69,8 @@ LATE_MIN = 100
 """So many late records are the fewest that may stop a job."""
 LATE_SPAN = 10_000
 """So many records of an operator, at most, stand for all that came before a checkpoint."""
+UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
+"""Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
 
 Verdict = Decided | Refuse | Unresolved
 
@@ -281,7 +298,7 @@ class Leader:
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
-        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind="initial")
+        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind=INITIAL)
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -588,6 +605,37 @@ class Leader:
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
             if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)
+
+
+    def fail(self, failed: Failure, deadline_ms: int) -> Procedure[None]:
+        """End this incarnation after a failure: note why, and abort its transactions that nothing has decided.
+
+        All workers are dead, and no decision is under way. After an append with an unknown outcome, or once another
+        instance leads, the first append raises: then nothing is aborted, for a decision may name any of it. Nothing
+        more is asked after *deadline_ms*, and a store that is away is not waited for.
+        """
+        self.log.append_timeout_ms = max(0, deadline_ms - self._clock.monotonic_ms())
+        self._require((yield from self.log.heartbeat(failed=failed)))
+        yield from relayed(self._abort_undecided(), partial(self._asked_in_time, deadline_ms))
+        self._require((yield from self.log.heartbeat(ended=True, failed=failed)))
+
+    def _abort_undecided(self) -> Procedure[None]:
+        unfinalized = self.log.history.unfinalized
+        self.attempt += 1
+        for protocol in self._protocols:
+            protocol.begin_attempt(self.attempt)
+        if unfinalized is not None:
+            repairs = self.log.history.repairs_of(unfinalized.checkpoint)
+            yield from self.transactions.sweep(Resolution(unfinalized, repairs, accept_loss=False).named)
+            return
+        self._stores.timeout_ms = 0
+        with suppress(StoreUnavailable):  # the next run cleans then
+            yield from self._clean()
+
+    def _asked_in_time(self, deadline_ms: int, request: ask.Request) -> Procedure[Any]:
+        if self._clock.monotonic_ms() >= deadline_ms:
+            raise BrokerUnavailable("The time to abort open transactions is over.")
+        return (yield request)
 
 
 def _stats(plan: PendingCheckpoint) -> bytes:

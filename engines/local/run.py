@@ -263,9 +263,9 @@ def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
 
 
 def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> None:
-    """Return once no other run is waited for. Reports each other incarnation once, and an outage once."""
+    """Return once no other run is waited for. Reports each other incarnation once, its failure, and an outage once."""
     with closing(LogFollower(job.options.client, job.plan.graph.pipeline_id)) as follower:
-        reported, is_away = 0, False
+        reported, is_away = (0, 0), False
         while not ended.is_set():
             try:
                 awaited = succession.awaited(follower.look(), is_known_dead)
@@ -278,8 +278,9 @@ def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> 
                 is_away = False
                 if awaited is None:
                     return
-                if awaited.incarnation.incarnation != reported:
-                    reported = awaited.incarnation.incarnation
+                known = awaited.incarnation.incarnation, awaited.incarnation.exit_code
+                if known != reported:
+                    reported = known
                     job.report.awaits(awaited)
             ended.wait(LOOK_PAUSE_MS / 1000)
 

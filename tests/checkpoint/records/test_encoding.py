@@ -81,7 +81,7 @@ class TestValues:
 
     def test_the_bytes_are_single_object_encoding(self) -> None:
         """A value is the mark, the schema's fingerprint and Avro binary, as the specification says."""
-        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 6])
+        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 9])
         assert encode(INCARNATION) == b"\xc3\x01" + bytes.fromhex(FINGERPRINTS[Incarnation][-1]) + body
 
     def test_a_version_that_was_written_is_never_changed(self) -> None:
@@ -307,7 +307,10 @@ FINGERPRINTS = {
     ManifestPart: ["abcda5c455931ae6"],
     Finalized: ["97b9bc06bfcdb453", "65b62497561b98ea", "8b0564428567ae04"],
     CheckpointStats: ["0b743963e0c71a93"],
-    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2"],
+    Incarnation: [
+        "c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2",
+        "7e7f2a0564eca1ef",
+    ],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
 }  # fmt: skip
