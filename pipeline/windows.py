@@ -306,10 +306,13 @@ class Hopping(Timed):
 class Session(Timed):
     """Windows of activity: a record is in the session of its key if it comes less than *gap* before or after another.
 
-    A session ends *gap* after its last record. ``Session("30m")``.
+    A session ends *gap* after its last record. ``Session("30m")``. Its result comes *wait* after its end, and it takes
+    late records that long: those with a time above their floor less *wait*. ``Session("30m", wait="30m")`` takes each
+    record whose own gap is not over at its floor.
     """
 
     gap: str
+    wait: str = "0s"
     by_key = True
 
     @property
@@ -318,20 +321,34 @@ class Session(Timed):
         problems: list[str] = []
         if _duration(self.gap, "gap", problems) == 0 and not problems:
             problems.append(f"{self}: the gap must be above 0")
+        _duration(self.wait, "wait", problems)
         return problems
 
     def describe(self) -> dict[str, Any]:
-        return {"session": self.gap_ms}
+        return {"session": self.gap_ms} | ({"wait": self.wait_ms} if self.wait_ms else {})
 
     def state_of(self, entry: Any) -> Any:
         return get_args(entry)[2]
 
     def __str__(self) -> str:
-        return f"session {self.gap}"
+        return f"session {self.gap}" + (f", wait {self.wait}" if self.wait != "0s" else "")
 
     @cached_property
     def gap_ms(self) -> int:
         return duration_ms(self.gap)
+
+    @cached_property
+    def wait_ms(self) -> int:
+        return duration_ms(self.wait)
+
+    @cached_property
+    def due_ms(self) -> int:
+        """How long after the time of its last record a session is due.
+
+        >>> Session("30s").due_ms, Session("30s", wait="10s").due_ms
+        (29999, 39999)
+        """
+        return self.gap_ms + self.wait_ms - 1
 
 
 Window = Tumbling | Hopping | Session
@@ -361,8 +378,8 @@ class Revised(Timed):
         if isinstance(self.window, Session):
             return [
                 f"{self.window} has neither early= nor lateness=: a later record may move a session's start or unite "
-                f"two, and a result that was given would stay beside theirs. Leave them out, and raise disorder= of "
-                f"the source to wait longer for late records"
+                f"two, and a result that was given would stay beside theirs. Leave them out, and let the session wait "
+                f'for late records, as Session("{self.window.gap}", wait="{self.window.gap}")'
             ]
         if problems := list(self.window.problems):
             return problems
@@ -441,7 +458,7 @@ def window_of(meaning: str) -> Window | Revised | None:
     elif "hopping" in given:
         window = Hopping(f"{given['hopping']}ms", f"{given['every']}ms", offset)
     elif "session" in given:
-        window = Session(f"{given['session']}ms")
+        window = Session(f"{given['session']}ms", f"{given['wait']}ms" if "wait" in given else "0s")
     early, lateness = (f"{given[name]}ms" if name in given else None for name in ("early", "lateness"))
     of: Window | Revised | None = revised(window, early, lateness)
     return of

@@ -321,8 +321,10 @@ class _Open:
 class SessionWindows(WindowOperator[Session]):
     """A state is (time of the first record, of the last, accumulator).
 
-    A slot is the end that the session had when it was put there. Where a session has grown since, it moves on as that
-    slot is due: no record moves it.
+    A slot is when the session was due as it was put there: *wait* after its last millisecond. Where a session has grown
+    since, it moves on as that slot is due: no record moves it. A record is taken if its time is above its floor less
+    *wait*, so none that is taken comes close to a session that was given. Results have the time at which they are due,
+    for that is above the watermark before them.
     """
 
     def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
@@ -330,10 +332,14 @@ class SessionWindows(WindowOperator[Session]):
         assert batch.times is not None
         return batch, batch.times
 
+    def floors(self, batch: Batch) -> list[int]:
+        floors, wait = WindowOperator.floors(self, batch), self.window.wait_ms
+        return [floor - wait for floor in floors] if wait else floors
+
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         keys = batch.keys
         assert keys is not None
-        gap, sessions = self.window.gap_ms, dict[bytes, list[_Open]]()
+        due_ms, sessions = self.window.due_ms, dict[bytes, list[_Open]]()
         for chunk in chunks(len(given)):
             for place, key, time in zip(range(chunk.start, len(keys)), keys[chunk], slots[chunk], strict=False):
                 of_key = sessions.get(key)
@@ -345,7 +351,7 @@ class SessionWindows(WindowOperator[Session]):
                     raise self.error(batch.origins[place], error) from error
             self.activity.breathe()
         changed = [
-            (session.last + gap - 1 if session.slot is None else session.slot, key, session)
+            (session.last + due_ms if session.slot is None else session.slot, key, session)
             for key, of_key in sessions.items()
             for session in of_key
             if session.changed
@@ -401,7 +407,7 @@ class SessionWindows(WindowOperator[Session]):
         self._moved = []
 
     def _due(self) -> Iterator[Due[WindowResults]]:
-        table, gap, watermark = self.table, self.window.gap_ms, self.watermark
+        table, due_ms, watermark = self.table, self.window.due_ms, self.watermark
         due = table.slots(watermark)
         known, moved_first = set(due), END_OF_TIME
         while due:
@@ -413,16 +419,16 @@ class SessionWindows(WindowOperator[Session]):
                 over: list[tuple[bytes, Any]] = []
                 moved: list[tuple[int, bytes, Any]] = []
                 for key, state in zip(*table.read(slot, group), strict=True):
-                    last = state[1] + gap - 1
-                    if last == slot:
+                    later = state[1] + due_ms
+                    if later == slot:
                         over.append((key, state))
                         continue
-                    moved.append((last, key, state))
-                    if last <= watermark:
-                        moved_first = min(moved_first, last)
-                        if last not in known:
-                            known.add(last)
-                            heappush(due, last)
+                    moved.append((later, key, state))
+                    if later <= watermark:
+                        moved_first = min(moved_first, later)
+                        if later not in known:
+                            known.add(later)
+                            heappush(due, later)
                 self._moved += moved
                 if over:
                     for _, key, _ in moved:
@@ -434,6 +440,11 @@ class SessionWindows(WindowOperator[Session]):
             if len(self._moved) >= SLICE_KEYS:
                 self.interrupt()
         self.interrupt()
+
+    def _windowed(self, columns: _Columns) -> list[Any]:
+        if wait := self.window.wait_ms:
+            columns.lasts = [last - wait for last in columns.lasts]
+        return WindowOperator._windowed(self, columns)
 
 
 def _replaced(before: Any, state: Any) -> Any:

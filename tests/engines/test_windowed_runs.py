@@ -21,7 +21,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 pytestmark = pytest.mark.broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics", "revised", "processed"]
+WINDOWS = ["tumbling", "hopping", "session", "waiting", "daily", "folded", "topics", "revised", "processed"]
 
 
 def clicks_of(job_of: Callable[..., Job], window: str, *arguments: str) -> Clicks:

@@ -38,6 +38,7 @@ WINDOWS: dict[str, Any] = {
     "tumbling": Tumbling("10s"),
     "hopping": Hopping("30s", every="10s"),
     "session": Session("3s"),
+    "waiting": Session("3s", wait="3s"),
     "daily": Tumbling("1d", zone="Europe/Paris"),
     "folded": Session("3s"),
     "topics": Tumbling("10s"),

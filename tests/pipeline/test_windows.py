@@ -153,7 +153,9 @@ def test_the_calendar_has_a_first_and_a_last_window_in_every_zone(size: str, zon
         (Hopping("10ms", every="1ms"), "each of more milliseconds than windows overlap"),
         (Session("0s"), "session 0s: the gap must be above 0"),
         (Session("soon"), "gap is 'soon'"),
+        (Session("1s", wait="gap"), "wait is 'gap'"),
         (Revised(Session("1s"), early="1s"), "session 1s has neither early= nor lateness=: a later record may move"),
+        (Revised(Session("1s"), lateness="1s"), 'let the session wait for late records, as Session("1s", wait="1s")'),
         (Revised(Tumbling("0s"), early="1s"), "tumbling 0s: the size must be above 0"),
         (Revised(Tumbling("1m"), early="1m"), "early='1m' must be below the size of the window, '1m'"),
         (Revised(Tumbling("1m"), early="soon"), "early is 'soon'"),
@@ -168,7 +170,8 @@ def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window 
 def test_windows_are_described_by_what_decides_the_results() -> None:
     windows = (
         Tumbling("60s", offset="1s"), Tumbling("1m", offset="1000ms"), Tumbling("1d", zone="UTC"),
-        Hopping("1m", every="20s"), Session("30m"), Revised(Tumbling("1m"), early="1s", lateness="1h"),
+        Hopping("1m", every="20s"), Session("30m"), Session("30m", wait="5m"),
+        Revised(Tumbling("1m"), early="1s", lateness="1h"),
     )  # fmt: skip
     assert [window.describe() for window in windows] == [
         {"tumbling": 60_000, "offset": 1_000},
@@ -176,6 +179,7 @@ def test_windows_are_described_by_what_decides_the_results() -> None:
         {"tumbling": "1d", "zone": "UTC"},
         {"hopping": 60_000, "every": 20_000},
         {"session": 1_800_000},
+        {"session": 1_800_000, "wait": 300_000},
         {"tumbling": 60_000, "early": 1_000, "lateness": 3_600_000},
     ]
     for window in windows:
