@@ -41,11 +41,14 @@ from exactlyonce.cli.commands import (
     ui,
 )
 from exactlyonce.cli.lines import new_namespace, show_error
+from exactlyonce.engines.stop_signals import imports_were_stopped
 from exactlyonce.pipeline.errors import (
+    BEFORE_ANYTHING_RAN,
     INTERRUPTED,
     EndedAtOnce,
     ExactlyOnceError,
     InvariantViolation,
+    StoppedShort,
     UserError,
     UsersTraceback,
 )
@@ -144,6 +147,8 @@ def _run(argv: Sequence[str] | None) -> int:
     args = new_namespace()
     try:
         parser().parse_args(argv, args)
+        if imports_were_stopped():
+            raise StoppedShort(BEFORE_ANYTHING_RAN) if args.command is run.run else KeyboardInterrupt
         code: int = args.command(args)
     except EndedAtOnce as error:
         code = _failed(error, args)

@@ -7,6 +7,7 @@ made before `recover`, or `Leader.begin_attempt`, has fenced everything older.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,10 +15,18 @@ from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
+from exactlyonce.checkpoint.leader import UNTOLD
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Finalized, Manifest, RecordPlace, read_before
+from exactlyonce.checkpoint.records.manifest import (
+    LATE_BELOW_LATEST,
+    Failure,
+    Finalized,
+    Manifest,
+    RecordPlace,
+    read_before,
+)
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession
@@ -39,7 +48,7 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_services
 from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.traces import erase_condemned
-from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.errors import ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
@@ -90,15 +99,17 @@ class PipelineConnections(Connections):
             self.look()
         self._require_turn()
         self.begin()
-        self._judge_restoring()
-        manifest = self.drive(self.leader.recover())
+        try:
+            manifest = self._recovered()
+        except ExactlyOnceError as error:
+            self._fail(error)
+            raise
         if manifest.rules < LATE_BELOW_LATEST and any(offset.floor != NO_FLOOR for offset in manifest.offsets):
             self.note(
                 f"checkpoint {manifest.checkpoint} was taken by a version for which a record was late if its time was "
                 f"that of the latest one of its partition, less disorder=. From here on only an older one is. What "
                 f"has left windows and timers stays as it is"
             )
-        self._settle_skips(manifest)
         self._note_other_writers()
         for skip in read_before(manifest, self.skips):
             self.note(f"--skip {skip}: the run goes on after that record, so there is nothing to leave out")
@@ -117,6 +128,22 @@ class PipelineConnections(Connections):
                 f"there stay. Each start tries to remove them; `exactlyonce reset` or an empty folder ends that"
             )
         return manifest
+
+    def _recovered(self) -> Manifest:
+        if self._restoring is not None:
+            self._restoring.judge(self.log.history)
+        manifest = self.drive(self.leader.recover())
+        # recovery has found the splits
+        self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
+        self.leader.config = replace(self.leader.config, skips=self.skips)
+        return manifest
+
+    def _fail(self, error: ExactlyOnceError) -> None:
+        """This incarnation ends, since *error* keeps it from going on. For a store that is away, another one begins."""
+        if not isinstance(error, (*UNTOLD, StoreUnavailable)):
+            deadline_ms = self.clock.monotonic_ms() + self._options.checkpoint.stop_timeout_ms
+            with suppress(ExactlyOnceError):
+                self.drive(self.leader.fail(Failure.of(error, self.client.redact), deadline_ms))
 
     def _note_other_writers(self) -> None:
         """Note each output that begins in a topic whose keys another partitioner has put into their partitions."""
@@ -182,24 +209,6 @@ class PipelineConnections(Connections):
         if self._restoring is not None:
             self._restoring.require_alone(history, self.clock.now_ms())
 
-    def _settle_skips(self, manifest: Manifest) -> None:
-        """After recovery, which has found the splits. This incarnation has ended if a skip is refused."""
-        try:
-            self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
-        except ConfigError:
-            self.drive(self.log.heartbeat(ended=True))
-            raise
-        self.leader.config = replace(self.leader.config, skips=self.skips)
-
-    def _judge_restoring(self) -> None:
-        """After the fence. This incarnation has ended if the savepoint can no longer be restored."""
-        if self._restoring is not None:
-            try:
-                self._restoring.judge(self.log.history)
-            except ConfigError:
-                self.drive(self.log.heartbeat(ended=True))
-                raise
-
     def _prepared(self) -> tuple[TopicInfo, History]:
         """The checkpoint topic, created unless it exists, and its decisions."""
         config, pipeline = self.client, self.pipeline
@@ -245,6 +254,7 @@ class PipelineConnections(Connections):
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
             dead_letter_limits=graph.dead_letter_limits,
+            max_late=self._options.max_late,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:

@@ -27,9 +27,9 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.views.checkpoints import CheckpointView, source_watermarks, starts
 
-RUNNING, ENDED, SILENT, NEW, UNKNOWN = "running", "ended", "silent", "new", "unknown"
-"""What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has not, and
-writes none; there was none yet; the topic could not be read."""
+RUNNING, ENDED, FAILED, SILENT, NEW, UNKNOWN = "running", "ended", "failed", "silent", "new", "unknown"
+"""What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has ended by
+its own failure; the last has not ended, and writes none; there was none yet; the topic could not be read."""
 TIMEOUT_MS = 5_000
 
 
@@ -112,7 +112,8 @@ class Watch:
             "checkpoints": [bar for view in seen for bar in _bars(view)][-CHECKPOINTS:],
             "partitions": [partition._asdict() for partition in partitions],
             "watermarks": [
-                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None}
+                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None,
+                 "came": None}
                 for source in source_watermarks(history.latest)
             ] if history.latest else [],
             "savepoints": [_savepoint(manifest) for manifest in reversed(history.savepoints.values())],
@@ -169,6 +170,8 @@ class Watch:
             return NEW, Verdict(False, "there is no run of it yet in this cluster")
         last = f"checkpoint {seen[-1].manifest.checkpoint} is {_ago(seen[-1], now_ms)} old" if seen else "no checkpoint"
         beat = shown_duration(max(0, now_ms - newest.heartbeat_ms))
+        if newest.exit_code:
+            return FAILED, Verdict(False, f"its last run {newest.end.rstrip('.')}; that was {beat} ago; {last}")
         if newest.ended:
             return ENDED, Verdict(True, f"its last run ended cleanly, {beat} ago; {last}")
         if history.living(now_ms) is None:
@@ -269,6 +272,8 @@ def _story(history: History) -> Iterator[tuple[int, str]]:
         told.append((known.started_at_ms, began))
         if known.cancelled:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} was cancelled"))
+        elif known.exit_code:
+            told.append((known.heartbeat_ms, f"incarnation {known.incarnation} {known.end}"))
         elif known.ended:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} ended cleanly"))
     for start in starts(history, history.retained):

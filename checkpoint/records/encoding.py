@@ -182,6 +182,7 @@ _TEXT, _FLAG = ("string", ""), ("boolean", False)
 _INCARNATION_2 = _with(_INCARNATION_1, ended=_FLAG)
 _INCARNATION_3 = _with(_INCARNATION_2, bounded=_FLAG, cancelled=_TEXT, storage=_TEXT, condemned=_FLAG)
 _INCARNATION_4 = _with(_INCARNATION_3, machine=_TEXT)
+_INCARNATION_5 = _with(_INCARNATION_4, exit_code=("int", 0), failure=_TEXT, skip=_TEXT)
 
 _MANIFEST_1 = _record(
     "Manifest",
@@ -331,7 +332,7 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     ManifestPart: (_record("ManifestPart", checkpoint="long", incarnation="long", part="int", body="bytes"),),
     Finalized: (_FINALIZED_1, _FINALIZED_2, _FINALIZED_3),
     CheckpointStats: (_packed(_record("CheckpointStats", checkpoint="long"), ()),),
-    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4),
+    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4, _INCARNATION_5),
     Repair: (
         _record(
             "Repair",

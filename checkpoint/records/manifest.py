@@ -8,20 +8,24 @@ was written.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
-SAVEPOINT, RESTORED, SPARK_SINK = "savepoint", "restored", "spark"
+INITIAL, SAVEPOINT, RESTORED, SPARK_SINK = "initial", "savepoint", "restored", "spark"
 LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
 """What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
+FAILURE_CHARACTERS_MAX = 2_000
+"""Of the text of a failure; the rest is left out."""
 LOSS_ACCEPTED = "loss accepted"
 """The fate of a committable that the user gives up."""
 
@@ -293,7 +297,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     partitioners: tuple[tuple[str, str], ...] = ()
     """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
     rules: int = LATE_AT_FLOOR
-    """The rule by which records of its interval were late: a replay goes by it. The default is that of older versions."""
+    """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
 
     @property
     def output_ids(self) -> dict[str, str]:
@@ -374,6 +378,28 @@ class Finalized(msgspec.Struct, frozen=True):
     """The `CheckpointStats`, encoded; empty: not known."""
 
 
+class Failure(NamedTuple):
+    """Why an incarnation has failed: fields of its record."""
+
+    exit_code: int
+    failure: str
+    skip: str = ""
+
+    @classmethod
+    def of(cls, error: ExactlyOnceError, redact: Callable[[str], str]) -> Failure:
+        """The failure by *error*; *redact* removes secrets from a text.
+
+        >>> facts = {"topic": "orders", "partition": 0, "offset": 42}
+        >>> Failure.of(RecordError("It is no order.", **facts), str)
+        Failure(exit_code=3, failure='It is no order.', skip='orders:0:42')
+        """
+        text, place = redact(str(error)), [error.facts.get(name) for name in ("topic", "partition", "offset")]
+        skip = ":".join(map(str, place)) if isinstance(error, RecordError) and None not in place else ""
+        if skip and (marked := re.search(rf"--skip ({re.escape(skip)}(?:@[0-9a-f]+)?)", text)):
+            skip = marked[1]
+        return cls(error.exit_code, text[:FAILURE_CHARACTERS_MAX], skip)
+
+
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a pipeline's coordinator."""
 
@@ -396,6 +422,19 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """The user wants everything of the cancelled pipeline deleted: the next process does so before anything else."""
     machine: str = ""
     """The system that `process` runs on, since two machines or containers may have one name. Empty: unknown."""
+    exit_code: int = 0
+    """The code with which it ends, after a failure; 0: it has not failed."""
+    failure: str = ""
+    """Why it failed, for people and without secrets."""
+    skip: str = ""
+    """The record that the failure names, as `--skip` takes it; empty: it names none that can be left out."""
+
+    @property
+    def end(self) -> str:
+        """How it has ended, after its name: the first line of the failure, if it has failed."""
+        if not self.exit_code:
+            return "has ended"
+        return f"has failed with code {self.exit_code}: {self.failure.partition(chr(10))[0]}"
 
 
 class Repair(msgspec.Struct, frozen=True):

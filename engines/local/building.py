@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from exactlyonce.connectors.source import Readable, ReaderContext
@@ -40,6 +41,8 @@ from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
 from exactlyonce.state.backend import StateBackend
 
 Send = Callable[[msg.ToCoordinator], None]
+ASKS_ALONE_AFTER = 2
+"""After so many restarts without a completed checkpoint, `enrich` asks about each record alone."""
 
 
 @dataclass
@@ -120,6 +123,9 @@ class _Builder:
     def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
         self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts
         self.cautious = start.attempt > 0
+        written = start.manifest.attempt if start.manifest.incarnation == start.incarnation else 0
+        self.fruitless = start.attempt - written
+        """The restarts of this incarnation since the last completed checkpoint."""
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
         self.now_s = parts.activity.now_s
         self.assembler = Assembler(
@@ -170,13 +176,16 @@ class _Builder:
 
     def task(self, task: Task) -> None:
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
+        operators.answers.asks_alone = self.fruitless >= ASKS_ALONE_AFTER
+        if self.start.checkpoint_timeout_ms:
+            operators.answers.repeats_for_s = self.start.checkpoint_timeout_ms / 1000 / 3
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
         in_flight = [node.calls.in_flight for node in task.nodes if node.calls is not None]
         self.least = min(max(in_flight, default=1), BATCH_RECORDS_MAX)
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
-        several = several or bool(operators.clocked)
+        several = several or bool(operators.timed)  # it takes turns with its firings
         operators.order = order_runs(task, self.plan.shuffles, several=several)
         self.parts.subtasks.append(
             Subtask(
@@ -188,12 +197,16 @@ class _Builder:
                 monotonic_s=self.clients.monotonic_s,
                 now_ms=self.clients.clock.now_ms,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
+                firing_slices=partial(self._firing_slices, self.least),
                 least=self.least,
                 incremental=self.start.incremental,
                 restored=self.restored,
             )
         )
         self.parts.writers += operators.sinks
+
+    def _firing_slices(self, least: int) -> Slices:
+        return Slices(slice_pace(bounds=self.bounds, least=least), self.now_s)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 

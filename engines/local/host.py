@@ -303,6 +303,7 @@ class LocalHost:
             skips=connections.skips,
             output_partitions=topics.outputs.partitions,
             partitioners=topics.outputs.partitioners,
+            checkpoint_timeout_ms=checkpoint.timeout_ms,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -217,6 +217,8 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "negative": (-1, "time= gave -1, and ms since 1970 are not negative"),
     "nanoseconds": (NOW * 1_000_000, "as ms after the year 9999: divide microseconds by 1,000"),
     "microseconds": (NOW * 1_000, "as ms after the year 9999: divide microseconds by 1,000"),
+    "before": (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2))), "is outside of the years 1 to 9999 in UTC"),
+    "after": (datetime.max.replace(tzinfo=timezone(-timedelta(hours=5))), "is outside of the years 1 to 9999 in UTC"),
     "naive": (datetime(2026, 1, 1), "which has no time zone: give tzinfo"),
     "ahead": (NOW + 3_600_001, "its time 2023-11-14T23:13:20.001Z is 1h 00m after the timestamp of its message"),
     "missing": (..., "time= raised KeyError: 'ts'"),

@@ -74,11 +74,12 @@ def operator_of(
     listen: Callable[[Batch], None],
     late: Callable[[Batch], None],
     watermarks: dict[int, int] | None = None,
+    table: Any = None,
 ) -> WindowOperator[Any]:
     accumulator = folded(list, add, merge, list[int], {})
     node = Node("w", Kind.WINDOW, timed=window, accumulator=accumulator, key_type=str)
     kept = VersionedState(kept_state(window, accumulator.state))
-    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks)
+    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks, table=table)
     operator: WindowOperator[Any] = (OPERATORS | REVISING)[type(window)].made(parts)
     operator.downstream, operator.sides, operator.late_output = [listen], {"late": [late]}, "late"
     return operator

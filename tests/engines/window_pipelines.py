@@ -133,3 +133,12 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
     results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     results.side(late).sink("late", KafkaSink(f"{name}-late", key=lambda click: click.user))
     return pipeline
+
+
+def left_out(name: str) -> Pipeline:
+    """The clicks of NAME-in by user in windows, to NAME-out; no output gets the late ones."""
+    pipeline = Pipeline(name, max_parallelism=8)
+    clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click, time="at", ahead=None))
+    counts = clicks.key_by(lambda click: click.user).window(Tumbling("10s")).aggregate("counts", Count())
+    counts.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
+    return pipeline

@@ -81,7 +81,7 @@ class TestValues:
 
     def test_the_bytes_are_single_object_encoding(self) -> None:
         """A value is the mark, the schema's fingerprint and Avro binary, as the specification says."""
-        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 6])
+        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 9])
         assert encode(INCARNATION) == b"\xc3\x01" + bytes.fromhex(FINGERPRINTS[Incarnation][-1]) + body
 
     def test_a_version_that_was_written_is_never_changed(self) -> None:
@@ -307,7 +307,10 @@ FINGERPRINTS = {
     ManifestPart: ["abcda5c455931ae6"],
     Finalized: ["97b9bc06bfcdb453", "65b62497561b98ea", "8b0564428567ae04"],
     CheckpointStats: ["0b743963e0c71a93"],
-    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2"],
+    Incarnation: [
+        "c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2",
+        "7e7f2a0564eca1ef",
+    ],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
 }  # fmt: skip
@@ -334,10 +337,10 @@ def _record_fields(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 FOREIGN = BlockRef(0, -1, "elsewhere", 7, bytes(range(32)))
 WHOLE = Manifest(
-    rules=LATE_BELOW_LATEST, pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4, previous=3, triggered_at_ms=1_000,
+    pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4, previous=3, triggered_at_ms=1_000,
     completed_at_ms=1_100, outputs_by_partition=(("out", 3),), fingerprint="f1", max_parallelism=128, parallelism=2,
     block_partitions=5, block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10,
-    offsets=(
+    rules=LATE_BELOW_LATEST, offsets=(
         SourceOffset("orders", "orders", "id", 0, 7, 3, 2, (4, 6)), SourceOffset("orders", "orders", "id", 1, 1 << 40),
     ),
     operators=(OperatorSnapshot("totals", 2, 10, ((REF, FOREIGN), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
