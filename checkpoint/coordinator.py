@@ -371,6 +371,7 @@ class Coordinator:
         if ack.declined:
             return self._declined(plan, ack.declined, now_ms)
         plan.acks[subtask], plan.acked_ms[subtask] = ack, now_ms - plan.triggered_ms
+        plan.final = plan.final and not ack.goes_on
         if plan.acks.keys() == self.subtasks:
             plan.move(CheckpointState.ACKNOWLEDGED)
         return self._decide(now_ms)
@@ -449,6 +450,8 @@ class Coordinator:
             attempt.drained = not manifest.channel_logs
             look_again_ms = max(paused_ms, now_ms + DRAINED_LOOK_INTERVAL_MS)
             self._next_trigger_ms = now_ms if attempt.drained else min(self._next_trigger_ms, look_again_ms)
+        elif self._final and not plan.final:  # what is due at the end goes on
+            self._next_trigger_ms = min(self._next_trigger_ms, max(paused_ms, now_ms + DRAINED_LOOK_INTERVAL_MS))
         self.restart.completed(now_ms)
 
     def _after_decision(self, now_ms: int) -> list[Effect]:

@@ -9,7 +9,7 @@ by one. For one thread at a time, except `acknowledged`, which hands over to `de
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -57,6 +57,7 @@ from exactlyonce.pipeline.errors import (
     Unavailable,
     Undetermined,
 )
+from exactlyonce.pipeline.names import setting
 
 UPKEEP_INTERVAL_S = 10.0
 """Between two calls of `upkeep`; `history.SILENCE_MS` is three times as long."""
@@ -64,10 +65,72 @@ WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
 """Before a refused heartbeat is tried again."""
 
+LATE_MIN = 100
+"""So many late records are the fewest that may stop a job."""
+LATE_SPAN = 10_000
+"""So many records of an operator, at most, stand for all that came before a checkpoint."""
 UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
 """Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
 
 Verdict = Decided | Refuse | Unresolved
+
+
+class LateRecords:
+    """The late records that each operator left out, as a share of its latest records.
+
+    All records before a checkpoint count as `LATE_SPAN` at most, so that the share is one of the latest also after
+    months. Below `LATE_MIN` late records no share is too large.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._before: dict[str, tuple[int, int]] = {}
+        """By operator, those left out and all, as acknowledged for the newest decided checkpoint of this attempt."""
+        self._lately: dict[str, tuple[int, int]] = {}
+
+    def begin_attempt(self) -> None:
+        """Workers count from 0 again."""
+        self._before = {}
+
+    def check(self, plan: PendingCheckpoint) -> None:
+        """Raise RecordError if an operator would have left out more than the share with *plan*."""
+        for operator, (late, came) in self._with(self._counts(plan)).items():
+            if late >= LATE_MIN and late > self._share * came:
+                raise RecordError(
+                    f"Operator {operator!r} leaves out {late:,} of its latest {came:,} records, since they are late: "
+                    f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
+                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' name the "
+                    f"first of them. If records of a partition are out of order, as those of several producers, raise "
+                    f"disorder= of the source. If a record's time was ahead of all others, lower ahead=. If partitions "
+                    f"were silent for longer than idle=, raise that. Give the operator late= to keep such records in "
+                    f"an output, or let it leave them out with {setting('max_late')} 1. See docs/event-time.md.",
+                    operator=operator,
+                )
+
+    def decided(self, plan: PendingCheckpoint) -> None:
+        """The records of *plan* count as decided."""
+        counts = self._counts(plan)
+        self._lately = {
+            operator: (late, came) if came < LATE_SPAN else (late * LATE_SPAN // came, LATE_SPAN)
+            for operator, (late, came) in self._with(counts).items()
+        }
+        self._before = counts
+
+    def _counts(self, plan: PendingCheckpoint) -> dict[str, tuple[int, int]]:
+        late, came = Counter[str](), Counter[str]()
+        for each in (each for ack in plan.acks.values() for each in ack.left_out):
+            late[each.operator] += each.records
+            came[each.operator] += each.came
+        return {operator: (late[operator], came[operator]) for operator in came}
+
+    def _with(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """By operator, those of late and those at the barriers that gave *counts*."""
+        nothing, sums = (0, 0), dict[str, tuple[int, int]]()
+        for operator, (late, came) in counts.items():
+            late_before, came_before = self._before.get(operator, nothing)
+            late_lately, came_lately = self._lately.get(operator, nothing)
+            sums[operator] = late_lately + late - late_before, came_lately + came - came_before
+        return sums
 
 
 class Leader:
@@ -85,6 +148,7 @@ class Leader:
         """Acknowledgements from another thread that are not absorbed yet."""
         self._partitioners: tuple[tuple[str, str], ...] = ()
         """See `Manifest.partitioners`."""
+        self._late = LateRecords(config.max_late)
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
@@ -308,6 +372,7 @@ class Leader:
         """
         yield from self._confirm_leading()
         self.attempt = attempt
+        self._late.begin_attempt()
         for protocol in self._protocols:
             protocol.begin_attempt(attempt)
         unfinished = self.log.history.unfinalized
@@ -383,7 +448,7 @@ class Leader:
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
                 now_ms=self._clock.now_ms,
                 stats=lambda: _stats(plan),
-                checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_dead_letters(plan)),
+                checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_records(plan)),
             )
         )
         if isinstance(verdict, Decided):
@@ -405,6 +470,7 @@ class Leader:
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
         yield ask.GoOnFrom(verdict.manifest)
+        self._late.decided(plan)
         self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
@@ -427,9 +493,10 @@ class Leader:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
-    def _check_dead_letters(self, plan: PendingCheckpoint) -> Procedure[None]:
-        """Raise RecordError if the checkpoint has more dead letters than a limit allows."""
+    def _check_records(self, plan: PendingCheckpoint) -> Procedure[None]:
+        """Raise RecordError if more records were left out as late, or became dead letters, than a limit allows."""
         yield from ()
+        self._late.check(plan)
         if not self.config.dead_letter_limits:
             return
         previous = self.log.history.manifests.get(plan.previous)

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import TOPIC, storage_setting
+from exactlyonce.checkpoint.transactions.transactional_writer import DECISION_TIMEOUT_MS
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
@@ -20,8 +21,6 @@ from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, TEXT, S
 MODES = (EXACTLY_ONCE, AT_LEAST_ONCE)
 RETAIN, DELETE = "retain_on_cancellation", "delete_on_cancellation"
 RETENTION = (RETAIN, DELETE)
-DECISION_TIMEOUT_MS = 180_000
-"""The timeout of transactions of decisions: longer than any write is tried, else the broker aborts it meanwhile."""
 PARTITIONS, PARTITIONS_MIN = 5, 2
 """Partitions of the checkpoint topic: one for decisions, the others for blocks."""
 

@@ -82,6 +82,7 @@ exit codes:
   7  the outcome of a decision is unknown: run it again
   8  a broker answered with an unexpected error; the message names it
   9  stopped without a last checkpoint: nothing is lost, run it again
+  10 an audit or a diff had nothing to compare
   70 a defect of exactlyonce
   130 ended by Ctrl-C or SIGTERM: at once, by a second one, or before the end of
       --until latest; nothing is lost, run it again

@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, Checkpoi
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
-from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, OTHER, SIZE, TEXT, Setting, check_bounds
+from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, OTHER, SHARE, SIZE, TEXT, Setting, check_bounds
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import RecordPlace
@@ -176,6 +176,11 @@ class RunOptions:
         FLAG, "with until latest: at the end, close all windows; later records of them are late then",
         flink="`flink stop --drain`",
     ))  # fmt: skip
+    max_late: float = _declare(0.5, Setting(
+        SHARE, "stop before a checkpoint in which an operator of event time leaves out more than this share of its "
+        "latest records, since they came late; 1: leave out any number",
+    ))  # fmt: skip
+    """See `checkpoint.leader.LateRecords`."""
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",

@@ -254,6 +254,7 @@ class PipelineConnections(Connections):
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
             dead_letter_limits=graph.dead_letter_limits,
+            max_late=self._options.max_late,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:

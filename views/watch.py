@@ -112,7 +112,8 @@ class Watch:
             "checkpoints": [bar for view in seen for bar in _bars(view)][-CHECKPOINTS:],
             "partitions": [partition._asdict() for partition in partitions],
             "watermarks": [
-                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None}
+                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None,
+                 "came": None}
                 for source in source_watermarks(history.latest)
             ] if history.latest else [],
             "savepoints": [_savepoint(manifest) for manifest in reversed(history.savepoints.values())],

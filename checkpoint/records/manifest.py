@@ -297,7 +297,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     partitioners: tuple[tuple[str, str], ...] = ()
     """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
     rules: int = LATE_AT_FLOOR
-    """The rule by which records of its interval were late, for a replay. The default is that of older versions."""
+    """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
 
     @property
     def output_ids(self) -> dict[str, str]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.requests import DecisionBatch, Procedure, Request, Write, retrying
-from exactlyonce.checkpoint.settings import DECISION_TIMEOUT_MS
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Outcome, Producer, WriteAnswer
 from exactlyonce.checkpoint.transactions.markers import held_by
 from exactlyonce.pipeline.errors import (
@@ -34,6 +33,8 @@ OPEN_TIMEOUT_MS = 60_000
 ABORT_TIMEOUT_MS = 8_000
 MARKERS_TIMEOUT_MS = 10_000
 MARKERS_PAUSE_MS = 5
+DECISION_TIMEOUT_MS = 180_000
+"""Of a transaction: longer than any write is tried, else the broker aborts it meanwhile."""
 EPOCH_LAST = 32_766
 """The end of a transaction under this epoch gives the id another producer id, so that lost markers could never be
 written again. So nothing is written under it, and an empty transaction is ended."""

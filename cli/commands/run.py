@@ -77,7 +77,7 @@ def add(commands: Commands) -> None:
 
 def _add_running(parser: Parser) -> None:
     settings = declared(RunOptions)
-    first = ("until", "drain", "standby", "broker_timeout_ms", "parallelism", "inline")
+    first = ("until", "drain", "max_late", "standby", "broker_timeout_ms", "parallelism", "inline")
     add_settings(parser, *(settings[name] for name in first))
     parser.add_argument(
         "--restart",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from exactlyonce.connectors.source import Readable, ReaderContext
@@ -184,7 +185,7 @@ class _Builder:
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
-        several = several or bool(operators.clocked)
+        several = several or bool(operators.timed)  # it takes turns with its firings
         operators.order = order_runs(task, self.plan.shuffles, several=several)
         self.parts.subtasks.append(
             Subtask(
@@ -196,12 +197,16 @@ class _Builder:
                 monotonic_s=self.clients.monotonic_s,
                 now_ms=self.clients.clock.now_ms,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
+                firing_slices=partial(self._firing_slices, self.least),
                 least=self.least,
                 incremental=self.start.incremental,
                 restored=self.restored,
             )
         )
         self.parts.writers += operators.sinks
+
+    def _firing_slices(self, least: int) -> Slices:
+        return Slices(slice_pace(bounds=self.bounds, least=least), self.now_s)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 

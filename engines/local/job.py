@@ -317,12 +317,15 @@ class Job:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
                 self.report.triggered(checkpoint)
                 drains = final and self.options.drain and self._attempt.finished == self._sources
+                completes = final and not self.core.stopping
                 for worker in self.host.workers:
                     added = {
                         source: tuple(share_of(offsets, self.plan.parallelism, worker.subtask).values())
                         for source, offsets in self.host.added.items()
                     }
-                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms, drains))
+                    worker.tell(
+                        msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms, drains, completes)
+                    )
                 hit("coordinator-triggered")
             case events.Decide(plan):
                 self.host.decide(plan, tuple(self.core.pinned), partial(self._decided, plan), self._failed)

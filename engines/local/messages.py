@@ -75,6 +75,8 @@ class Trigger(msgspec.Struct, tag=True):
     """The time that it waits behind records before it overtakes them; None: it does not overtake."""
     drains: bool = False
     """Whether all windows close before it."""
+    completes: bool = False
+    """Whether it is the last one only if all results that are due are out before it; see `Ack.goes_on`."""
 
 
 class Granted(msgspec.Struct, tag=True):

@@ -110,7 +110,7 @@ class TerminalReporter(Reporter):
         if figures.get("dead_letters"):
             line += f"   dead letters {figures['dead_letters']:,}"
         if figures.get("late"):
-            line += f"   late {figures['late']:,}"
+            line += f"   late {figures['late']:,} of {figures['records_in']:,}"
         if self._last:
             last = self._last
             line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {shown_bytes(last['bytes'])}"

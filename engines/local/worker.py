@@ -268,7 +268,7 @@ class Worker:
             source.triggers.append(SourceTrigger(frame, trigger.final, mine, trigger.drains))
         overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
         for task in self.parts.subtasks:
-            task.triggered(frame, overtakes_s, final=trigger.final)
+            task.triggered(frame, overtakes_s, final=trigger.final, completes=trigger.completes)
 
     def _rest(self) -> None:
         """Wait for the coordinator or a channel, or until all else is due."""

@@ -44,7 +44,11 @@ class DeadLetterOutput:
     def add(self, batch: Batch, failed: Sequence[tuple[int, BaseException]]) -> Batch:
         """*batch* without the records at the places of *failed*, which become letters: each with its exception."""
         places = {place for place, _ in failed}
-        letters = [self.letter(batch.records[place], batch.origins[place], error) for place, error in failed]
+        times = batch.times
+        letters = [
+            self.letter(batch.records[place], batch.origins[place], error, None if times is None else times[place])
+            for place, error in failed
+        ]
         self.push(letters, [batch.origins[place] for place, _ in failed])
         return batch.where([place not in places for place in range(len(batch.records))])
 
@@ -52,18 +56,24 @@ class DeadLetterOutput:
         for push in self.listeners:
             push(Batch(letters, origins))
 
-    def letter(self, record: Any, origin: Origin, error: BaseException) -> DeadLetter:
-        """The letter of a *record* on which a function raised *error*."""
+    def letter(self, record: Any, origin: Origin, error: BaseException, event_time: int | None = None) -> DeadLetter:
+        """The letter of a *record*, of *event_time*, on which a function raised *error*."""
         as_read = self.inputs.get(origin.topic() or "")
         letter: DeadLetter = Record(value_of(record)) if as_read is None else as_read(origin)
-        return self._addressed(letter, RECORD if as_read is None else INPUT, origin, error, text_of(error))
+        return self._addressed(letter, RECORD if as_read is None else INPUT, origin, error, text_of(error), event_time)
 
     def undecoded(self, message: Any, error: BaseException, problem: str) -> DeadLetter:
         """The letter of a *message* that does not decode, because of *problem*."""
         return self._addressed(self.inputs[message.topic()](message), INPUT, message, error, problem)
 
     def _addressed(
-        self, record: DeadLetter, holds: str, origin: Origin, error: BaseException, problem: str
+        self,
+        record: DeadLetter,
+        holds: str,
+        origin: Origin,
+        error: BaseException,
+        problem: str,
+        event_time: int | None = None,
     ) -> DeadLetter:
         place: dict[str, Any] = {"topic": origin.topic(), "partition": origin.partition(), "offset": origin.offset()}
         if (result := result_of(origin)) is not None:
@@ -77,6 +87,7 @@ class DeadLetterOutput:
             error=error.name if isinstance(error, FetchFailed) else type(error).__name__,
             message=_portable(problem),
             traceback=_portable(portable_traceback(error)),
+            event_time=event_time,
         )
         self.count += 1
         self.notes.repeat(

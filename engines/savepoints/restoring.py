@@ -236,11 +236,12 @@ class Restoring:
         """The times of a timed table of *groups*: no state is put where a window has fired."""
         if saved.times is None:
             return None
-        watermarks = saved.times.watermarks
+        watermarks, begun = saved.times.watermarks, saved.times.begun
         if self._savepoint.saved.max_parallelism != self._around.graph.max_parallelism:
             watermarks = dict.fromkeys(groups, max(watermarks.values(), default=NO_WATERMARK))  # all are the same
         own = {group: watermarks[group] for group in groups if group in watermarks}
-        return TableTimes(groups, watermarks=own, meaning=saved.times.meaning)
+        own_begun = {group: begun[group] for group in groups if group in begun}
+        return TableTimes(groups, watermarks=own, meaning=saved.times.meaning, begun=own_begun)
 
     def _by_group(self, entries: Iterator[KeptEntry]) -> Iterator[KeptEntry]:
         """All states by key group of today's pipeline."""

@@ -57,6 +57,15 @@ from exactlyonce.sinks.ledger import SinkLedger
 FORMAT_VERSION_MAX = 2
 """Of the tables to which pyiceberg writes."""
 LOOKED_AT_ONCE = 16
+BOUNDED = {
+    TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+    TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "20",
+    TableProperties.MANIFEST_MERGE_ENABLED: "true",
+    TableProperties.MANIFEST_MIN_MERGE_COUNT: "50",
+}
+"""The properties of a table that a sink creates: earlier metadata, and the manifests of a snapshot, do not add up."""
+SNAPSHOTS_MAX = 1000
+"""Each commit reads and writes the list of all; with more a look says so."""
 
 
 def ledger_property(pipeline: str, sink: str) -> str:
@@ -136,7 +145,7 @@ class IcebergLake:
     def _created(self) -> Table:
         catalog = self.catalog.get()
         catalog.create_namespace_if_not_exists(self.identifier.rpartition(".")[0])
-        return catalog.create_table_if_not_exists(self.identifier, arrow_schema(self._columns))
+        return catalog.create_table_if_not_exists(self.identifier, arrow_schema(self._columns), properties=BOUNDED)
 
     def ids_of_columns(self, schema: Schema) -> dict[str, int]:
         """The ids of this sink's columns in *schema*, also of columns within them."""
@@ -202,6 +211,18 @@ class LoadedIceberg:
     def ledger(self) -> SinkLedger:
         return SinkLedger.decode(self._table.properties.get(self._lake.ledger_property))
 
+    @property
+    def growth(self) -> str:
+        """See `LoadedTable`. Earlier metadata counts where nobody removes it; it has all snapshots, too."""
+        table, signs = self._table, list[str]()
+        if (snapshots := len(table.snapshots())) > SNAPSHOTS_MAX:
+            signs.append(f"has {snapshots:,} snapshots, all of which each commit reads and writes: expire old ones")
+        removes, versions = TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, len(table.metadata.metadata_log)
+        are_many = versions >= int(BOUNDED[TableProperties.METADATA_PREVIOUS_VERSIONS_MAX])
+        if are_many and table.properties.get(removes, "false").lower() != "true":
+            signs.append(f"keeps every earlier version of its metadata: set '{removes}' = 'true'")
+        return "; it ".join(signs)
+
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
         """See `LoadedTable`. Data files keep their places."""
         table, bodies = self._table, [decode_body(body) for body in staged]
@@ -217,7 +238,7 @@ class LoadedIceberg:
             change = table.transaction()
             change.set_properties({self._lake.ledger_property: ledger.encode().decode()})
             update: Any = change.update_snapshot(summary)
-            snapshot = update.overwrite() if replaced else update.fast_append()
+            snapshot = update.overwrite() if replaced else update.merge_append()  # merges if the table's properties say
             for file in replaced:
                 snapshot.delete_data_file(file)
             for file in added:

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
+from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -29,6 +29,8 @@ from exactlyonce.sinks.writer import Opened, WriterContext
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
+
+    from exactlyonce.connectors.kafka.source import KafkaSource
 
 T = TypeVar("T")
 Headers = Sequence[tuple[str, bytes | None]]
@@ -135,6 +137,13 @@ class KafkaSink(Sink[T], Generic[T]):
         codec = opened(self.codec(type_), self.topic, "value")
         key_codec = None if self.key_codec is None else opened(self.key_codec, self.topic, "key")
         return KafkaEncoder(codec, records, key, headers, self.timestamp, placing, key_codec)
+
+    def as_source(self, type_: Any) -> KafkaSource[Any]:
+        """A source of the records that the sink writes of a stream of this type."""
+        from exactlyonce.connectors.kafka.source import KafkaSource
+
+        key = BytesCodec() if self.key_codec is None else self.key_codec
+        return KafkaSource(self.topic, value=self.codec(type_), key=key, metadata=True)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, precommit, scripts
 
-from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, PendingCheckpoint, Phases, Tick
+from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, LeftOut, PendingCheckpoint, Phases, Tick
+from exactlyonce.checkpoint.leader import LATE_MIN, LATE_SPAN, LateRecords
 from exactlyonce.checkpoint.records.manifest import OrderLog
 from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, SubtaskStats
+from exactlyonce.pipeline.errors import RecordError
 
 
 @scripts("""
@@ -316,3 +319,28 @@ def test_a_plan_tells_how_long_each_subtask_took_and_what_was_aborted_before() -
     job.do("finalized 2")
     assert job.do("+1000 tick") == ["trigger 3 on 2"]
     assert plan_of(job, Ack("task", 0, 3), Ack("task", 1, 3)).aborted == ()
+
+
+def late_in(checkpoint: int, *counts: tuple[int, int]) -> PendingCheckpoint:
+    """A checkpoint whose subtasks have left out so many of so many records since the attempt began."""
+    plan = PendingCheckpoint(
+        checkpoint=checkpoint, base=0, previous=0, final=False, triggered_ms=0, attempt=0
+    )
+    for subtask, (late, came) in enumerate(counts):
+        plan.acks["task", subtask] = Ack("task", subtask, checkpoint, left_out=(LeftOut("op", late, came),))
+    return plan
+
+
+def test_a_job_stops_before_more_than_a_share_of_the_latest_records_is_left_out() -> None:
+    """A hundred are never too many; records of long ago do not hide those of now; workers count anew in an attempt."""
+    records = LateRecords(0.5)
+    records.check(few := late_in(1, (LATE_MIN - 1, LATE_MIN - 1)))
+    records.decided(few)
+    with pytest.raises(RecordError, match=r"Operator 'op' leaves out 100 of its latest 100 records"):
+        records.check(late_in(2, (LATE_MIN - 1, LATE_MIN - 1), (1, 1)))
+    records.decided(late_in(2, (LATE_MIN - 1, LATE_SPAN * 100), (0, LATE_SPAN * 100)))
+    records.begin_attempt()
+    records.check(late_in(3, (LATE_SPAN, LATE_SPAN)))
+    with pytest.raises(RecordError, match="checkpoint 4"):
+        records.check(late_in(4, (LATE_SPAN, LATE_SPAN), (100, 100)))
+    LateRecords(1.0).check(late_in(1, (LATE_SPAN, LATE_SPAN)))

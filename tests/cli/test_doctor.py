@@ -260,6 +260,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     views = {
         "refuses": StoreView(problem="max_prepared_transactions is 0."),
         "bucket": StoreView(risk="a lifecycle rule aborts uploads after 7 days"),
+        "lake": StoreView(growth="has 1,001 snapshots: expire old ones"),
         "behind": StoreView(origin="id", ledger={0: 3}),
         "ahead": StoreView(origin="id", ledger={0: 6}),
         "foreign": StoreView(origin="other"),
@@ -273,12 +274,13 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.what[:44] for each in found.diagnoses] == [
         "The store of sink refuses does not take what",
         "Waiting output of sink bucket may be removed",
+        "The table of sink lake has 1,001 snapshots: ",
         "The ledger of sink 'behind' has checkpoint 3",
         "The ledger of sink 'ahead' has checkpoint 6 ",
         "The ledger of sink 'foreign' was begun for a",
     ]
-    assert [each.level for each in found.diagnoses] == [PROBLEM, NOTE, PROBLEM, PROBLEM, PROBLEM]
-    assert all("Choices:" in each.do for each in found.diagnoses[2:])
+    assert [each.level for each in found.diagnoses] == [PROBLEM, NOTE, NOTE, PROBLEM, PROBLEM, PROBLEM]
+    assert all("Choices:" in each.do for each in found.diagnoses[3:])
 
 
 def test_what_may_be_a_cause_comes_before_its_effects() -> None:

@@ -13,7 +13,8 @@ from exactlyonce.cli.main import parser
 from tests.cli.conftest import Command, Orders
 
 SHOW_NOTHING = {
-    "demo", "init", "broker start", "broker stop", "ui", "mcp", "savepoints delete", "dead-letters replay", "reset",
+    "demo", "init", "broker start", "broker stop", "ui", "mcp", "savepoints delete", "dead-letters replay",
+    "dead-letters discard", "reset",
 }  # fmt: skip
 """Commands that do something, or serve a page or a protocol."""
 SHOWN = {

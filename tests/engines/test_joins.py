@@ -201,6 +201,7 @@ JOINS = [
     *(AsOf(keep, how) for keep, how in (("0s", "left"), ("25ms", "inner"), ("1s", "left"))),
     *(WindowJoin(Tumbling("20ms"), how) for how in ("inner", "left", "right", "full")),
     WindowJoin(Hopping("50ms", every="20ms"), "full"), WindowJoin(Session("15ms"), "full"),
+    WindowJoin(Session("15ms", wait="15ms"), "full"),
 ]  # fmt: skip
 ARRIVALS = st.lists(
     st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),

@@ -158,17 +158,22 @@ def test_the_policy_names_the_one_script_of_the_page(page: Page) -> None:
 
 
 def test_who_holds_the_watermark_back(page: Page) -> None:
-    """The lowest of the workers that expect records."""
+    """The lowest of the workers that expect records; late records are shown against all that came."""
     of_workers = [WatermarkOf(5, True), WatermarkOf(9, False), WatermarkOf(7, False, "words[1]")]
     for worker, watermark in enumerate(of_workers):
-        page.progress(progress(worker, 1, watermarks={"words": watermark}, late={"words": worker}))
-    page.progress(progress(3, 1, watermarks={"by-length": WatermarkOf(NO_WATERMARK, False)}))
+        page.progress(progress(worker, 1, watermarks={"words": watermark}))
+    counts = WatermarkOf(6, False)
+    for worker in range(2):
+        operators = {"counts": (0.1, 5)}
+        page.progress(progress(3 + worker, 1, watermarks={"counts": counts}, late={"counts": 2}, operators=operators))
+    page.progress(progress(5, 1, watermarks={"by-length": WatermarkOf(NO_WATERMARK, False)}))
     state = page.state()
     assert state["watermarks"] == [
-        {"id": "words", "at_ms": 7, "held_back_by": "words[1]", "late": 3},
-        {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0},
+        {"id": "words", "at_ms": 7, "held_back_by": "words[1]", "late": 0, "came": 0},
+        {"id": "counts", "at_ms": 6, "held_back_by": "", "late": 4, "came": 10},
+        {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0, "came": 0},
     ]
-    assert sum(each["lag"] for each in state["partitions"]) == 4 * 9
+    assert sum(each["lag"] for each in state["partitions"]) == 6 * 9
 
 
 def test_what_is_wrong_comes_first(page: Page) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, DeadLetters, Emit, Pipeline, Session, Timers, Tumbling
+from exactlyonce import Count, DeadLetters, Emit, Pipeline, Session, Timers, Tumbling, Windowed
 from exactlyonce.checkpoint.records.manifest import LATE_AT_FLOOR, LATE_BELOW_LATEST, SourceOffset
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.batch import floors_of
@@ -22,7 +23,7 @@ from exactlyonce.pipeline.errors import GraphError, RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.crashing_world import MemoryRuns
-from exactlyonce.testing.exactly_once import scripts_of
+from exactlyonce.testing.exactly_once import assert_exactly_once, scripts_of
 
 NOW = 1_700_000_000_000
 
@@ -217,6 +218,8 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "negative": (-1, "time= gave -1, and ms since 1970 are not negative"),
     "nanoseconds": (NOW * 1_000_000, "as ms after the year 9999: divide microseconds by 1,000"),
     "microseconds": (NOW * 1_000, "as ms after the year 9999: divide microseconds by 1,000"),
+    "before": (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2))), "is outside of the years 1 to 9999 in UTC"),
+    "after": (datetime.max.replace(tzinfo=timezone(-timedelta(hours=5))), "is outside of the years 1 to 9999 in UTC"),
     "naive": (datetime(2026, 1, 1), "which has no time zone: give tzinfo"),
     "ahead": (NOW + 3_600_001, "its time 2023-11-14T23:13:20.001Z is 1h 00m after the timestamp of its message"),
     "missing": (..., "time= raised KeyError: 'ts'"),
@@ -369,3 +372,32 @@ def test_records_of_one_millisecond_are_all_in_time_by_default() -> None:
     assert len(outputs) == 6
     for sink, rows in outputs.items():
         assert sorted(value or b"" for _, value in rows if value != b"end") == [user.encode() for user in users], sink
+
+
+def test_a_session_that_waits_takes_late_records_and_its_results_are_in_time_whatever_is_killed() -> None:
+    """The last two visits of ann are late at their source. Windows of the results begin after the watermark."""
+
+    def user(visit: Visit) -> str:
+        return visit.user
+
+    def key(session: Windowed[str, int]) -> str:
+        return session.key
+
+    def shown(window: Windowed[str, list[Windowed[str, int]]]) -> Iterator[str]:
+        for one in window.value:
+            yield f"{one.key} {one.start:%S} to {one.end:%S}: {one.value}, told at {window.start:%S}"
+
+    pipeline, begin = Pipeline("waiting"), 1_700_000_040_000
+    source = KafkaSource("visits", value=Visit, time="at", disorder="1s", ahead=None)
+    sessions = pipeline.source("visits", source).key_by(user).window(Session("5s", wait="5s"))
+    counts = sessions.aggregate("sessions", Count())
+    counts.key_by(key).window(Tumbling("5s")).process("told", shown).sink("out", KafkaSink("out"))
+    visits = [
+        Visit(name, begin + 1_000 * second)
+        for name, second in (("ann", 0), ("ann", 8), ("bob", 9), ("ann", 4), ("bob", 30), ("ann", 26), ("bob", 50))
+    ]
+    expected = [
+        "ann 00 to 13: 3, told at 15", "bob 09 to 14: 1, told at 15", "ann 26 to 31: 1, told at 35",
+        "bob 30 to 35: 1, told at 35", "bob 50 to 55: 1, told at 55",
+    ]  # fmt: skip
+    assert_exactly_once(pipeline, {"visits": visits}, {"out": expected}, crashes_max=8)

@@ -46,10 +46,11 @@ def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, n
 
 @mutant("a watermark goes on before the results that it makes due", ELSEWHERE, luck="windows", shape="windows-twice")
 @in_place_of(TaskOperators, "fire")
-def _watermark_first(real: Any, self: TaskOperators, room: int) -> None:
+def _watermark_first(real: Any, self: TaskOperators, most: int, room: int) -> int:
     operator = self.firings[0]
     operator.pass_on(operator.watermark, idle=operator.idle)
-    real(self, room)
+    taken: int = real(self, most, room)
+    return taken
 
 
 @mutant("of several inputs the furthest decides", ELSEWHERE, luck="windows", shape="windows-of-two")

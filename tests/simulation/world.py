@@ -114,6 +114,7 @@ class World(SimulatedWorld):
             self.stores.tilt(self.luck.stores)
         self.load = Load(self, seed) if self.luck.load else None
         self.drains = self.topology.has_times
+        self.fires_slowly = self.drains and random.Random(f"firings of {seed}").random() < 0.5
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)

@@ -199,14 +199,15 @@ class Page(Reporter):
     def _watermarks(self) -> Iterator[dict[str, Any]]:
         """By source and operator, the lowest of its subtasks that expect records."""
         lowest: dict[str, WatermarkOf] = {}
-        late = Counter[str]()
+        late, came = Counter[str](), Counter[str]()
         for figures in self._workers.values():
             late.update(figures.newest.late)
+            came.update({operator: records for operator, (_, records) in figures.newest.operators.items()})
             for id, watermark in figures.newest.watermarks.items():
                 lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda known: (known.idle, known.time_ms))
         for id, watermark in lowest.items():
             at_ms = watermark.time_ms if NO_WATERMARK < watermark.time_ms < END_OF_TIME else None
-            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id]}
+            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id], "came": came[id]}
 
     def _partitions(self) -> Iterator[dict[str, Any]]:
         for figures in self._workers.values():

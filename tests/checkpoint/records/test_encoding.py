@@ -337,11 +337,10 @@ def _record_fields(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 FOREIGN = BlockRef(0, -1, "elsewhere", 7, bytes(range(32)))
 WHOLE = Manifest(
-    rules=LATE_BELOW_LATEST, pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4,
-    previous=3, triggered_at_ms=1_000,
+    pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4, previous=3, triggered_at_ms=1_000,
     completed_at_ms=1_100, outputs_by_partition=(("out", 3),), fingerprint="f1", max_parallelism=128, parallelism=2,
     block_partitions=5, block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10,
-    offsets=(
+    rules=LATE_BELOW_LATEST, offsets=(
         SourceOffset("orders", "orders", "id", 0, 7, 3, 2, (4, 6)), SourceOffset("orders", "orders", "id", 1, 1 << 40),
     ),
     operators=(OperatorSnapshot("totals", 2, 10, ((REF, FOREIGN), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),

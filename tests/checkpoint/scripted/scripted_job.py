@@ -130,8 +130,11 @@ class ScriptedJob:
         return [effect for each in subtasks for effect in self(events.ProducerGranted("out", int(each)))]
 
     def _ack(self, checkpoint: str, *more: str) -> list[events.Effect]:
-        """`ack 1`, `ack 1 by 0`, `ack 1 by 0 with 0 1` precommits of these sinks; then `staging`, `declined <why>`."""
+        """`ack 1`, `ack 1 by 0`, `ack 1 by 0 with 0 1` precommits of these sinks; then `going-on`, `staging`,
+        `declined <why>`."""
         words, extra = [*more], dict[str, Any]()
+        if words[-1:] == ["going-on"]:
+            words, extra["goes_on"] = words[:-1], True
         if "declined" in words:
             place = words.index("declined")
             words, extra["declined"] = words[:place], " ".join(words[place + 1 :])

@@ -20,11 +20,15 @@ from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailabl
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
+
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from exactlyonce.sinks.iceberg import table as iceberg_table
+from exactlyonce.sinks.lake.committer import LakeCommitter
 
 
 @pytest.fixture
@@ -258,6 +262,51 @@ def test_a_catalog_that_answers_with_an_older_state(lake: Any) -> None:
     assert lake.rows() == [("ann", 2)]
     assert files_in_snapshots(lake) <= files_there(lake)
     assert not committer.commit([staged], 2, ORIGIN)
+
+
+# --- upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sink's table is created with, in smaller numbers."""
+    numbers = {"write.metadata.previous-versions-max": "3", "commit.manifest.min-count-to-merge": "4"}
+    monkeypatch.setattr(iceberg_table, "BOUNDED", {**iceberg_table.BOUNDED, **numbers})
+    monkeypatch.setattr(iceberg_table, "SNAPSHOTS_MAX", 6)
+
+
+def commits(lake: Any, count: int) -> LakeCommitter:
+    committer: LakeCommitter = lake.led()
+    for checkpoint in range(1, count + 1):
+        commit(committer, lake.staged(totals(checkpoint), checkpoint, previous=checkpoint - 1))
+    return committer
+
+
+def test_what_does_not_add_up_in_a_table_that_the_sink_creates(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier metadata is removed, manifests are merged, and every snapshot can still be read."""
+    few(monkeypatch)
+    lake.options["create"] = True
+    commits(lake, 9)
+    table = lake.table()
+    assert len([*lake.folder.rglob("*.metadata.json")]) == 4, "the present one and three before it"
+    assert len(table.current_snapshot().manifests(table.io)) <= 4
+    assert [cents for _, cents in lake.rows()] == [*range(1, 10)]
+    read = [table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows for snapshot in table.snapshots()]
+    assert read == [*range(10)], "the fence, and nine commits"
+
+
+def test_a_look_says_what_grows(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names too many snapshots, and metadata that nobody removes; after upkeep nothing, and the ledger is there."""
+    few(monkeypatch)
+    lake.create(TOTALS)
+    committer = commits(lake, 6)
+    growth = committer.look().growth
+    assert growth.startswith("has 7 snapshots, all of which each commit reads and writes: expire old ones; it keeps")
+    assert "'write.metadata.delete-after-commit.enabled' = 'true'" in growth
+    lake.expire()
+    with lake.table().transaction() as change:
+        change.set_properties({"write.metadata.delete-after-commit.enabled": "true"})
+    view = committer.look()
+    assert (view.growth, view.ledger) == ("", {0: 6})
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def on_gateway(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clients wait for an answer for a second: no test depends on it, a silence only ends sooner."""
     from exactlyonce.sinks.delta import s3
     from exactlyonce.sinks.iceberg import catalog
