@@ -275,7 +275,8 @@ class FramedInput:
 class ChannelInput(FramedInput):
     """One channel into this subtask. It hands out a frame in slices, and a barrier after the last slice before it.
 
-    The channel may hold as many records as have left it lately, and a few at least; none while it is closed.
+    The channel may hold as many records as have left it lately, and a few at least; none while it is closed. It may
+    hold twice as many as left it since it was empty, if they leave in time: a round trip may take longer than that.
     """
 
     name: str
@@ -296,6 +297,8 @@ class ChannelInput(FramedInput):
         self._departures = Departures(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
+        self._round, self._round_s = 0, 0.0
+        """The records that left since the channel was empty, and the time when the first of them came."""
         self._least = max(1, max(IN_FLIGHT_MIN, self.least) // self.siblings)
         self.window = self._least
 
@@ -320,9 +323,15 @@ class ChannelInput(FramedInput):
     def processed(self) -> None:
         now_s, slices = self.slices.processed(), self.slices
         since_s = slices.handed_s if self._left_s is None else self._left_s
+        if self._left_s is None:
+            self._round, self._round_s = 0, since_s
+        self._round += slices.count
         self._departures.left(slices.count, since_s=since_s, until_s=now_s)
         self._left_s = now_s if slices.rest is not None or self.channel.waits else None
-        lately = self._departures.lately(now_s)
+        lately, took_s = self._departures.lately(now_s), now_s - self._round_s
+        if took_s < self.bounds.in_flight_s:
+            fit = self._round * self.bounds.in_flight_s / max(took_s, 1e-9)
+            lately = max(lately, min(int(fit), 2 * self._round))
         self.window = max(self._least, min(lately, IN_FLIGHT_CAUTIOUS) if self.cautious else lately)
         self.channel.took(slices.count, 0 if self.closed else self.window)
 
