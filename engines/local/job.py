@@ -39,6 +39,7 @@ from exactlyonce.pipeline.errors import (
     EndedAtOnce,
     EndedEarly,
     ExactlyOnceError,
+    Fenced,
     GraphError,
     StoppedShort,
     made_from,
@@ -474,7 +475,13 @@ class Job:
         self._fails_by_ms = self._stops_by_ms or now_ms + allowed_ms
         failed = Failure.of(error, self.options.client.redact)
         ended = partial(self._failed_for, error)
-        self.host.lead(self.leader.fail(failed, self._fails_by_ms), ended, lambda _: ended())
+
+        def problem(why: ExactlyOnceError) -> None:
+            if not isinstance(why, Fenced):
+                self.report.note(f"transactions may be left open, which hold readers back until the next run: {why}")
+            ended()
+
+        self.host.lead(self.leader.fail(failed, self._fails_by_ms), ended, problem)
 
     def _failed_for(self, error: ExactlyOnceError | None, _: object = None) -> None:
         self._fails_by_ms = 0

@@ -140,6 +140,7 @@ def run_loaded(
                         "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or "
                         "lost: run it again."
                     ) from None
+                starting = _Starting(options)
             except (BrokerUnavailable, StoreUnavailable, Unavailable, Undetermined, Outdated) as error:
                 if options.inline:
                     raise
@@ -163,7 +164,7 @@ def run_loaded(
 
 
 class _Starting:
-    """The wait of a start for brokers, stores and registries, until a first incarnation has recovered."""
+    """The wait of a start, or of a takeover, for brokers, stores and registries, until an incarnation has recovered."""
 
     def __init__(self, options: RunOptions) -> None:
         self._timeout_ms = options.start_timeout_ms(is_supervised=is_supervised())

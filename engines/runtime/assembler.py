@@ -440,7 +440,7 @@ class Assembler:
                 has_times=self.plan.graph.has_event_time,
             )
         )
-        operator.firings, operator.note = operators.firings, self.notes.add
+        operator.firings, operator.notes = operators.firings, self.notes
         operator.late_output, operator.late_right_output = node.late, node.late_right
         operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []

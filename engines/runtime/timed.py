@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import not_
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from exactlyonce.checkpoint.events import LeftOut
-from exactlyonce.engines.runtime.batch import Batch, floors_of, shown_origin
+from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of, shown_origin
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.durations import shown_duration
@@ -34,8 +36,11 @@ R = TypeVar("R")
 
 SLICE_KEYS = 2_000
 """The most keys in a step of a firing."""
-LATE_NAMED_MAX = 5
-"""The late records of an operator that get a line each."""
+
+
+def _late_record(origin: Origin, time: int, floor: int) -> str:
+    over = f"its time was over at {shown_time(floor)}{_remedy(floor, time)}"
+    return f"{shown_origin(origin)}, of {shown_time(time)}: {over}"
 
 
 def _remedy(floor: int, time: int) -> str:
@@ -135,8 +140,8 @@ class TimedOperator(BatchOperator, Generic[R]):
     max_parallelism: int
     firings: list[TimedOperator[Any]] = field(default_factory=list, kw_only=True)
     """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
-    note: Callable[[str], None] = field(default=lambda line: None, kw_only=True)
-    """Called with a line about each of the first late records, if nobody gets them."""
+    notes: Notes = field(default_factory=Notes, kw_only=True)
+    """Gets late records, if nobody else does."""
     late_output: str | None = field(default=None, kw_only=True)
     """The side output that gets late records; None: they are left out."""
     late_right_output: str | None = field(default=None, kw_only=True)
@@ -338,12 +343,5 @@ class TimedOperator(BatchOperator, Generic[R]):
 
     def _name(self, late: Batch) -> None:
         assert late.times is not None
-        named = max(0, LATE_NAMED_MAX - self.late)
-        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, self.floors(late), strict=True)):
-            if number == named:
-                break
-            more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
-            self.note(
-                f"late: operator {self.id!r} leaves out {shown_origin(origin)}, of {shown_time(time)}: its time was "
-                f"over at {shown_time(floor)}{_remedy(floor, time)}{more}"
-            )
+        for origin, time, floor in zip(late.origins, late.times, self.floors(late), strict=True):
+            self.notes.repeat(f"late: operator {self.id!r} leaves out", partial(_late_record, origin, time, floor))

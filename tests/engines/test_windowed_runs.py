@@ -97,8 +97,8 @@ def test_a_run_stops_before_it_leaves_out_most_records_as_late(job_of: Callable[
     clicks = [{"id": number, "user": "ann", "at": at, "amount": 1} for number, at in enumerate(times)]
     job.kafka.produce(job.topic, [(click["user"], json.dumps(click)) for click in clicks], 0)
     said = job.finish_here(code=3)
-    assert "offset 1, of 1970-01-01T00:00:00.000Z: its time was over" in said
-    assert re.search(r"; disorder= of its source, larger by more than (2h 30m|2h 29m), takes it; late= keeps it", said)
+    assert re.search(r"late: operator 'counts' leaves out: .*offset \d+, of 1970-01-01T00:0.*: its time was over", said)
+    assert re.search(r"; disorder= of its source, larger by more than 2h \d\dm, takes it; late= keeps it", said)
     assert "Operator 'counts' leaves out 499 of its latest 501 records" in said
     assert "more than max_late (--max-late) 0.5 allows" in said
     assert not job.kafka.read_committed(f"{job.name}-out")

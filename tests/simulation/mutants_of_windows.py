@@ -15,6 +15,7 @@ from exactlyonce.engines.runtime.expiry import Latest
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.engines.runtime.timed import TimedOperator
 from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.slots import TableTimes
@@ -118,6 +119,12 @@ def _old_slots(real: Any, self: Latest[Any]) -> None:
             self._table.put(slots[0], key, entry)
             del self._entries[key]
     real(self)
+
+
+@mutant("a barrier leaves what a firing has given", r"has \d+ records, not \d+", luck="windows", shape="windows")
+@in_place_of(TimedOperator, "settle")
+def _given_again(real: Any, self: TimedOperator[Any]) -> None:
+    pass
 
 
 # --- order logs -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -199,6 +200,32 @@ def test_a_batch_write_to_kafka(stream: Stream, request: pytest.FixtureRequest) 
     request.getfixturevalue("speculation")
     with pytest.raises(PySparkException, match=r"spark\.speculation is on"):
         stream.write(rows, topic="", writeId="tuesday")
+
+
+@KAFKA
+def test_a_write_of_another_thread(stream: Stream) -> None:
+    """Spark finds the format there, but says of no batch: without an id the write is refused, and with one it is done
+    once, however often the batch is run."""
+    stream.feed()
+    failed: list[str] = []
+
+    def write(rows: DataFrame, batch: int) -> None:
+        options = {"writeId": f"orders-{batch}"} if failed else {}
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                pool.submit(stream.write, rows.selectExpr(AS_VALUES), **options).result()
+            finally:
+                failed.append("once")
+        if len(failed) == 2:
+            raise RuntimeError("behind the write")
+
+    writer = stream.rows().writeStream.foreachBatch(write).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(stream.folder / "checkpoint"))
+    for said in ("has no writeId", "behind the write"):
+        with pytest.raises(StreamingQueryException, match=said):
+            writer.start().awaitTermination(LIMIT_S)
+    assert writer.start().awaitTermination(LIMIT_S)
+    stream.assert_exact()
 
 
 @pytest.mark.parametrize("target", ["postgres"], indirect=True)
