@@ -31,7 +31,7 @@ from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
-from exactlyonce.engines.spark.session import runs_here
+from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, importable, load, refuse_while_importing
@@ -156,10 +156,11 @@ def _caught_up(
     to: StopAt,
     **how: Any,
 ) -> Summary:
+    listener, checked = Listener(progress), _run_options(options)
     _check(spark, staging, progress, **how)
     stop_offsets = StopOffsets.of(to)
     loaded = pipeline if isinstance(pipeline, Loaded) else _loaded(pipeline, params)
-    listener, checked = Listener(progress), _run_options(options)
+    refuse_speculation_in(spark)
     work = CatchUp(
         loaded=loaded, options=checked, parallelism=parallelism_given(options), progress=listener,
         stop_offsets=stop_offsets, **how,
@@ -322,9 +323,7 @@ class _Arguments(msgspec.Struct, kw_only=True):
     sink: str | None = None
 
 
-def _check(
-    spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any
-) -> None:
+def _check(spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any) -> None:
     """Raise ConfigError where an argument is of another type than its function says, before anything is begun."""
     if not hasattr(spark, "createDataFrame"):
         raise ConfigError(f"spark={spark!r:.100} is no session: give the SparkSession of your program.")
