@@ -156,10 +156,10 @@ def _caught_up(
     to: StopAt,
     **how: Any,
 ) -> Summary:
-    listener, checked = Listener(progress), _run_options(options)
     _check(spark, staging, progress, **how)
     stop_offsets = StopOffsets.of(to)
     loaded = pipeline if isinstance(pipeline, Loaded) else _loaded(pipeline, params)
+    listener, checked = Listener(progress), _run_options(options)
     refuse_speculation_in(spark)
     work = CatchUp(
         loaded=loaded, options=checked, parallelism=parallelism_given(options), progress=listener,
