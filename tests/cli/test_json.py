@@ -24,7 +24,7 @@ SHOWN = {
     "state": "{name} totals",
     "transactions list": "{name}", "doctor": "{name}", "audit": "orders:pipeline --on driver",
     "replay": "orders:pipeline --checkpoint 2 --on driver",
-    "diff": "orders:pipeline orders:pipeline --on driver --from 1",
+    "diff": "orders:pipeline orders:pipeline --on driver --from 0",
     "backfill": "orders:pipeline --on driver", "catch-up": "orders:pipeline --on driver",
 }  # fmt: skip
 """The arguments with which each shows JSON here."""
