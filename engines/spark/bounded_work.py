@@ -324,7 +324,9 @@ class _Arguments(msgspec.Struct, kw_only=True):
 
 
 def _check(spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any) -> None:
-    """Raise ConfigError where an argument is of another type than its function says, before anything is begun."""
+    """Raise ConfigError where an argument is of another type than its function says, before anything is begun, and in a
+    module that is only imported."""
+    refuse_while_importing()
     if not hasattr(spark, "createDataFrame"):
         raise ConfigError(f"spark={spark!r:.100} is no session: give the SparkSession of your program.")
     if not isinstance(staging, str | Path | None):
