@@ -603,7 +603,6 @@ class Leader:
             if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)
 
-
     def fail(self, failed: Failure, deadline_ms: int) -> Procedure[None]:
         """End this incarnation after a failure: note why, and abort its transactions that nothing has decided.
 

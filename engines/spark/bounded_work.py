@@ -322,9 +322,7 @@ class _Arguments(msgspec.Struct, kw_only=True):
     sink: str | None = None
 
 
-def _check(
-    spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any
-) -> None:
+def _check(spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any) -> None:
     """Raise ConfigError where an argument is of another type than its function says, before anything is begun."""
     if not hasattr(spark, "createDataFrame"):
         raise ConfigError(f"spark={spark!r:.100} is no session: give the SparkSession of your program.")

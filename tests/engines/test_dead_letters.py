@@ -325,9 +325,7 @@ def test_what_a_letter_holds() -> None:
     graph = pipeline.build()
     holding = [id for id in ("in", "early", "kept", "late", "out", "copies") if inputs_at_hand(graph, graph.node(id))]
     assert holding == ["in", "early", "kept", "copies"]
-    inner = DeadLetterOutput(
-        "p", "a", "source", Notes(), {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
-    )
+    inner = DeadLetterOutput("p", "a", "source", Notes(), {"t": lambda _: Record(b"1", headers=(("h", b"1"),))})
     place = Coordinates("t", 0, 1)
     letter = inner.undecoded(place, ValueError("first"), "first")
     outer = DeadLetterOutput("q", "b", "source", Notes(), {"t": lambda _: letter})

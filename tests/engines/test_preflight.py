@@ -140,6 +140,8 @@ def test_an_output_of_which_nothing_is_known() -> None:
     assert begun(written=Output("out", "totals", 2), there=other) == []
     assert begun(written=Output("out", "totals", 2, "old"), there=other, checkpoint=0) == []
     assert begun(written=Output("old", "elsewhere", 2, "old"), there=other) == []
+
+
 def settled(
     newest: Manifest | None, given: str | None = None, setting: str | None = None, **changes: Any
 ) -> tuple[str, list[str]]:

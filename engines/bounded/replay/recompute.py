@@ -256,9 +256,7 @@ def _common(
         skips=manifest.skips,
         rules=manifest.rules,
         output_partitions=_output_partitions(client, manifest),
-        partitioners={
-            output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks
-        },
+        partitioners={output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks},
         by_partition=bool(manifest.outputs_by_partition),
     )
 
