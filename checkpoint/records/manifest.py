@@ -309,6 +309,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """The positions in topics of the checkpoints' cluster."""
         return tuple(at for offset in self.offsets if (at := offset.in_cluster) is not None)
 
+    def late_up_to(self, position: SourceOffset) -> int | None:
+        """The event time in ms up to which later records at *position*, one of `offsets`, are late; None: none is."""
+        below = int(self.rules >= LATE_BELOW_LATEST)
+        return None if position.floor == NO_FLOOR else position.floor - below
+
     def positions_at(self, place: str) -> list[SourceOffset]:
         """The positions in the topic at *place*, also those of patterns that it matches."""
         return [at for offset in self.offsets if (at := offset.in_cluster or offset).topic == place]
