@@ -146,8 +146,6 @@ class Leader:
         self._noted_ms = -NOTED_INTERVAL_MS
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
-        self._partitioners: tuple[tuple[str, str], ...] = ()
-        """See `Manifest.partitioners`."""
         self._late = LateRecords(config.max_late)
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
@@ -194,7 +192,7 @@ class Leader:
         erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
-        self._partitioners = yield ask.CreateOutputs(history.latest)
+        yield ask.CreateOutputs(history.latest)
         config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
@@ -558,7 +556,6 @@ class Leader:
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
             outputs_by_partition=plan.outputs_by_partition,
-            partitioners=self._partitioners,
         )
         for protocol in self._protocols:
             manifest = protocol.entered(manifest, plan, self.log.history.latest)
@@ -605,7 +602,6 @@ class Leader:
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
             if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)
-
 
     def fail(self, failed: Failure, deadline_ms: int) -> Procedure[None]:
         """End this incarnation after a failure: note why, and abort its transactions that nothing has decided.

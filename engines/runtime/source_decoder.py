@@ -1,8 +1,7 @@
 """The decoder of a source: messages in, records out.
 
 Invariants: a batch is decoded in one pass, in time linear in the messages, and no good record is decoded twice. Only
-what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and
-noted.
+what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and noted.
 """
 
 from __future__ import annotations
