@@ -28,7 +28,7 @@ def partitioner(name: str) -> Partitioner:
     """The partitioner of this name; ConfigError if there is none.
 
     >>> partitioner(DEFAULT)(b"ann", 4), partitioner(OF_LIBRARY)(b"ann", 4), partitioner(DEFAULT)(None, 4)
-    (0, 3, None)
+    (2, 3, None)
     """
     if name not in PARTITIONERS:
         raise ConfigError(f"{SETTING}={name!r} is unknown. Choose one of {', '.join(sorted(PARTITIONERS))}.")
