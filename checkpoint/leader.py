@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -87,6 +88,7 @@ class LateRecords:
         self._before: dict[str, tuple[int, int]] = {}
         """By operator, those left out and all, as acknowledged for the newest decided checkpoint of this attempt."""
         self._lately: dict[str, tuple[int, int]] = {}
+        """Likewise, of the latest records up to that checkpoint: `LATE_SPAN` of all at most."""
 
     def begin_attempt(self) -> None:
         """Workers count from 0 again."""
@@ -99,11 +101,12 @@ class LateRecords:
                 raise RecordError(
                     f"Operator {operator!r} leaves out {late:,} of its latest {came:,} records, since they are late: "
                     f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
-                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' name the "
-                    f"first of them. If records of a partition are out of order, as those of several producers, raise "
-                    f"disorder= of the source. If a record's time was ahead of all others, lower ahead=. If partitions "
-                    f"were silent for longer than idle=, raise that. Give the operator late= to keep such records in "
-                    f"an output, or let it leave them out with {setting('max_late')} 1. See docs/event-time.md.",
+                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
+                    f"them, and name some. If records of a partition are out of order, as those of several producers, "
+                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
+                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
+                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
+                    f"docs/event-time.md.",
                     operator=operator,
                 )
 
@@ -118,9 +121,9 @@ class LateRecords:
 
     def _counts(self, plan: PendingCheckpoint) -> dict[str, tuple[int, int]]:
         late, came = Counter[str](), Counter[str]()
-        for each in (each for ack in plan.acks.values() for each in ack.left_out):
-            late[each.operator] += each.records
-            came[each.operator] += each.came
+        for left_out in chain.from_iterable(ack.left_out for ack in plan.acks.values()):
+            late[left_out.operator] += left_out.records
+            came[left_out.operator] += left_out.came
         return {operator: (late[operator], came[operator]) for operator in came}
 
     def _with(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
