@@ -162,7 +162,7 @@ class LetterEndings:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._undelivered.append(f"{message.topic()}[{message.partition()}]: {error.str()}")
+            self._undelivered.append(error.str())
 
     def end(self, letters: Sequence[Letter], state: str, replayed: Iterable[str] = ()) -> Counter[str]:
         """Note *letters* as *state*. Those `REPLAYED` are sent back, but for an input record that another letter of
