@@ -247,6 +247,14 @@ def _facts(letter: Letter) -> dict[str, Any]:
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
+def _has_none(letters: Letters) -> bool:
+    """Whether the topic has no letters, which is said: then no topic of their states is created."""
+    if next(iter(letters.all()), None) is not None:
+        return False
+    print(f"{letters.topic} has no dead letters: is it their topic? Nothing was changed.")
+    return True
+
+
 def replay(args: argparse.Namespace) -> int:
     from exactlyonce.connectors.kafka.letters import OPEN, REPLAYED
 
@@ -254,6 +262,8 @@ def replay(args: argparse.Namespace) -> int:
     edited = {} if args.value is None else _edited(args.value)
     if args.dry_run:
         print(*_table(args.topic, _returning(args, [*letters.all()], edited)), sep="\n")
+        return 0
+    if _has_none(letters):
         return 0
     ending = letters.ending()
     known = [*letters.all()]
@@ -381,6 +391,8 @@ def discard(args: argparse.Namespace) -> int:
         options = "--operator, --partition, --from, --to, --match or --all"
         raise ConfigError(f"Nothing was discarded: say which letters, by PARTITION:OFFSET, {options}.")
     letters = _letters(args)
+    if _has_none(letters):
+        return 0
     ending = None if args.dry_run else letters.ending()
     chosen = _open(args, [*letters.all()])
     if ending is None:
