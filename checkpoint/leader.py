@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -87,6 +88,7 @@ class LateRecords:
         self._before: dict[str, tuple[int, int]] = {}
         """By operator, those left out and all, as acknowledged for the newest decided checkpoint of this attempt."""
         self._lately: dict[str, tuple[int, int]] = {}
+        """Likewise, of the latest records up to that checkpoint: `LATE_SPAN` of all at most."""
 
     def begin_attempt(self) -> None:
         """Workers count from 0 again."""
@@ -99,11 +101,12 @@ class LateRecords:
                 raise RecordError(
                     f"Operator {operator!r} leaves out {late:,} of its latest {came:,} records, since they are late: "
                     f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
-                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' name the "
-                    f"first of them. If records of a partition are out of order, as those of several producers, raise "
-                    f"disorder= of the source. If a record's time was ahead of all others, lower ahead=. If partitions "
-                    f"were silent for longer than idle=, raise that. Give the operator late= to keep such records in "
-                    f"an output, or let it leave them out with {setting('max_late')} 1. See docs/event-time.md.",
+                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
+                    f"them, and name some. If records of a partition are out of order, as those of several producers, "
+                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
+                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
+                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
+                    f"docs/event-time.md.",
                     operator=operator,
                 )
 
@@ -118,9 +121,9 @@ class LateRecords:
 
     def _counts(self, plan: PendingCheckpoint) -> dict[str, tuple[int, int]]:
         late, came = Counter[str](), Counter[str]()
-        for each in (each for ack in plan.acks.values() for each in ack.left_out):
-            late[each.operator] += each.records
-            came[each.operator] += each.came
+        for left_out in chain.from_iterable(ack.left_out for ack in plan.acks.values()):
+            late[left_out.operator] += left_out.records
+            came[left_out.operator] += left_out.came
         return {operator: (late[operator], came[operator]) for operator in came}
 
     def _with(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -146,8 +149,6 @@ class Leader:
         self._noted_ms = -NOTED_INTERVAL_MS
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
-        self._partitioners: tuple[tuple[str, str], ...] = ()
-        """See `Manifest.partitioners`."""
         self._late = LateRecords(config.max_late)
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
@@ -194,7 +195,7 @@ class Leader:
         erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
-        self._partitioners = yield ask.CreateOutputs(history.latest)
+        yield ask.CreateOutputs(history.latest)
         config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
@@ -558,7 +559,6 @@ class Leader:
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
             outputs_by_partition=plan.outputs_by_partition,
-            partitioners=self._partitioners,
         )
         for protocol in self._protocols:
             manifest = protocol.entered(manifest, plan, self.log.history.latest)
@@ -605,7 +605,6 @@ class Leader:
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
             if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)
-
 
     def fail(self, failed: Failure, deadline_ms: int) -> Procedure[None]:
         """End this incarnation after a failure: note why, and abort its transactions that nothing has decided.

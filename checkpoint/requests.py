@@ -206,8 +206,7 @@ class GoOnFrom(Request, frozen=True):
 
 
 class CreateOutputs(Request, frozen=True):
-    """-> `Manifest.partitioners`. Creates missing outputs; Halt if *newest* shows that they, or topics in their place,
-    were written to."""
+    """-> None. Creates missing outputs; Halt if *newest* shows that they, or topics in their place, were written to."""
 
     newest: Manifest | None
 

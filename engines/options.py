@@ -186,7 +186,7 @@ class RunOptions:
         flink="`high-availability.type`, with a standby JobManager",
     ))  # fmt: skip
     broker_timeout_ms: int | None = _declare(None, Setting(
-        DURATION, "how long a start waits for brokers, stores and registries that do not answer",
+        DURATION, "how long a start waits for brokers and registries that do not answer",
         default="10m under a supervisor, else 15s",
     ))  # fmt: skip
     """From the start of the process until its first incarnation has recovered; later it waits as *restart* says."""

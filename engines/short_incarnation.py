@@ -96,9 +96,8 @@ def connected(
 
         def outputs(request: ask.Request) -> Any:
             match request:
-                case ask.CreateOutputs(newest):
-                    # decided output was written to existing topics
-                    return newest.partitioners if newest is not None else ()
+                case ask.CreateOutputs():
+                    return None  # decided output was written to existing topics
                 case ask.KnownOutputs():
                     return log.history.latest.sinks if log.history.latest is not None else ()
             return NotImplemented

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Finalized, Manifest
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
 from exactlyonce.checkpoint.records.stats import CheckpointStats, slowest, slowest_first
 from exactlyonce.checkpoint.requests import DecisionRecord
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_log, read_topic, stable_end
@@ -221,8 +221,7 @@ def source_watermarks(manifest: Manifest) -> Iterator[SourceWatermark]:
         if splits:
             last = min(splits, key=lambda offset: offset.floor)
             at = last.in_cluster or last
-            at_ms = None if last.floor == NO_FLOOR else last.floor - int(manifest.rules >= LATE_BELOW_LATEST)
-            yield SourceWatermark(source, at_ms, f"{at.topic}[{at.partition}]", len(splits))
+            yield SourceWatermark(source, manifest.late_up_to(last), f"{at.topic}[{at.partition}]", len(splits))
 
 
 @dataclass(frozen=True)

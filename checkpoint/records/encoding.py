@@ -309,11 +309,8 @@ LAYOUTS: dict[type, tuple[Layout, ...]] = {
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
 
 _MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1.fields, parts=_array(_SHA256))
-_SINK_PARTITIONER = _record("SinkPartitioner", sink="string", partitioner="string")
-_MANIFEST_9 = _with(
-    _with_items(_MANIFEST_8, sinks=_with(_SINK_1, topic_id=_TEXT)),
-    **_arrays(partitioners=_SINK_PARTITIONER), rules=("int", LATE_AT_FLOOR),
-)  # fmt: skip
+_SINK_2 = _with(_SINK_1, topic_id=_TEXT, partitioner=_TEXT)
+_MANIFEST_9 = _with(_with_items(_MANIFEST_8, sinks=_SINK_2), rules=("int", LATE_AT_FLOOR))
 _FINALIZED_1 = _record(
     "Finalized",
     checkpoint="long",
@@ -364,11 +361,10 @@ SIZE_MAX: dict[type, int] = {
 has `CheckpointStats`, too."""
 
 _TUPLES = {
-    "sinks": ("sink", "topic", "partitions", "topic_id"),
+    "sinks": ("sink", "topic", "partitions", "topic_id", "partitioner"),
     "fates": ("transactional_id", "fate"),
     "ledger": ("sink", "subtask", "checkpoint"),
     "outputs_by_partition": ("sink", "partitions"),
-    "partitioners": ("sink", "partitioner"),
 }
 """Fields whose elements are plain tuples in Python; Avro knows records only."""
 

@@ -206,6 +206,8 @@ class Output(NamedTuple):
     """The partitioning that a replay must reproduce."""
     topic_id: str = ""
     """The identity of the topic; empty: a version before it was noted."""
+    partitioner: str = ""
+    """The partitioner of its records, as librdkafka names it; empty: likewise."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
@@ -294,8 +296,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
-    partitioners: tuple[tuple[str, str], ...] = ()
-    """(sink id, partitioner) of each of `sinks`, as librdkafka names it; older versions wrote none."""
     rules: int = LATE_AT_FLOOR
     """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
 
@@ -309,6 +309,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """The positions in topics of the checkpoints' cluster."""
         return tuple(at for offset in self.offsets if (at := offset.in_cluster) is not None)
 
+    def late_up_to(self, position: SourceOffset) -> int | None:
+        """The event time in ms up to which later records at *position*, one of `offsets`, are late; None: none is."""
+        below = int(self.rules >= LATE_BELOW_LATEST)
+        return None if position.floor == NO_FLOOR else position.floor - below
+
     def positions_at(self, place: str) -> list[SourceOffset]:
         """The positions in the topic at *place*, also those of patterns that it matches."""
         return [at for offset in self.offsets if (at := offset.in_cluster or offset).topic == place]
@@ -316,6 +321,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def partitions_of(self, sink: str) -> int | None:
         """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""
         return dict(self.outputs_by_partition).get(sink)
+
+    def partitioner_of(self, sink: str) -> str:
+        """The partitioner of the outputs of *sink*, empty if an older version has written none."""
+        return next((output.partitioner for output in self.sinks if output.sink == sink), "")
 
     def writes(self, sink: str, topic: str) -> bool:
         """Whether *sink* writes to *topic*."""

@@ -331,7 +331,6 @@ def _edited(path: str) -> dict[str, Any]:
 def _lateness(config: ClientConfig, letters: Iterable[Letter]) -> str:
     """How many of *letters* their pipelines would take for late, in words; empty: none has event time."""
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-    from exactlyonce.pipeline.event_time import NO_FLOOR
 
     by_pipeline: dict[str, list[Letter]] = {}
     for letter in letters:
@@ -342,8 +341,12 @@ def _lateness(config: ClientConfig, letters: Iterable[Letter]) -> str:
             newest = read_history(config, pipeline).latest
         except TopicError:
             continue
-        positions = [position.in_cluster or position for position in newest.offsets] if newest is not None else []
-        floors = {(at.topic, at.partition): at.floor for at in positions if at.floor != NO_FLOOR}
+        if newest is None:
+            continue
+        floors = {
+            (at.topic, at.partition): newest.late_up_to(at)
+            for at in (position.in_cluster or position for position in newest.offsets)
+        }
         places = [(letter, floors.get((letter.reason.topic, letter.reason.partition or 0))) for letter in own]
         timed = [(letter.reason.event_time, floor) for letter, floor in places if floor is not None]
         late = sum(time is not None and time <= floor for time, floor in timed)

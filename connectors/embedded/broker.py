@@ -235,9 +235,7 @@ class EmbeddedBroker:
         shutil.rmtree(logs, ignore_errors=True)
         cluster_id = "E" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # never begins like an option
         tool = [*command, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties)]
-        formatted = subprocess.run(
-            tool, stdin=subprocess.DEVNULL, capture_output=True, text=True, umask=_PRIVATE_UMASK
-        )
+        formatted = subprocess.run(tool, stdin=subprocess.DEVNULL, capture_output=True, text=True, umask=_PRIVATE_UMASK)
         if formatted.returncode:
             output = formatted.stdout + formatted.stderr
             _refuse_settings(output)

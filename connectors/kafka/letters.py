@@ -162,7 +162,7 @@ class LetterEndings:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._undelivered.append(f"{message.topic()}[{message.partition()}]: {error.str()}")
+            self._undelivered.append(error.str())
 
     def end(self, letters: Sequence[Letter], state: str, replayed: Iterable[str] = ()) -> Counter[str]:
         """Note *letters* as *state*. Those `REPLAYED` are sent back, but for an input record that another letter of
@@ -197,7 +197,10 @@ class LetterEndings:
         self._call("begin_transaction")
         for record in batch:
             produce(self._producer, record)
-        left = self._producer.flush(TIMEOUT_S)
+        try:
+            left = self._producer.flush(TIMEOUT_S)
+        except SystemError:  # the client raises it for a callback that comes while it learns that it is fenced
+            left = 1
         if left or self._undelivered:
             self._call("abort_transaction", TIMEOUT_S)
             why = f": {self._undelivered[0]}" if self._undelivered else f": {left} records were not delivered in time"

@@ -37,7 +37,7 @@ def partitioner(name: str) -> Partitioner:
 
 def partitioner_in(manifest: Manifest, sink: str, settings: Mapping[str, object]) -> str:
     """The partitioner of the outputs of *sink* in *manifest*; *settings* are the client's, for older manifests."""
-    return dict(manifest.partitioners).get(sink) or str(settings.get(SETTING, OF_LIBRARY))
+    return manifest.partitioner_of(sink) or str(settings.get(SETTING, OF_LIBRARY))
 
 
 def fitting(records: Iterable[tuple[bytes | None, int]], count: int, wanted: str) -> str:

@@ -323,7 +323,7 @@ class Assembler:
     """The records of the inputs to leave out."""
     activity: Activity = field(default_factory=Activity)
     notes: Notes = field(default_factory=Notes)
-    """Called with a line about each of the first dead letters."""
+    """Gets dead letters, and late records that no output gets."""
 
     @cached_property
     def in_flight(self) -> list[InFlightFrame]:

@@ -24,10 +24,10 @@ class Notes:
 
     >>> notes = Notes()
     >>> notes.add("paused")
-    >>> for offset in (7, 8, 9):
-    ...     notes.repeat("skipped: source 'a'", f"in[0] offset {offset} is no JSON".lower)
+    >>> notes.repeat("skipped: source 'a'", lambda: "in[0] offset 7 is no JSON")
+    >>> notes.repeat("skipped: source 'a'", lambda: "in[0] offset 9 is no JSON", records=2)
     >>> notes.take_lines()
-    ['paused', "skipped: source 'a': 3 records, the last: in[0] offset 9 is no json"]
+    ['paused', "skipped: source 'a': 3 records, the last: in[0] offset 9 is no JSON"]
     """
 
     _plain: list[str] = field(default_factory=list)
@@ -36,11 +36,11 @@ class Notes:
     def add(self, line: str) -> None:
         self._plain.append(line)
 
-    def repeat(self, fault: str, record: Callable[[], str]) -> None:
-        """Note one more record with a *fault*, as "dead letter: operator 'a'". *record* says which it is, and why; only
-        that of the last one is asked."""
+    def repeat(self, fault: str, record: Callable[[], str], records: int = 1) -> None:
+        """Note so many more *records* with a *fault*, as "dead letter: operator 'a'". *record* says which the last of
+        them is, and why; it is called only if no other one comes after it."""
         count, _ = self._repeated.get(fault, (0, record))
-        self._repeated[fault] = count + 1, record
+        self._repeated[fault] = count + records, record
 
     def take(self) -> tuple[list[str], Repeated]:
         """The lines, and the faults that repeat."""

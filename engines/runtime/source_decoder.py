@@ -1,8 +1,7 @@
 """The decoder of a source: messages in, records out.
 
 Invariants: a batch is decoded in one pass, in time linear in the messages, and no good record is decoded twice. Only
-what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and
-noted.
+what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and noted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, 
 from exactlyonce.pipeline.moments import LIKE_SECONDS, NoTime, shown_time
 
 NAMED_MAX = 5
-"""The skipped records that get a line each between two barriers; the others share one."""
+"""The skipped records of a partition that are known by their places: the first ones, and beside Sn the last ones."""
 
 
 class Skipped(msgspec.Struct):
@@ -40,7 +39,7 @@ class Skipped(msgspec.Struct):
     partition: int
     count: int = 0
     first: list[tuple[int, str]] = []
-    """The offsets of the first few, each with a sentence that names the record and its problem."""
+    """The offsets of the first few, each with the record's place and its problem."""
 
     def add(self, other: Skipped) -> None:
         self.count += other.count
@@ -253,7 +252,7 @@ class SourceDecoder:
         skipped.count += 1
         self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
         if len(skipped.first) < NAMED_MAX:
-            skipped.first.append((offset, f"Source {self.id!r}: {why()}"))
+            skipped.first.append((offset, why()))
         self._notes.repeat(f"skipped: source {self.id!r}", why)
 
     def _unavailable(self, message: Any, error: BaseException) -> Unavailable:

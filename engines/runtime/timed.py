@@ -329,10 +329,10 @@ class TimedOperator(BatchOperator, Generic[R]):
         late = batch.where(list(map(not_, kept)))
         output = self.late_right_output if right else self.late_output
         if output is None:
-            self._name(late)
-            self._left_out += len(late.records)
-        for push in () if output is None else self.sides[output]:
-            push(late.unkeyed(late.records))
+            self._leave_out(late)
+        else:
+            for push in self.sides[output]:
+                push(late.unkeyed(late.records))
         self.late += len(late.records)
         return batch.where(kept)
 
@@ -341,7 +341,9 @@ class TimedOperator(BatchOperator, Generic[R]):
         """The late records that no output gets, of all that have come."""
         return LeftOut(self.id, self._left_out, self.activity.records.get(self.id, 0))
 
-    def _name(self, late: Batch) -> None:
+    def _leave_out(self, late: Batch) -> None:
+        """Count *late*, which no output gets, and note its last record."""
         assert late.times is not None
-        for origin, time, floor in zip(late.origins, late.times, self.floors(late), strict=True):
-            self.notes.repeat(f"late: operator {self.id!r} leaves out", partial(_late_record, origin, time, floor))
+        self._left_out += len(late.records)
+        last = partial(_late_record, late.origins[-1], late.times[-1], self.floors(late)[-1])
+        self.notes.repeat(f"late: operator {self.id!r} leaves out", last, len(late.records))

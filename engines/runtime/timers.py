@@ -321,9 +321,7 @@ class HandlerOperator(TimedOperator[Emitted]):
             origins.append(timer_origin)
         return self._slice(keys, calls, origins, slot)
 
-    def _slice(
-        self, keys: Sequence[bytes], calls: Sequence[Any], origins: list[Coordinates], time: int
-    ) -> Emitted:
+    def _slice(self, keys: Sequence[bytes], calls: Sequence[Any], origins: list[Coordinates], time: int) -> Emitted:
         """What *calls* for *keys* emit."""
         batch = Batch([None] * len(origins), origins, times=[time] * len(origins) if self.has_times else None)
         self._begin(batch)

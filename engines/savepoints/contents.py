@@ -94,7 +94,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     loops: tuple[SavedLoop, ...] = ()
     """The loops with in-flight records."""
     outputs: tuple[tuple[str, str, str], ...] = ()
-    """(sink id, topic, partitioner) of each output in a topic, see `Manifest.partitioners`; empty: not known."""
+    """(sink id, topic, partitioner) of each output in a topic, see `Output`; empty: not known."""
 
 
 class Savepoint(Protocol):
@@ -150,9 +150,7 @@ class TopicSavepoint:
                 for state in states
             ),
             loops=tuple(SavedLoop(loop, records, schemas.get(loop)) for loop, records in sorted(loops.items())),
-            outputs=tuple(
-                (sink, topic, dict(manifest.partitioners).get(sink, "")) for sink, topic, *_ in manifest.sinks
-            ),
+            outputs=tuple((output.sink, output.topic, output.partitioner) for output in manifest.sinks),
         )
 
     @property

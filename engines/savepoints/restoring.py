@@ -324,6 +324,5 @@ def _as_manifest(saved: Saved, pipeline: str, offsets: tuple[SourceOffset, ...])
         triggered_at_ms=0, completed_at_ms=saved.completed_at_ms, fingerprint=saved.fingerprint,
         max_parallelism=saved.max_parallelism, parallelism=1, block_partitions=1, block_end_offsets=(),
         written_bytes=0, offsets=offsets, operators=(), order_logs=(), committables=(),
-        sinks=tuple(Output(sink, topic, 0) for sink, topic, _ in saved.outputs),
-        partitioners=tuple((sink, partitioner) for sink, _, partitioner in saved.outputs if partitioner),
+        sinks=tuple(Output(sink, topic, 0, partitioner=partitioner) for sink, topic, partitioner in saved.outputs),
     )  # fmt: skip

@@ -423,9 +423,12 @@ class OutputTopics:
 
     @property
     def known(self) -> ask.Outputs:
-        """The topic of every sink."""
+        """The topic of every sink; its partitioner once they are settled."""
         topics = ((id, self.described[sink.topic]) for id, sink in self.sinks.items())
-        return tuple(Output(id, topic.name, topic.partitions, topic.topic_id) for id, topic in topics)
+        return tuple(
+            Output(id, topic.name, topic.partitions, topic.topic_id, self.partitioners.get(id, ""))
+            for id, topic in topics
+        )
 
     @property
     def partitions(self) -> dict[str, int]:
@@ -462,6 +465,7 @@ class OutputTopics:
             if name not in self.accepted:
                 raise output_gone(manifest, name, MADE_ANEW)
             note(f"topic {name} is not the one that checkpoint {manifest.checkpoint} has written to: that is accepted")
+
     def settle_partitioners(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
         """Find the partitioner of each output: that of *manifest*, from which the pipeline goes on, else the chosen
         one. ConfigError where another one is chosen than the keys of the output lie by."""
@@ -485,7 +489,7 @@ class OutputTopics:
                     f'  Choices: partitioner="{known}", or leave it out, to go on as before; or another topic; or, if '
                     f"readers bear that order, another id for the sink, which begins a new output."
                 )
-            elif known != DEFAULT and id not in dict(manifest.partitioners):
+            elif known != DEFAULT and not manifest.partitioner_of(id):
                 note(
                     f"sink {id}: topic {sink.topic} keeps the partitioner {known}, by which it was written so far; new "
                     f"outputs have {DEFAULT}, as Java's clients and Spark do"
@@ -653,8 +657,7 @@ class PipelineTopics:
             case ask.CreateOutputs(newest):
                 self.outputs.settle_partitioners(newest or self.restored, self._note)
                 self.outputs.create_missing(newest, self._note)
-                self.outputs.note_times(self._note)
-                return tuple(self.outputs.partitioners.items())
+                return self.outputs.note_times(self._note)
             case ask.KnownOutputs():
                 return self.outputs.known
         return NotImplemented

@@ -352,9 +352,7 @@ def test_a_plan_tells_how_long_each_subtask_took_and_what_was_aborted_before() -
 
 def late_in(checkpoint: int, *counts: tuple[int, int]) -> PendingCheckpoint:
     """A checkpoint whose subtasks have left out so many of so many records since the attempt began."""
-    plan = PendingCheckpoint(
-        checkpoint=checkpoint, base=0, previous=0, final=False, triggered_ms=0, attempt=0
-    )
+    plan = PendingCheckpoint(checkpoint=checkpoint, base=0, previous=0, final=False, triggered_ms=0, attempt=0)
     for subtask, (late, came) in enumerate(counts):
         plan.acks["task", subtask] = Ack("task", subtask, checkpoint, left_out=(LeftOut("op", late, came),))
     return plan

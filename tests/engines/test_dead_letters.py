@@ -325,9 +325,7 @@ def test_what_a_letter_holds() -> None:
     graph = pipeline.build()
     holding = [id for id in ("in", "early", "kept", "late", "out", "copies") if inputs_at_hand(graph, graph.node(id))]
     assert holding == ["in", "early", "kept", "copies"]
-    inner = DeadLetterOutput(
-        "p", "a", "source", Notes(), {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
-    )
+    inner = DeadLetterOutput("p", "a", "source", Notes(), {"t": lambda _: Record(b"1", headers=(("h", b"1"),))})
     place = Coordinates("t", 0, 1)
     letter = inner.undecoded(place, ValueError("first"), "first")
     outer = DeadLetterOutput("q", "b", "source", Notes(), {"t": lambda _: letter})
@@ -599,17 +597,19 @@ def test_a_replay_says_how_many_records_would_come_late_and_asks(
     kafka: KafkaCluster, topic_name: str, command: Callable[..., str]
 ) -> None:
     topic, sent = f"{topic_name}-dead", kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(sent, [("k", msgspec.json.encode(Timed(at))) for at in (17, 1_000, 2_007, 1_000)], 0)
+    kafka.produce(sent, [("k", msgspec.json.encode(Timed(at))) for at in (17, 1_000, 2_007, 1_007)], 0)
     pipeline = Pipeline(topic_name)
     read = pipeline.source("in", KafkaSource(sent, value=Timed, time="at", ahead=None, disorder="1s"))
     times = read.map(known, id="known", on_error=DeadLetters(topic)).key_by(lambda timed: timed.at)
     times.window(Tumbling("1s")).aggregate("counts", Count()).sink("out", KafkaSink(f"{topic_name}-out"))
     pipeline.run(bootstrap_servers=kafka.bootstrap_servers, until="latest", inline=True, log_level="error")
     facts = [json.loads(line) for line in command("list", topic, "--json").splitlines()]
-    assert sorted(fact["event_time"] for fact in facts) == [17, 2_007]
-    assert "Of 2 records, 1 would come late" in command("replay", topic, code=2)
+    assert sorted(fact["event_time"] for fact in facts) == [17, 1_007, 2_007]
+    shown = command("replay", topic, code=2)
+    assert "Of 3 records, 1 would come late" in shown, "1,007 is as old as the latest one less the disorder"
+    assert "has read up to 1970-01-01T00:00:01.006Z" in shown
     assert len(values_in(kafka, sent)) == 4
-    assert "2 records sent back" in command("replay", topic, "--yes")
+    assert "3 records sent back" in command("replay", topic, "--yes")
 
 
 @pytest.mark.exhaustive

@@ -26,8 +26,8 @@ ELSEWHERE = rf"does not come to|{WRONG}"
 
 @mutant("floors are not restored", ELSEWHERE, luck="windows", shape="windows", first=12)
 @in_place_of(SourceTimes, "__init__")
-def _no_floors(real: Any, self: SourceTimes, event_time: Any, before: Any = ()) -> None:
-    real(self, event_time)
+def _no_floors(real: Any, self: SourceTimes, event_time: Any, before: Any, rules: int) -> None:
+    real(self, event_time, (), rules)
 
 
 @mutant("a partition counts once it has spoken", ELSEWHERE, luck="windows", shape="windows-of-two", first=8)

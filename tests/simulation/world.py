@@ -161,9 +161,7 @@ class World(SimulatedWorld):
         settings = msgspec.structs.replace(settings, **self.luck.settings)
         needed_ms = settings.transaction_timeout_needed_ms
         settings = msgspec.structs.replace(settings, transaction_timeout_ms=self.rng.randint(needed_ms, 2 * needed_ms))
-        self.transaction_timeout_ms = settings.transaction_timeout_for(
-            TRANSACTION_TIMEOUT_MAX_MS, decisions_ms=0
-        )
+        self.transaction_timeout_ms = settings.transaction_timeout_for(TRANSACTION_TIMEOUT_MAX_MS, decisions_ms=0)
         return settings
 
     def _broker_settings(self) -> BrokerSettings:

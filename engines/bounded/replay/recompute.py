@@ -192,7 +192,7 @@ def recomputed(
 
 def topic_of(manifest: Manifest, sink: str) -> tuple[str, int]:
     """The topic of a sink, and its number of partitions then."""
-    return next((topic, partitions) for id, topic, partitions, _ in manifest.sinks if id == sink)
+    return next((output.topic, output.partitions) for output in manifest.sinks if output.sink == sink)
 
 
 def partition_counts(client: ClientConfig, history: History, manifest: Manifest, sink: str) -> list[int]:
@@ -210,8 +210,8 @@ def partition_counts(client: ClientConfig, history: History, manifest: Manifest,
 def counts_before(history: History, manifest: Manifest, sink: str, present: Iterable[int]) -> list[int]:
     """`partition_counts`, where *present* has the count that the topic has now, if it exists."""
     topic, own = topic_of(manifest, sink)
-    sinks = [(id, name, count) for retained in history.retained for id, name, count, _ in retained.sinks]
-    counts = {*present, *(count for id, name, count in sinks if (id, name) == (sink, topic))}
+    outputs = [output for retained in history.retained for output in retained.sinks]
+    counts = {*present, *(known.partitions for known in outputs if (known.sink, known.topic) == (sink, topic))}
     return [own, *sorted(counts - {own})]
 
 
@@ -256,9 +256,7 @@ def _common(
         skips=manifest.skips,
         rules=manifest.rules,
         output_partitions=_output_partitions(client, manifest),
-        partitioners={
-            output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks
-        },
+        partitioners={output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks},
         by_partition=bool(manifest.outputs_by_partition),
     )
 
@@ -270,9 +268,10 @@ def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, in
     """
     counts = {output.sink: output.partitions for output in manifest.sinks}
     with closing(Topics(client)) as topics:
-        for id, topic, count, _ in manifest.sinks:
+        for output in manifest.sinks:
             with suppress(TopicError):
-                counts[id] = max(count, topics.describe([topic])[topic].partitions)
+                present = topics.describe([output.topic])[output.topic].partitions
+                counts[output.sink] = max(output.partitions, present)
     return {**counts, **dict(manifest.outputs_by_partition)}
 
 

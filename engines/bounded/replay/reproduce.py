@@ -118,7 +118,7 @@ class Replay:
 
 
 def _chosen(manifest: Manifest, sink: str | None) -> str:
-    ids = [sink for sink, *_ in manifest.sinks]
+    ids = [output.sink for output in manifest.sinks]
     if sink is None and len(ids) == 1:
         return ids[0]
     if not ids:
@@ -131,7 +131,7 @@ def _chosen(manifest: Manifest, sink: str | None) -> str:
 def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
     """The counts of each sink and partition; *history* are the decisions by now."""
     counted: list[Count] = []
-    for sink, *_ in manifest.sinks:
+    for sink in (output.sink for output in manifest.sinks):
         if manifest.partitions_of(sink) is not None:
             known = Counter[int | None]({lane: again.count(sink, lane) for lane in again.lanes(sink)})
             counted += _counts_of(sink, manifest, +known)

@@ -16,7 +16,7 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.decision_log import fenced, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest, Output
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
@@ -109,8 +109,7 @@ class SinkDriver:
             accept_loss=self.options.accept_loss,
             staging=self._stores.staging,
             store_timeout_ms=self.options.store_timeout_ms,
-            describe=self._described,
-            partitioner=lambda: self._partitioner(self._connections.log.history.latest),
+            outputs=self._outputs,
         )
         config = replace(self._config, **changes)
         log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=NO_REPLAY)
@@ -165,8 +164,8 @@ class SinkDriver:
     def _partitioner(self, newest: Manifest | None) -> str:
         """The partitioner of the sink, which stays; ConfigError where the options have another one."""
         chosen = self.options.partitioner
-        known = None if newest is None else dict(newest.partitioners).get(SINK)
-        if known is not None and chosen not in (None, known) and self.options.target is None:
+        known = "" if newest is None else newest.partitioner_of(SINK)
+        if known and chosen not in (None, known) and self.options.target is None:
             raise ConfigError(
                 f"Sink {self.options.sink_id!r} has put keys into partitions by {known}, and is to do so by {chosen} "
                 f"now: a key would go on in another partition, and readers would see its rows out of order.\n"
@@ -174,6 +173,12 @@ class SinkDriver:
                 f"order, a sinkId of its own, which begins a new output."
             )
         return known or chosen or DEFAULT
+
+    def _outputs(self, topics: Iterable[str]) -> tuple[Output, ...]:
+        """The outputs of a decision whose rows are in *topics*; one without rows repeats those before it."""
+        latest = self._connections.log.history.latest
+        written = [output_of(self._described(topic), self._partitioner(latest)) for topic in topics]
+        return tuple(written) if written or latest is None else latest.sinks
 
     def _note_other_writers(self, partitioner: str) -> None:
         """Note that the sink begins in a topic whose keys another partitioner has put into their partitions."""
@@ -425,10 +430,8 @@ class SinkDriver:
                 topics = {output.topic for manifest in history.retained for output in manifest.sinks}
                 wanted = sorted(topics | {self.options.topic} - {""})
                 return tuple(output_of(self._described(topic)) for topic in wanted)
-            case ask.CreateOutputs():
-                return ()  # the manifest is filled with them
             case (
-                ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
+                ask.CreateOutputs() | ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
                 | ask.CheckContinuity()
             ):  # fmt: skip
                 return None  # Spark's concern

@@ -30,8 +30,8 @@ ATTEMPT = 1
 MANIFESTS_RETAINED = 3
 
 
-def output_of(topic: Topic) -> Output:
-    return Output(SINK, topic.name, topic.partitions, topic.topic_id)
+def output_of(topic: Topic, partitioner: str = "") -> Output:
+    return Output(SINK, topic.name, topic.partitions, topic.topic_id, partitioner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class SinkConfig(LeaderConfig):
     """A sink: without inputs and state, its transactions below the driver's own attempt."""
 
     attempt: int = ATTEMPT
-    describe: Callable[[str], Topic]
-    partitioner: Callable[[], str]
+    outputs: Callable[[Iterable[str]], tuple[Output, ...]]
+    """Gives the outputs of a manifest whose rows are in these topics."""
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """Skip ids whose transaction is complete: its end from outside, or by the broker, raised the epoch, so its
@@ -56,8 +56,7 @@ class SinkConfig(LeaderConfig):
             kind=SPARK_SINK,
             max_parallelism=tasks,
             parallelism=tasks,
-            sinks=tuple(output_of(self.describe(topic)) for topic in topics),
-            partitioners=((SINK, self.partitioner()),),
+            sinks=self.outputs(topics),
         )
         try:
             encode_in_parts(filled)

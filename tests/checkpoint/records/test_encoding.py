@@ -99,7 +99,7 @@ class TestValues:
             for name, fields in _record_fields(wire.SCHEMAS[kind][-1]):
                 packed = set(wire.LAYOUTS[kind][-1].fields) if name == kind.__name__ and kind in wire.LAYOUTS else set()
                 packing = {"layout", "size", "parts", "body"} if packed else set()
-                if name not in ("SinkPartitions", "DistributedSink", "SinkPartitioner"):  # plain tuples in Python
+                if name not in ("SinkPartitions", "DistributedSink"):  # plain tuples in Python
                     assert {*fields} - packing | packed == {*known[name].__struct_fields__}, name
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ class TestKeys:
 FINGERPRINTS = {
     Manifest: [
         "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
-        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be", "0caef6d196ee18cb",
+        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be", "cfdf562741c8705e",
     ],
     ManifestPart: ["abcda5c455931ae6"],
     Finalized: ["97b9bc06bfcdb453", "65b62497561b98ea", "8b0564428567ae04"],
@@ -350,7 +350,7 @@ WHOLE = Manifest(
             sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6), Written("totals", 1, 9, 1)),
         ),
     ),
-    sinks=(Output("out", "totals", 3, "id"),),
+    sinks=(Output("out", "totals", 3, "id", "murmur2_random"),),
     staged=(
         StoreCommittable(
             sink="db", subtask=1, checkpoint=4, records=3, kind="rows", description="d", previous=2, blocks=(REF,),
@@ -358,7 +358,7 @@ WHOLE = Manifest(
         ),
     ),
     ledger=(("db", 1, 4), ("db", 9, 2)), requests=("r1",), channel_logs=(ChannelLog("head", 0, 5, (FOREIGN,), True),),
-    storage="s3://b/c", origin="o", skips=(RecordPlace("orders", 0, 3),), partitioners=(("out", "murmur2_random"),),
+    storage="s3://b/c", origin="o", skips=(RecordPlace("orders", 0, 3),),
 )  # fmt: skip
 MARK = Finalized(5, 1, 2_000, (("db:1:4", "committed"), ("eo:p:out:0:1.0:0", "repaired")))
 OLDER_MANIFESTS = [
@@ -447,11 +447,11 @@ STATS = CheckpointStats(
     (AbortedCheckpoint(4, 1_500, 1_000, "it took too long"),),
 )  # fmt: skip
 PACKED_MANIFEST = (
-    "wwEMrvbRlu4YywJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYEaWQAAgRyMQAQczM6Ly9iL2MCbwIMb3Jk"
-    "ZXJzAAYAAgZvdXQGAAaSCwC8BHictVJdTsMwDHZTr8uyUsYo/z/jBKi89gHO0pFIQ6oU1HYaXI8jcYHhOM2Y2EOfsJzYid3PX+wKBEGa2kabpj3w"
-    "8U0DGcDse0vyApiMATH2SyIFgRMBcBskoivBmna2q2oPlbudPxMRoJqS7X3KxJDJgLvlIlgtew/mpm7NZmUaA5iPAD8GBCIR4ygZy4mapkfZ8exk"
-    "fpqfnV9cXl3f3N7dLw5o7oir4PyJQshxrJwFftggkR7qwdjyvbTrrizKp8eiLEB8PYPIuEEUz17rdduZhg8J5XEB6Ufxy4QnoiR1bRKQUXs+lJt4"
-    "p7Gb1kd1gP+PhylYWv0ZGDoaKGb0a8ShilyZSjOeCsARK4Tjfnm/7w3aNWd4jhH8AA/yc0oCBm91dBxtdXJtdXIyX3JhbmRvbQAC"
+    "wwHP31YnQchwXgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYEaWQcbXVybXVyMl9yYW5kb20AAgRyMQAQcz"
+    "M6Ly9iL2MCbwIMb3JkZXJzAAYAAgZvdXQGAAaSCwC8BHictVJdTsMwDHZTr8uyUsYo/z/jBKi89gHO0pFIQ6oU1HYaXI8jcYHhOM2Y2EOfsJzYid3P"
+    "X+wKBEGa2kabpj3w8U0DGcDse0vyApiMATH2SyIFgRMBcBskoivBmna2q2oPlbudPxMRoJqS7X3KxJDJgLvlIlgtew/mpm7NZmUaA5iPAD8GBCIR4y"
+    "gZy4mapkfZ8exkfpqfnV9cXl3f3N7dLw5o7oir4PyJQshxrJwFftggkR7qwdjyvbTrrizKp8eiLEB8PYPIuEEUz17rdduZhg8J5XEB6Ufxy4QnoiR1"
+    "bRKQUXs+lJt4p7Gb1kd1gP+PhylYWv0ZGDoaKGb0a8ShilyZSjOeCsARK4Tjfnm/7w3aNWd4jhH8AA/yc0oC"
 )
 PACKED_MARK = (
     "wwGLBWRChWeuBAoCoB8AdHx4nGNiYWBhYmJg4UlJsjK0MlFIzbcqsMovLbEysDLUM7AygMgKJefn5maWlKSmCBSlFiRmFqWmMAAATLkNy7"
@@ -467,7 +467,7 @@ def without_news_since(version: int) -> Manifest:
     """`WHOLE` as a reader of a manifest of *version* knows it."""
     offsets, logs, changes = WHOLE.offsets, WHOLE.channel_logs, dict[str, Any]()
     if version < 9:
-        changes |= {"sinks": (Output("out", "totals", 3),), "partitioners": (), "rules": LATE_AT_FLOOR}
+        changes |= {"sinks": (Output("out", "totals", 3),), "rules": LATE_AT_FLOOR}
     if version < 7:
         changes["outputs_by_partition"] = ()
     if version < 6:
