@@ -124,6 +124,8 @@ class Recovered(msgspec.Struct, frozen=True):
     """The highest checkpoint is finalized and older transactions are fenced: the job may start from *manifest*."""
 
     manifest: Manifest
+    transaction_timeout_ms: int
+    """The broker ends a transaction that is open longer."""
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -267,6 +269,8 @@ class PendingCheckpoint:
     final: bool
     triggered_ms: int
     attempt: int
+    timeout_ms: int = 0
+    """The coordinator's, from its trigger to the last acknowledgement."""
     deciding_since_ms: int = 0
     requests: tuple[str, ...] = ()
     """The requests that this savepoint serves; empty: it is none."""

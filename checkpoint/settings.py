@@ -122,6 +122,11 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         """The longest that a transaction may have to stay open."""
         return (self.tolerable_failed + 1) * (self.interval_ms + self.timeout_ms) + self.restart_budget_ms
 
+    def timeout_max_ms(self, transaction_timeout_ms: int) -> int:
+        """The longest timeout of a checkpoint with which no transaction may have to be open longer."""
+        tries_ms = transaction_timeout_ms - self.restart_budget_ms
+        return max(self.timeout_ms, tries_ms // (self.tolerable_failed + 1) - self.interval_ms)
+
     def transaction_timeout_for(self, broker_cap_ms: int, *, decisions_ms: int = DECISION_TIMEOUT_MS) -> int:
         """The transaction timeout to use with a broker whose `transaction.max.timeout.ms` is *broker_cap_ms*.
 

@@ -127,7 +127,7 @@ class _Builder:
         self.fruitless = start.attempt - written
         """The restarts of this incarnation since the last completed checkpoint."""
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
-        self.now_s = parts.activity.now_s
+        self.processing_s = clients.processing_s
         self.assembler = Assembler(
             plan,
             start.subtask,
@@ -141,7 +141,7 @@ class _Builder:
         )
         graph = plan.graph
         self.loops = {
-            edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), self.now_s)
+            edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), parts.activity.now_s)
             for edge in plan.feedback
         }
         """The loops by edge."""
@@ -193,8 +193,9 @@ class _Builder:
                 inputs=self.inputs,
                 outputs=self.outputs,
                 fed=self.fed,
-                snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.clients.monotonic_s),
+                snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.processing_s),
                 monotonic_s=self.clients.monotonic_s,
+                processing_s=self.processing_s,
                 now_ms=self.clients.clock.now_ms,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
                 firing_slices=partial(self._firing_slices, self.least),
@@ -206,13 +207,13 @@ class _Builder:
         self.parts.writers += operators.sinks
 
     def _firing_slices(self, least: int) -> Slices:
-        return Slices(slice_pace(bounds=self.bounds, least=least), self.now_s)
+        return Slices(slice_pace(bounds=self.bounds, least=least), self.processing_s)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         self.restored = RestoredInput(
-            deque(frames), edges, cautious=self.cautious, bounds=self.bounds, least=self.least, now_s=self.now_s
+            deque(frames), edges, cautious=self.cautious, bounds=self.bounds, least=self.least, now_s=self.processing_s
         )
 
     def touched_groups(self, node: Node) -> None:
@@ -232,7 +233,7 @@ class _Builder:
                     cautious=self.cautious,
                     bounds=self.bounds,
                     least=self.least,
-                    now_s=self.now_s,
+                    now_s=self.processing_s,
                 )
             )
 
@@ -253,7 +254,13 @@ class _Builder:
         name = f"{edge.name}:{self.start.subtask}"
         self.inputs.append(
             FeedbackInput(
-                name, self.loops[edge.name], codec, push, cautious=self.cautious, least=self.least, now_s=self.now_s
+                name,
+                self.loops[edge.name],
+                codec,
+                push,
+                cautious=self.cautious,
+                least=self.least,
+                now_s=self.processing_s,
             )
         )
 
@@ -280,7 +287,7 @@ class _Builder:
         letters = self.operators.dead_letters.get(node.id)
         notes = self.parts.notes
         decoder = SourceDecoder(node.id, source, notes, before, skips=start.skips, dead_letters=letters)
-        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.now_s)
+        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
         self.parts.sources.append(read)

@@ -33,6 +33,10 @@ class Clients(Protocol):
     def monotonic_s(self) -> Callable[[], float]:
         """Time that only grows, finer than the clock's."""
 
+    @property
+    def processing_s(self) -> Callable[[], float]:
+        """See `Clock.processing_s`."""
+
     def block_writer(self) -> AttemptBlocks:
         """The writer of this attempt's blocks."""
 
@@ -53,7 +57,7 @@ class KafkaClients:
 
     def __init__(self, start: Start, pipeline: str) -> None:
         self.clock = SystemClock()
-        self.monotonic_s = time.monotonic
+        self.monotonic_s, self.processing_s = time.monotonic, self.clock.processing_s
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
         lazily = start.state.backend == ROCKSDB  # it reads blocks now and then

@@ -77,6 +77,7 @@ class Slices:
 
     pace: Pace
     now_s: Callable[[], float]
+    """`Clock.processing_s`: a wait for a processor is no cost of a record."""
     count: int = 0
     """Records in the slice handed out last."""
     handed_s: float = 0.0
@@ -179,7 +180,7 @@ class SourceInput:
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark
-        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.slices.now_s()) < self.due_s:
+        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.activity.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
@@ -194,13 +195,13 @@ class SourceInput:
 
     def _tick(self, times: SourceTimes) -> Watermark | None:
         """Every `TICK_S`, look which splits are idle; the watermark, if that or the clock has moved it."""
-        now_s = self.slices.now_s()
+        now_s = self.activity.now_s()
         if now_s < self._ticks_s or self.stopped:
             return None
         quiet = self.reader.quiet()
         if unsure := times.unsure(quiet, now_s):
             quiet = self.reader.quiet(ask=unsure)
-        asked_s = self.slices.now_s() - now_s
+        asked_s = self.activity.now_s() - now_s
         times.rest(self.reader.positions(), quiet, now_s, behind=self._behind, asked_s=asked_s)
         self._ticks_s, self._behind = now_s + TICK_S, True
         return times.advanced(now_s)
@@ -213,8 +214,9 @@ class SourceInput:
             order.note(self.name, split, count)
 
     def processed(self) -> Watermark | None:
-        now_s, times = self.slices.processed(), self.decoder.times
-        return None if times is None else times.advanced(now_s)
+        self.slices.processed()
+        times = self.decoder.times
+        return None if times is None else times.advanced(self.activity.now_s())
 
     @property
     def watermark(self) -> WatermarkOf | None:

@@ -351,7 +351,10 @@ class Job:
         self._leader = leader
         self._upkeep_later()
         self._later(0, "mailbox", self._look_at_mailbox)
-        self._feed(events.Recovered(leader.manifest))
+        self._recovered(leader.manifest)
+
+    def _recovered(self, manifest: Manifest) -> None:
+        self._feed(events.Recovered(manifest, self.leader.config.transaction_timeout_ms))
 
     def _upkeep_later(self, _: None = None) -> None:
         """One at a time: while a broker is away no others queue up."""
@@ -366,7 +369,7 @@ class Job:
         self._deploy_ms = self.host.clock.monotonic_ms() + effect.delay_ms
         if self.host.kill_workers():
             begin = self.leader.begin_attempt(effect.attempt)
-            self._lead(begin, lambda manifest: self._feed(events.Recovered(manifest)))
+            self._lead(begin, self._recovered)
 
     def _deploy(self, effect: events.Deploy) -> None:
         self._attempt = Attempt(self._attempt.last_output)

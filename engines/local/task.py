@@ -64,10 +64,10 @@ class Snapshots:
         operators: TaskOperators,
         blocks: WorkerBlocks,
         acknowledge: Callable[[Acknowledge], None],
-        monotonic_s: Callable[[], float],
+        processing_s: Callable[[], float],
     ) -> None:
         self._operators, self._blocks = operators, blocks
-        self._acknowledge, self._monotonic_s = acknowledge, monotonic_s
+        self._acknowledge, self._processing_s = acknowledge, processing_s
         self._under_way: deque[Iterator[bool]] = deque()
         self.capturing = 0
         """How many capture records before barriers that have overtaken, or go round a loop."""
@@ -89,13 +89,13 @@ class Snapshots:
 
     def advance(self, budget_s: float) -> bool:
         """Encode and write for about *budget_s*; True if anything was done."""
-        end_s, moved = self._monotonic_s() + budget_s, False
+        end_s, moved = self._processing_s() + budget_s, False
         while self._under_way:
             progressed = next(self._under_way[0], None)
             if progressed is None:
                 self._under_way.popleft()
             moved = moved or progressed is not False
-            if not progressed or self._monotonic_s() >= end_s:
+            if not progressed or self._processing_s() >= end_s:
                 break
         return moved
 
@@ -111,6 +111,7 @@ class Subtask:
     fed: list[LoopChannel]
     snapshots: Snapshots
     monotonic_s: Callable[[], float]
+    processing_s: Callable[[], float]
     now_ms: Callable[[], int] = lambda: 0
     """The clock that operators may go by."""
     exactly_once: bool = True
@@ -385,12 +386,12 @@ class Subtask:
     def advance(self, budget_s: float) -> bool:
         """Read restored state for about `FETCH_BUDGET_S`, then write snapshots for about *budget_s*; True if anything
         was done."""
-        self.fetching = self._fetch(self.monotonic_s() + FETCH_BUDGET_S)
+        self.fetching = self._fetch(self.processing_s() + FETCH_BUDGET_S)
         return self.snapshots.advance(budget_s) or self.fetching
 
     def _fetch(self, end_s: float) -> bool:
         tables = self.operators.tables
         moved = any(table.fetch() for table in tables)
-        while moved and self.monotonic_s() < end_s and any(table.fetch() for table in tables):
+        while moved and self.processing_s() < end_s and any(table.fetch() for table in tables):
             pass
         return moved

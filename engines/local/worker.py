@@ -223,10 +223,10 @@ class Worker:
             moved = channel.flush() or channel.fill() or moved
         for channel in parts.outgoing:
             channel.hear()
-        began_s = self.clients.monotonic_s()
+        began_s = self.clients.processing_s()
         for task in reversed(parts.subtasks):
             moved = task.step(hurried=hurried) or moved
-        budget_s = snapshot_budget_s(self.clients.monotonic_s() - began_s)
+        budget_s = snapshot_budget_s(self.clients.processing_s() - began_s)
         self.activity.phase("flushing its sinks")
         for writer in parts.writers:
             moved = writer.poll() or moved

@@ -197,6 +197,35 @@ done 2 -> announce 2
 -> note checkpoint 4 was not acknowledged within 5000 ms; aborted
 -> restart 1 after 70: checkpoint 4 was not acknowledged within 5000 ms
 
+# Each late checkpoint doubles the timeout of the next, after a restart too, as far as that of transactions allows: of
+# 81 s, a restart takes 60, and an interval 1. One that completes keeps twice its own duration.
+job transaction_timeout_ms=81000
+triggered
+6000 tick
+-> note checkpoint 1 was not acknowledged within 5000 ms; aborted. The next one may take 10000 ms
+-> restart 1 after 70: checkpoint 1 was not acknowledged within 5000 ms
++0 triggered
++9999 tick
+wake -> 17000
++1 tick -> note checkpoint 2 was ... within 10000 ms; aborted. The next one may take 20000 ms & restart 2 after ...
++0 triggered
++20000 tick -> note checkpoint 3 was not acknowledged within 20000 ms; aborted & restart 3 after ...
++0 triggered
++9000 done 4 -> announce 4 & trigger 5 on 4
++17999 tick
++1 tick -> note checkpoint 5 was ... within 18000 ms; aborted. The next one may take 20000 ms & restart 4 after ...
++0 triggered from 4
++400 done 6 -> announce 6
++600 tick -> trigger 7 on 6
++5000 tick -> note checkpoint 7 was not acknowledged within 5000 ms; ... & restart 5 after ...
+
+# A checkpoint keeps the timeout that it began with.
+job max_concurrent=2 tolerable_failed=1 transaction_timeout_ms=181000
+triggered
+3000 tick -> trigger 2 on 0
+6000 tick -> note checkpoint 1 was ... carried by the next one. The next one may take 10000 ms & trigger 3 on 0
+8000 tick -> note checkpoint 2 was not acknowledged within 5000 ms; aborted. ... & restart 1 after ...
+
 # Only what is not acknowledged can be late.
 job max_concurrent=2
 triggered

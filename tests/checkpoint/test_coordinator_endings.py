@@ -316,7 +316,7 @@ class Backlogged(ScriptedJob):
                 case events.Restart():
                     self.left_ms = self.kept_ms
                     assert self.core.manifest is not None
-                    self.perform(self(events.Recovered(self.core.manifest)))
+                    self.perform(self(events.Recovered(self.core.manifest, 0)))
                 case events.Deploy():
                     self.perform([*self(events.Deployed()), *self(events.SourcesFinished())])
                 case events.Decide(plan):

@@ -100,6 +100,7 @@ class Rig:
             outputs=[self.out], fed=[],
             snapshots=Snapshots(self.operators, cast(Any, None), lambda message: None, lambda: 0.0),
             monotonic_s=lambda: 0.0,
+            processing_s=lambda: 0.0,
         )  # fmt: skip
 
     def send(self, channel: int, *items: int | Watermark | Barrier) -> None:

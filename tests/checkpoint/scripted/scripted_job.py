@@ -120,7 +120,8 @@ class ScriptedJob:
         """`recovered 7`, `recovered 7 serving a`"""
         kind: dict[str, Any] = {"kind": "savepoint", "requests": serving[1:]} if serving else {}
         known = self.decided.get(int(checkpoint))
-        return self(events.Recovered(known or manifest(int(checkpoint), **kind)))
+        timeout_ms = self.core.settings.transaction_timeout_ms
+        return self(events.Recovered(known or manifest(int(checkpoint), **kind), timeout_ms))
 
     def _deployed(self) -> list[events.Effect]:
         return self(events.Deployed())
