@@ -247,7 +247,7 @@ class Subtask:
             now_s = slices.processed()
             for outlet in self._outlets:
                 outlet.fired()
-            if now_s >= end_s and operators.whole:
+            if now_s >= end_s:
                 break
         self._fired = bool(operators.firings) and operators.whole
         return end_s is not None

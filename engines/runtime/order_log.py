@@ -135,6 +135,11 @@ class OrderRuns:
         self.runs += (self._place(LoggedInput(operator, kind=FIRED)), self._given)
         self._firing, self._given = operator, 0
 
+    def begins_within(self, operator: str) -> None:
+        """The interval begins within the firing of *operator*. Its first entry says so: a replay lets nothing fire
+        before it has the times that come next."""
+        self.runs += (self._place(LoggedInput(operator, kind=FIRED)), 0)
+
     def over(self, operator: str) -> None:
         """The firing of *operator* is over."""
         if self._firing is not None:
@@ -154,6 +159,8 @@ class OrderRuns:
         """The encoded runs since the last cut, with the *answers* of operators: one part at least. *exact*: they are
         those between two barriers."""
         runs, zero, self.runs, self._zero = self.runs, self._zero or 0, [], None
+        if self._firing is not None:
+            self.begins_within(self._firing)
         for name, watermark in self._watermarks.items():
             self.watermark(name, watermark)
         if self._clock_ms is not None:

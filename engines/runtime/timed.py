@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import not_
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -134,6 +134,9 @@ class TimedOperator(BatchOperator, Generic[R]):
     `TaskOperators` calls `fire` until all that is due is out. Only then the watermark goes on, and the next one counts.
     """
 
+    drains_in_one: ClassVar[bool] = False
+    """Whether nobody gets a turn while it drains: what is its last is known at the beginning of that alone."""
+
     table: TimedTable[Any]
     groups: Sequence[int]
     """The key groups of the table."""
@@ -218,8 +221,9 @@ class TimedOperator(BatchOperator, Generic[R]):
 
     @property
     def whole(self) -> bool:
-        """Whether others may get a turn: every key has had all or none of its results."""
-        return self._under_way is None or self._under_way.whole
+        """Whether others may get a turn: every key has had all or none of its results; see also `drains_in_one`."""
+        within_drain = self.drains_in_one and self.drains and self.fires
+        return not within_drain and (self._under_way is None or self._under_way.whole)
 
     def fire(self, most: int, room: int) -> int:
         """Take *most* of what is due at `watermark`, as `Due.taken` says, or until the results are about *room*, and

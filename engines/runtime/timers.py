@@ -43,6 +43,8 @@ CALLED_KEYS_MAX = 500
 class HandlerOperator(TimedOperator[Emitted]):
     """Calls the methods of a handler, of one input."""
 
+    drains_in_one = True  # a timer that a timer sets after all others waits for the next run
+
     handling: Handling
     handler: Any
     read_keys: KeyReader

@@ -42,6 +42,9 @@ class Clock:
 
     monotonic_ms = now_ms
 
+    def processing_s(self) -> float:
+        return self.now_ms() / 1000
+
 
 @pytest.fixture
 def health() -> Health:

@@ -288,12 +288,17 @@ def take_along(
     order = operators.order
     together: list[Batch] = []
     interrupted = False
-    for (name, partition, kind), count in runs_of(logs):
+    for number, ((name, partition, kind), count) in enumerate(runs_of(logs)):
         if (name, partition, kind) == INEXACT:
             raise Halt(
                 "It cannot be recomputed: the run was one with mode at_least_once, and took records of the next "
                 "checkpoint before this one, or of this one before the last."
             )
+        if kind == FIRED and not number:
+            interrupted = True
+            if order is not None:
+                order.begins_within(name)
+            continue
         if kind in (FIRED, OVER):
             if not operators.fire_along(name, count, over=kind == OVER):
                 raise _does_not_fit(f"in operator {name!r}: the log has {count} results that it does not give")
