@@ -93,6 +93,7 @@ EARLY = "exactlyonce.pipeline.aggregates"
 LATER = "exactlyonce.connectors.kafka.client_config"
 
 
+@pytest.mark.exhaustive(but=["run orders:pipeline-exactlyonce.pipeline.aggregates-9"])
 @pytest.mark.parametrize(
     ("line", "moment", "code"),
     [("run orders:pipeline", moment, 9) for moment in (EARLY, LATER, "orders")]

@@ -170,6 +170,7 @@ def test_an_outage_of_a_call_for_many_names_no_record_and_one_of_a_record_alone_
     assert "--skip" not in str(raised.value)
 
 
+@pytest.mark.exhaustive
 def test_a_run_finds_the_record_that_gets_no_answer_after_some_restarts(kafka: KafkaCluster, topic_name: str) -> None:
     """The first two restarts repeat the calls as they were; then each record is asked about alone."""
     kafka.create_topic(f"{topic_name}-in")

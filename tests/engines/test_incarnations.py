@@ -67,6 +67,7 @@ def test_a_start_waits_for_a_broker_that_is_away_and_leaves_a_silent_connection(
     job.assert_totals()
 
 
+@pytest.mark.exhaustive
 def test_a_start_gives_up_at_its_timeout_and_a_stop_ends_its_wait(job_of: Callable[..., Job]) -> None:
     job = job_of("linear")
     with socket.create_server(("127.0.0.1", 0)) as closed:

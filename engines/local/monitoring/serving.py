@@ -95,6 +95,7 @@ def serving(host: str, port: int, paths: Paths) -> Iterator[int]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = CLIENTS_MAX
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
