@@ -89,6 +89,8 @@ class Snapshots:
 
     def advance(self, budget_s: float) -> bool:
         """Encode and write for about *budget_s*; True if anything was done."""
+        if not self._under_way:
+            return False
         end_s, moved = self._processing_s() + budget_s, False
         while self._under_way:
             progressed = next(self._under_way[0], None)
